@@ -43,6 +43,19 @@ if TYPE_CHECKING:
     )
     from dormouse.query.consumer import Consumer
     from dormouse.query.deleting import ALL
+    from dormouse.rows.changes import (
+        AddColumn,
+        DropColumn,
+        Insert,
+        LoadCsv,
+        Patch,
+        Remove,
+        RenameColumn,
+        RetypeColumn,
+        Update,
+    )
+    from dormouse.rows.columns import Column
+    from dormouse.rows.row_table import RowTable
     from dormouse.table import Table
 
 __version__ = "0.1.0"
@@ -62,16 +75,27 @@ __all__ = [
     "STRING",
     "STRUCT",
     "TIMESTAMP",
+    "AddColumn",
+    "Column",
     "Consumer",
     "Cut",
     "DormouseError",
+    "DropColumn",
     "Field",
+    "Insert",
     "Instance",
+    "LoadCsv",
+    "Patch",
     "Range",
     "Region",
+    "Remove",
+    "RenameColumn",
+    "RetypeColumn",
+    "RowTable",
     "Schema",
     "Table",
     "TableProperties",
+    "Update",
     "backups",
     "connect",
     "local",
@@ -81,12 +105,14 @@ __all__ = [
 _TYPES = "dormouse.model.types"
 _HOMES = {
     "ALL": "dormouse.query.deleting",
+    "Column": "dormouse.rows.columns",
     "Consumer": "dormouse.query.consumer",
     "Cut": "dormouse.model.cut",
     "Field": "dormouse.model.schema",
     "Instance": "dormouse.instance",
     "Range": "dormouse.model.region",
     "Region": "dormouse.model.region",
+    "RowTable": "dormouse.rows.row_table",
     "Schema": "dormouse.model.schema",
     "Table": "dormouse.table",
     "TableProperties": "dormouse.model.properties",
@@ -94,6 +120,20 @@ _HOMES = {
     "connect": "dormouse.instance",
     "local": "dormouse.embedded.local",
     "restore": "dormouse.embedded.restoring",
+    **dict.fromkeys(
+        (
+            "AddColumn",
+            "DropColumn",
+            "Insert",
+            "LoadCsv",
+            "Patch",
+            "Remove",
+            "RenameColumn",
+            "RetypeColumn",
+            "Update",
+        ),
+        "dormouse.rows.changes",
+    ),
 }
 """Where the names stand that are loaded when they are first asked for; what is not listed is a type."""
 

@@ -42,8 +42,13 @@ class Catalog:
         properties: TableProperties,
         layout: str = "file_table",
         split_points: Sequence[KeyValue] = (),
+        *,
+        with_it: Callable[[psycopg.Connection[Any], TableRecord], object] = lambda conn, made: None,
     ) -> TableRecord:
-        """Makes a table with its partitions; `TableAlreadyExists`, `InvalidName` or `InvalidRange`."""
+        """Makes a table with its partitions; `TableAlreadyExists`, `InvalidName` or `InvalidRange`.
+
+        What is done `with_it` is part of the transaction.
+        """
         table = TableRecord(0, check_table_name(name), schema, properties, known_layout(layout).name)
 
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
@@ -54,6 +59,7 @@ class Catalog:
             made = replace(table, table_id=row[0], created_at=row[1], uuid=row[2].hex)
             FileReferenceStore(self._supplier, made).create(conn)
             PartitionStore(self._supplier, made).create(conn, split_points)
+            with_it(conn, made)
             return made
 
         return run_transaction(self._supplier, work, operation="create table")

@@ -18,9 +18,7 @@ from dormouse.durability.ownership import Ownership, check_mark
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
-    InvalidProperties,
     InvalidQuery,
-    InvalidSchema,
     ObjectStoreError,
 )
 from dormouse.files import removal_log
@@ -37,9 +35,10 @@ from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.rows.row_tables import RowTables
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
-from dormouse.tables import Tables, schema_asked
+from dormouse.tables import Tables, properties_asked, schema_asked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +57,7 @@ NO_TABLE = 0
 """What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
 
 
-class Instance(Durable):
+class Instance(Durable, RowTables):
     """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
 
     def __init__(
@@ -76,6 +75,7 @@ class Instance(Durable):
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
         self._jobs_retention_days = settings.jobs_retention_days
+        self._settings = settings
         self._payload_retention_days = settings.payload_retention_days
         self._read_only = read_only
         self._refusal: InstanceReadOnly | None = None
@@ -146,6 +146,7 @@ class Instance(Durable):
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
+        self._close_rows()
         self.jobs.close()
         self._commits.close()
         self._tables.close()
@@ -196,16 +197,9 @@ class Instance(Durable):
         which the keys are named. Raises `TableAlreadyExists`, `InvalidName`, `InvalidSchema`, `InvalidData`,
         `InvalidRange` and `InvalidProperties`.
         """
-        from dormouse.data.transform import Transform
-
         self._check_writable()
         schema = schema_asked(schema, like, row_keys, sort_keys)
-        properties = TableProperties() if properties is None else properties
-        if not isinstance(properties, TableProperties):
-            raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
-        if not isinstance(schema, Schema):
-            raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
-        Transform.check(schema, properties)
+        properties = properties_asked(name, schema, properties)
         split_points = () if split_points is None else split_points
         made = self._table(self._catalog.create(name, schema, properties, layout, split_points))
         self._tables.note_activity()
@@ -364,7 +358,10 @@ class Instance(Durable):
         )
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        return {"jobs": lambda: self.jobs.expire(self._jobs_retention_days)}
+        return {
+            "jobs": lambda: self.jobs.expire(self._jobs_retention_days),
+            "rows": self._keep_row_indexes,
+        }
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

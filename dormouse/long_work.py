@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dormouse import row_work
 from dormouse.errors import InvalidData, InvalidInput, ObjectNotFound
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
@@ -69,17 +70,26 @@ class IngestAsked(_Asked):
     ingest_id: str | None = None
 
 
+class IndexAsked(_Asked):
+    """The index of a row table, which is behind; `columns` are ids of those to have an index of their own."""
+
+    table: str
+    columns: list[int] = Field(default_factory=list, max_length=100)
+
+
 class RoundAsked(_Asked):
     """A round of a table."""
 
     table: str
 
 
-KINDS: Mapping[str, type[_Asked]] = {
+KINDS: Mapping[str, type[BaseModel]] = {
     "query": QueryAsked,
     "ingest": IngestAsked,
     "compact": RoundAsked,
     "split": RoundAsked,
+    "index_rows": IndexAsked,
+    **row_work.KINDS,
 }
 """The kinds of long work, and what each is asked with."""
 
@@ -87,14 +97,16 @@ KINDS: Mapping[str, type[_Asked]] = {
 def check_request(instance: Instance, kind: str, request: object) -> None:
     """`InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it."""
     asked = parsed(kind, request)
-    if (table := getattr(asked, "table", None)) is not None:
+    if kind in row_work.KINDS:
+        row_work.check(instance, asked)
+    elif (table := getattr(asked, "table", None)) is not None:
         instance.table(table)
     if isinstance(asked, IngestAsked):
         for name in asked.objects:
             _check_object(name)
 
 
-def parsed(kind: str, request: object) -> _Asked:
+def parsed(kind: str, request: object) -> Any:
     """A request as the work reads it; `InvalidInput` says what is wrong with it."""
     if kind not in KINDS:
         raise InvalidInput(f"kind {kind!r} is none of {', '.join(KINDS)}")
@@ -117,10 +129,12 @@ def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str,
         return lambda request, progress: do(instance, parsed(kind, request), progress)
 
     return {
+        **row_work.functions(instance, parsed),
         "query": work("query", lambda on, asked, progress: _query(on, asked, progress, sessions)),
         "ingest": work("ingest", _ingest),
         "compact": work("compact", _compact),
         "split": work("split", _split),
+        "index_rows": work("index_rows", _index_rows),
     }
 
 
@@ -217,6 +231,10 @@ def _compact(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:
     return json_value(
         instance.table(asked.table).compact(progress=lambda done, total, _: progress(done, total))
     )
+
+
+def _index_rows(instance: Instance, asked: IndexAsked, progress: Progress) -> Any:
+    return instance.row_indexes.work(asked.model_dump(), progress)
 
 
 def _split(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:

@@ -10,6 +10,7 @@ from dormouse.context import TableContext
 from dormouse.files.shapes import SchemaChange
 from dormouse.history.moments import position_of
 from dormouse.model.cut import When
+from dormouse.model.edited import check_not_edited
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType, Field
 from dormouse.tables import Tables
@@ -107,12 +108,17 @@ class ShapedTable:
     def _reshaped(self, change: Callable[[ModuleType], Any]) -> Schema:
         from dormouse.query import reshaping
 
-        with self._changing():
+        self._check_not_edited("use dm.AddColumn, dm.RenameColumn, dm.RetypeColumn or dm.DropColumn")
+        with self.changing():
             self._context = change(reshaping)
         return self._context.schema
 
+    def _check_not_edited(self, instead: str) -> None:
+        """`NotARowTable` for what its rows do not survive; no table becomes one, or is one no longer."""
+        check_not_edited(self.known_name, self._context.properties, instead)
+
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def changing(self) -> Iterator[None]:
         """Of what may have changed something also when it raises."""
         self._check_writable()
         try:

@@ -132,7 +132,7 @@ class Table(Changing):
     def _load(self, data: Any, **how: Any) -> IngestReport:
         from dormouse.rounds.ingest import ingest
 
-        with self._changing():
+        with self.changing():
             return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 
     def query(
@@ -239,7 +239,7 @@ class Table(Changing):
         """
         from dormouse.rounds.compaction import compact
 
-        with self._changing():
+        with self.changing():
             self._wait_for_queue(waiting)
             return compact(self._context, engine=engine, progress=progress, on_spark=compact_on_spark)
 
@@ -250,7 +250,7 @@ class Table(Changing):
         """
         from dormouse.rounds.splitting import split
 
-        with self._changing():
+        with self.changing():
             self._wait_for_queue(waiting)
             return split(self._followed())
 
@@ -265,7 +265,7 @@ class Table(Changing):
         """
         from dormouse.rounds.merging import merge
 
-        with self._changing():
+        with self.changing():
             self._wait_for_queue(waiting)
             return merge(self._followed(), rest_seconds=rest_seconds, on_spark=compact_on_spark)
 
@@ -301,9 +301,10 @@ class Table(Changing):
         """
         from dormouse.history.restore import restore
 
+        self._check_not_edited("read an older version of its rows, and change them to it")
         if dry_run:
             return restore(self._context, to, dry_run=True)
-        with self._changing():
+        with self.changing():
             return restore(self._context, to)
 
     def garbage_ready(self) -> Iterator[str]:

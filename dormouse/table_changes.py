@@ -34,9 +34,10 @@ class Changing(ShapedTable):
         """
         from dormouse.rounds.deleting import delete
 
+        self._check_not_edited("use dm.Remove")
         if dry_run:
             return delete(self._context, where, dry_run=True)
-        with self._changing():
+        with self.changing():
             return delete(self._context, where)
 
     def erase(
@@ -68,9 +69,10 @@ class Changing(ShapedTable):
         """
         from dormouse.rounds.erasing import erase, would_erase
 
+        self._check_not_edited("every version of its rows is kept; drop the table to erase them")
         if dry_run:
             return would_erase(self._context, where, progress)
-        with self._changing():
+        with self.changing():
             return erase(
                 self._context,
                 where,

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
-from dormouse.errors import InstanceError, InvalidSchema, TableNotFound, not_installed
+from dormouse.errors import InstanceError, InvalidProperties, InvalidSchema, TableNotFound, not_installed
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
+from dormouse.model.edited import check_not_edited
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
@@ -163,7 +164,7 @@ def _check_installed() -> None:
 
 def schema_asked(
     schema: Schema | None, like: Path | str | None, row_keys: Sequence[str], sort_keys: Sequence[str]
-) -> Schema | None:
+) -> Schema:
     """The schema that is given, or that of the file `like`, of which the keys are named; `InvalidSchema`."""
     if like is not None and schema is None:
         from dormouse.data.infer import schema_like
@@ -171,7 +172,21 @@ def schema_asked(
         return schema_like(like, row_keys, sort_keys)
     if like is not None or row_keys or sort_keys:
         raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
+    if not isinstance(schema, Schema):
+        raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
     return schema
+
+
+def properties_asked(name: str, schema: Schema, properties: TableProperties | None) -> TableProperties:
+    """Those that are given, or none but defaults, for a table of the schema; `InvalidProperties`."""
+    from dormouse.data.transform import Transform
+
+    properties = TableProperties() if properties is None else properties
+    if not isinstance(properties, TableProperties):
+        raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
+    check_not_edited(name, properties, "use create_row_table")
+    Transform.check(schema, properties)
+    return properties
 
 
 def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:

@@ -29,6 +29,8 @@ from dormouse.cli import (
     maintenance,
     moments,
     payloads,
+    rows,
+    rows_files,
     serve,
     system,
     tables,
@@ -61,6 +63,8 @@ checks.add_to(app)
 commits.add_to(app)
 jobs.add_to(app)
 payloads.add_to(app)
+rows.add_to(app)
+rows_files.add_to(rows.app)
 serve.add_to(app)
 system.add_to(app)
 deployment.add_to(app)

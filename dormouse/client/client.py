@@ -30,6 +30,9 @@ from dormouse.sql.values import Parameters, given
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.client.rows import RemoteRowTable
+    from dormouse.rows.columns import Column
+
 T = TypeVar("T")
 TIMEOUT_SECONDS = 330.0
 """Of silence: a little longer than a service works on a query by default."""
@@ -86,6 +89,28 @@ class Client:
         """All tables, by name."""
         found = self._http.json("GET", "/v1/tables")["tables"]
         return [RemoteTable(self, self._http, each["name"]) for each in found]
+
+    def row_table(self, name: str) -> RemoteRowTable:
+        """The row table of this name. `TableNotFound`, `NotARowTable`."""
+        from dormouse.client.rows import RemoteRowTable
+
+        found = RemoteRowTable(self._http, name)
+        found.version()
+        return found
+
+    def row_tables(self) -> list[RemoteRowTable]:
+        """All row tables, by name."""
+        from dormouse.client.rows import RemoteRowTable
+
+        found = self._http.json("GET", "/v1/rows")["tables"]
+        return [RemoteRowTable(self._http, each["name"]) for each in found]
+
+    def create_row_table(self, name: str, columns: Sequence[Column]) -> RemoteRowTable:
+        """Makes a row table. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
+        from dormouse.client.rows import RemoteRowTable, run
+
+        run(self.jobs, "row_create", {"name": name, "columns": [column.to_json() for column in columns]})
+        return RemoteRowTable(self._http, name)
 
     def sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None

@@ -60,14 +60,7 @@ class Http:
 
     def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON."""
-        response = self.open(method, path, body, accept="application/json")
-        with self.named_failures():
-            try:
-                return json.loads(response.read())
-            except ValueError:
-                raise self.not_ours(response, "did not answer in JSON") from None
-            finally:
-                response.close()
+        return self._json_of(self.open(method, path, body, accept="application/json"))
 
     def open(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str
@@ -92,6 +85,30 @@ class Http:
                 raise failure
             time.sleep(wait)
         raise AssertionError("the last attempt answers or raises")
+
+    def send_file(self, path: str, content: Iterator[bytes], content_type: str) -> Any:
+        """Sends a file, once, and gives the answer's JSON."""
+        if self._client.is_closed:
+            raise InstanceError(f"the client of {self.url} is closed: connect again")
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        request = self._client.build_request("POST", path, content=content, headers=headers)
+        try:
+            with self.named_failures():
+                response = self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise InstanceError(f"cannot connect to {self.url}: {_text(error)}") from error
+        if not response.is_success:
+            raise self._failure(path, response)
+        return self._json_of(response)
+
+    def _json_of(self, response: httpx.Response) -> Any:
+        with self.named_failures():
+            try:
+                return json.loads(response.read())
+            except ValueError:
+                raise self.not_ours(response, "did not answer in JSON") from None
+            finally:
+                response.close()
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None, accept: str) -> httpx.Response:
         request = self._client.build_request(method, path, json=body, headers={"Accept": accept})

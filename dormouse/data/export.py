@@ -98,11 +98,16 @@ class WriterOfArrow:
 
 
 class Csv:
-    """RFC 4180 with a header; texts are quoted, so that an empty one is not a null."""
+    """RFC 4180; texts are quoted, so that an empty one is not a null."""
+
+    def __init__(self, separator: str = ",", *, header: bool = True) -> None:
+        self._how = pa_csv.WriteOptions(include_header=header, delimiter=separator)
 
     def begin(self, schema: pa.Schema) -> bytes:
         self._schema = pa.schema([field.with_type(csv_type(field.type)) for field in schema])
-        self._writer = WriterOfArrow(lambda file: pa_csv.CSVWriter(file, self._schema))
+        self._writer = WriterOfArrow(
+            lambda file: pa_csv.CSVWriter(file, self._schema, write_options=self._how)
+        )
         return self._writer.taken()
 
     def rows(self, batch: pa.RecordBatch) -> bytes:

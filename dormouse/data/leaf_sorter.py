@@ -55,6 +55,8 @@ class LeafSorter:
         self._folder: Path | None = None
         self._made = 0
         self._runs: list[Path] = []
+        self._bounds: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+        """The first and the last key of each run."""
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self.counts: npt.NDArray[np.int64] = np.zeros(leaf_count, dtype=np.int64)
@@ -86,12 +88,29 @@ class LeafSorter:
             return
         if self._held:
             self._spill()
+        if self._runs_follow_each_other():
+            yield from self._chained()
+            return
         while len(self._runs) > MERGED_RUNS_MAX:
             first, self._runs = self._runs[:MERGED_RUNS_MAX], self._runs[MERGED_RUNS_MAX:]
             self._write_run(self._merged(first, self._columns))
             for run in first:
                 run.unlink()
         yield from self._merged(self._runs, self._names)
+
+    def _runs_follow_each_other(self) -> bool:
+        """Whether each begins after the last has ended: rows came in their order."""
+        pairs = zip(self._bounds, self._bounds[1:], strict=False)
+        return not self._descending and all(before[1] < after[0] for before, after in pairs)
+
+    def _chained(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for run in self._runs:
+                with pq.ParquetFile(run) as file:
+                    for batch in file.iter_batches(STREAM_ROWS, use_threads=False):
+                        yield batch.select(self._names)
+        except (OSError, pa.ArrowException) as error:
+            raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
 
     def _take_held(self) -> pa.Table:
         """What is in memory, sorted; the memory is the caller's from here on."""
@@ -103,7 +122,11 @@ class LeafSorter:
         return table.take(order)
 
     def _spill(self) -> None:
-        self._write_run(iter(self._take_held().to_batches(STREAM_ROWS)))
+        table = self._take_held()
+        keys = table.select(self._order)
+        first, last = (tuple(keys.slice(row, 1).to_pylist()[0].values()) for row in (0, len(keys) - 1))
+        self._bounds.append((first, last))
+        self._write_run(iter(table.to_batches(STREAM_ROWS)))
 
     def _write_run(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._made += 1

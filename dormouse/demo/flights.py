@@ -75,7 +75,7 @@ class Flights:
         say("reading the flights")
         self._db, self._work = db, work
         folder = _package_folder() / "data"
-        with zipfile.ZipFile(folder / "flights.csv.zip") as archive:
+        with zipfile.ZipFile(flights_csv()) as archive:
             csv = archive.extract("flights.csv", work)
         columns = select_list(SCHEMA, time="epoch_ms(time_hour::timestamp)")
         db.execute(
@@ -137,6 +137,11 @@ class Flights:
 
     def next_statement(self) -> str:
         return "select dest, count(*) from flights group by 1 order by 2 desc limit 10"
+
+
+def flights_csv() -> Path:
+    """The archive that has the flights as flights.csv; where nothing is known, that says NA."""
+    return _package_folder() / "data" / "flights.csv.zip"
 
 
 def _package_folder() -> Path:

@@ -77,6 +77,20 @@ DormouseError
 ├── QueryTooLarge                    it needs more memory or disk than it may have
 ├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
 ├── JobFailed                        an ingest, compaction or job that failed
+├── RowError
+│   ├── InvalidRow                   a value that does not fit, a repeated or unknown id, a missing version
+│   ├── InvalidColumn                values would not fit it, its name is taken, its limits cannot be
+│   ├── InvalidPage                  a token of another table or query, or of nobody
+│   ├── AmbiguousRows                two rows have the values by which an upsert looks for one
+│   ├── NotARowTable                 or one, which is changed by its rows alone
+│   ├── RowNotFound
+│   ├── RowConflict                  rows were changed since they were read: each is named
+│   ├── RowLockHeld                  by another worker, which is named
+│   ├── RowLockLost                  it was given to another worker; nothing was changed
+│   ├── IndexNotReady                it is behind the rows: ask again
+│   ├── PageExpired
+│   ├── SnapshotNotFound
+│   └── SnapshotExists
 ├── JobError
 │   ├── JobNotFound                  or another owner's
 │   ├── JobIdTaken                   another kind's or owner's job has the id
@@ -97,6 +111,7 @@ from dormouse.errors.history import *  # noqa: F403
 from dormouse.errors.jobs import *  # noqa: F403
 from dormouse.errors.payloads import *  # noqa: F403
 from dormouse.errors.references import *  # noqa: F403
+from dormouse.errors.rows import *  # noqa: F403
 
 DISTRIBUTION = "dormouse-lake"
 """What pip installs; on PyPI, `dormouse` is another library."""

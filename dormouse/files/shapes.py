@@ -80,22 +80,24 @@ class Shapes:
         Raises `TableNotFound`, `TableBusy`, and what `change` does; then nothing is changed.
         """
 
-        def work(conn: psycopg.Connection[Any]) -> TableRecord:
-            now = self._held("held", conn)
-            made, said, refuses_writers = change(now, conn)
-            values = {
-                "schema": Jsonb(made.schema.to_record()),
-                "properties": Jsonb(made.properties.model_dump(exclude_defaults=True)),
-                "version": made.schema.version,
-                "was": Jsonb(now.schema.to_record()),
-                "change": said,
-            }
-            conn.execute(_QUERIES["change"].on(), {**self._key, **values})
-            if refuses_writers:
-                conn.execute(_QUERIES["abandon_writers"].on(), self._key)
-            return made
+        operation = f"change the columns of table {self._table.name!r}"
+        return run_alone(self._supplier, lambda conn: self.change_in(conn, change), operation=operation)
 
-        return run_alone(self._supplier, work, operation=f"change the columns of table {self._table.name!r}")
+    def change_in(self, conn: psycopg.Connection[Any], change: Change) -> TableRecord:
+        """As `change`, as a part of a transaction."""
+        now = self._held("held", conn)
+        made, said, refuses_writers = change(now, conn)
+        values = {
+            "schema": Jsonb(made.schema.to_record()),
+            "properties": Jsonb(made.properties.model_dump(exclude_defaults=True)),
+            "version": made.schema.version,
+            "was": Jsonb(now.schema.to_record()),
+            "change": said,
+        }
+        conn.execute(_QUERIES["change"].on(), {**self._key, **values})
+        if refuses_writers:
+            conn.execute(_QUERIES["abandon_writers"].on(), self._key)
+        return made
 
     def try_change(self, change: Change) -> None:
         """Whether a change could be made now; raises what it would."""

@@ -7,7 +7,7 @@ from datetime import date, timedelta
 from uuid import UUID
 
 from dormouse.errors import InvalidInput, ObjectStoreError
-from dormouse.jobs.answers import ANSWERING, answer_name
+from dormouse.jobs.answers import ANSWERING, SENT, answer_name, upload_name
 from dormouse.jobs.documents import request_key, result_key
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadKey, PayloadStore
@@ -76,5 +76,7 @@ def _belongings(supplier: Supplier, day: date) -> Iterator[tuple[list[PayloadKey
             keys += [result_key(job_id, attempt, started_at) for attempt in attempts]
             if kind in ANSWERING:
                 names += [answer_name(job_id, attempt) for attempt in attempts]
+            if kind in SENT:
+                names.append(upload_name(job_id))
         yield keys, names
         after = rows[-1][0]

@@ -69,6 +69,8 @@ def newest_first(properties: TableProperties) -> tuple[str, ...]:
 
 def check_keyed(schema: Schema, properties: TableProperties) -> None:
     """`InvalidProperties` when what is asked for does not fit the schema, or each other."""
+    if properties.rows == "edited" and (is_keyed(properties) or properties.filter or properties.aggregate):
+        raise InvalidProperties("rows: a row table keeps every version: it has no keep, filter or aggregate")
     if not is_keyed(properties):
         for name in ("newest_by", "deletion_marks_seconds"):
             if getattr(properties, name) is not None:
@@ -101,6 +103,8 @@ def check_upsert(name: str, properties: TableProperties) -> None:
 
 def check_kept(now: TableProperties, changed: TableProperties) -> None:
     """`InvalidProperties` for a change of what compaction has acted upon already."""
+    if now.rows != changed.rows:
+        raise InvalidProperties(f"rows is chosen when a table is made, and stays {now.rows!r}")
     for name in ("keep", "newest_by"):
         if getattr(now, name) != getattr(changed, name):
             raise InvalidProperties(

@@ -87,6 +87,10 @@ class TableProperties(BaseModel):
         "every_row",
         description="newest_row: one row for each row key, the newest; chosen when the table is made",
     )
+    rows: Literal["loaded", "edited"] = Field(
+        "loaded",
+        description="edited: a row table's, which are changed as such alone; chosen when the table is made",
+    )
     newest_by: str | None = Field(
         None,
         description="with keep='newest_row': the value column of which the largest is the newest; among "

@@ -22,6 +22,7 @@ from dormouse.errors import (
     SchemaChanged,
 )
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.model.edited import check_not_edited
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.text import check_text
 from dormouse.postgres.transaction import run_transaction
@@ -67,6 +68,7 @@ def ingest_once(
     if ingest_id is None:
         ingest_id = uuid.uuid4().hex
     check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
+    check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     files: Sequence[FileWithReferences] = ()
     applied = False
     if not context.store.is_applied(commit_id(ingest_id)):
@@ -116,16 +118,18 @@ def commit_files(
     ingest_id: str,
     *,
     leftovers: bool = False,
+    with_them: Callable[[psycopg.Connection[Any]], object] | None = None,
 ) -> bool:
     """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
 
-    Those of a keyed table have the attempt's place among the deletions. Raises `CommitFailed` when nothing is
-    applied, and `CommitOutcomeUnknown` only when the database does not answer any more.
+    Those of a keyed table have the attempt's place among the deletions. What is done `with_them`, in the same
+    transaction, comes first. Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only
+    when the database does not answer any more.
     """
     if attempt.place is not None:
         files = [replace(file, deletions_till=attempt.place.deletions_till) for file in files]
     try:
-        applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers)
+        applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers, with_them=with_them)
     except CommitOutcomeUnknown as unknown:
         applied = _ask(context, attempt, ingest_id, unknown)
     if not applied:
@@ -140,9 +144,10 @@ def _commit(
     ingest_id: str,
     *,
     leftovers: bool,
+    with_them: Callable[[psycopg.Connection[Any]], object] | None,
 ) -> bool:
-    # a request cannot say that there may be leftovers
-    if not leftovers and (commits := context.async_commits) is not None:
+    # a request cannot say that there may be leftovers, or what else there is to do
+    if not leftovers and with_them is None and (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
             request = AddFiles(
                 commit_id=commit_id(ingest_id),
@@ -153,6 +158,8 @@ def _commit(
             return commits.commit(request, attempt)
 
     def work(conn: psycopg.Connection[Any]) -> bool:
+        if with_them is not None:
+            with_them(conn)
         applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)
         if applied:
             WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)

@@ -27,6 +27,7 @@ from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.problems import problem_of
 from dormouse.service.routes import Service, health, queries, tables
+from dormouse.service.rows import row_files, row_queries, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
 from dormouse.service.work import Limits
@@ -98,7 +99,14 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         ],
     )
     app.state.service, app.state.settings = here, settings
-    for router in (health, tables, queries, *([] if settings.job_threads is None else [jobs])):
+    for router in (
+        health,
+        tables,
+        queries,
+        rows,
+        row_queries,
+        *([] if settings.job_threads is None else [jobs, row_files]),
+    ):
         app.include_router(router)
     for kind in (*_EXPECTED, Exception):
         app.add_exception_handler(kind, _problem)

@@ -209,12 +209,16 @@ class JobRequest(_Request):
     """What is to be done, sooner or later."""
 
     kind: str = Field(
-        description="query, ingest, compact or split", examples=["query", "ingest", "compact", "split"]
+        description="query, ingest, compact, split, or of row tables row_create, row_change, row_upsert, "
+        "row_query or row_snapshot; CSV is sent to /v1/rows/{table}/csv",
+        examples=["query", "ingest", "compact", "split", "row_change"],
     )
     request: dict[str, Any] = Field(
         description="of a query a statement with parameters, or a table with where, columns and limit, and "
         "as_of; of an ingest a table, the names of objects below incoming/ in the instance's store, and an "
-        "ingest_id; of a compaction or split a table",
+        "ingest_id; of a compaction or split a table; of row_change a table and changes, of row_upsert "
+        "a table, rows and on, of row_query a table and sql or page, of row_snapshot a table and a name, of "
+        "row_create a name and columns",
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(
@@ -255,6 +259,69 @@ class JobResult(_Answer):
     result: Any
 
 
+class RowQueryRequest(_Request):
+    """A query of one row table, or where one goes on."""
+
+    sql: str | None = Field(
+        default=None,
+        description="SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT",
+        examples=["select name, n from samples where n > 3 order by n"],
+    )
+    page: str | None = Field(default=None, description="the `next_page` of the page before")
+    page_rows: int | None = Field(default=None, description="how many rows a page has at most")
+    version: int | None = Field(default=None, description="the rows as of a version")
+    snapshot: str | None = Field(default=None, description="the rows of a snapshot")
+    count: bool = Field(default=False, description="also count the rows of all pages")
+    wait_seconds: float = Field(default=0, ge=0, le=60, description="how long the index is waited for")
+
+
+class RowTableList(_Answer):
+    """All row tables, by name."""
+
+    tables: list[dict[str, Any]]
+
+
+class RowTableDescription(_Answer):
+    """A row table: its columns and its newest version, 0 when it was never changed; its snapshots."""
+
+    name: str
+    version: int
+    changed_at: datetime
+    columns: list[dict[str, Any]]
+    snapshots: list[dict[str, Any]]
+
+
+class RowPage(_Answer):
+    """Rows of a query; `next_page` goes on as `page`, at the version of this one. Null at the end."""
+
+    columns: list[dict[str, Any]]
+    rows: list[list[Any]]
+    row_ids: list[int] | None
+    row_versions: list[int] | None
+    next_page: str | None
+    max_rows: int
+    version: int
+    changed_at: datetime
+    count: int | None = None
+
+
+class RowHistory(_Answer):
+    """Changes of a row table, the newest first."""
+
+    changes: list[dict[str, Any]]
+
+
+class CsvLook(_Answer):
+    """What a CSV file seems to hold: columns for a table, the names of its cells, its first rows."""
+
+    columns: list[dict[str, Any]]
+    names: list[str]
+    rows: list[list[str | None]]
+    row_count: int
+    is_whole: bool
+    has_row_ids: bool
+
+
 class ProblemDocument(_Answer):
     """An error (RFC 9457)."""
 
@@ -269,7 +336,7 @@ _WHEN = dict(REFUSALS.values()) | {
     403: "The holder of the token may not start this kind of job.",
     404: "There is no such table, or job.",
     409: "The job has no result: it runs, has failed or was cancelled; or its id is another job's.",
-    410: "The job's result is past its retention.",
+    410: "The job's result, or the page of a query, is past its retention.",
     413: "The body, or the answer, is larger than is allowed.",
     429: "Too many queries run at once; try again later.",
     503: "The database or the object store cannot be reached, or a file was collected meanwhile; try again.",
@@ -313,4 +380,15 @@ STREAMS: dict[int | str, dict[str, Any]] = {
         },
     },
     **problems(400, 401, 404, 406, 408, 413, 415, 429, 503, 504),
+}
+ROWS = problems(400, 401, 404, 503)
+PAGES = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)
+SENDS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)
+LOOKS = problems(400, 401, 408, 413, 415, 503)
+CSV_ROWS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The rows.", "content": {CSV: {"schema": {"type": "string"}}}},
+    **problems(400, 401, 404, 410, 429, 503, 504),
+}
+CSV_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {CSV: {"schema": {"type": "string", "format": "binary"}}}}
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -44,7 +44,7 @@ class _JsonLines(JsonLines):
         return b""
 
 
-class _Csv(Csv):
+class CsvAnswer(Csv):
     content_type = f"{CSV}; charset=utf-8; header=present"
 
     def broken_off(self, problem: str) -> bytes:
@@ -76,7 +76,7 @@ class _Arrow:
 
 
 # the first is the default
-_FORMATS: dict[str, type[Format]] = {JSON_LINES: _JsonLines, ARROW: _Arrow, CSV: _Csv}
+_FORMATS: dict[str, Callable[[], Format]] = {JSON_LINES: _JsonLines, ARROW: _Arrow, CSV: CsvAnswer}
 
 
 def preferred_format(accept: str) -> Format:

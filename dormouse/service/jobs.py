@@ -14,9 +14,10 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from dormouse.errors import InvalidInput, JobForbidden
 from dormouse.instance import Instance
 from dormouse.jobs import Job, Worker
-from dormouse.jobs.answers import ANSWERING
+from dormouse.jobs.answers import ANSWERING, SENT
 from dormouse.long_work import KINDS, check_request, functions
 from dormouse.model.values import json_value
+from dormouse.row_work import start_query
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
@@ -48,14 +49,23 @@ jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 )
 def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
     """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
-    if body.kind not in KINDS:
-        raise InvalidInput(f"kind {body.kind[:80]!r} is none of {', '.join(KINDS)}")
-    if holder.kinds is not None and body.kind not in holder.kinds:
-        allowed = ", ".join(sorted(holder.kinds))
-        raise JobForbidden(f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {body.kind!r}")
+    if body.kind not in KINDS or body.kind in SENT:
+        known = ", ".join(kind for kind in KINDS if kind not in SENT)
+        raise InvalidInput(f"kind {body.kind[:80]!r} is none of {known}")
+    check_may(holder, body.kind)
     check_request(here, body.kind, body.request)
-    job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
-    return _told(here.jobs.status(job_id, holder.owner), 202)
+    if body.kind == "row_query" and body.job_id is None:
+        job_id = start_query(here, body.request, holder.owner)
+    else:
+        job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
+    return told(here.jobs.status(job_id, holder.owner), 202)
+
+
+def check_may(holder: Holder, kind: str) -> None:
+    """`JobForbidden`."""
+    if holder.kinds is not None and kind not in holder.kinds:
+        allowed = ", ".join(sorted(holder.kinds))
+        raise JobForbidden(f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}")
 
 
 @jobs.get("", response_model=documents.JobList, responses=JOBS, summary="Jobs")
@@ -74,13 +84,13 @@ def list_jobs(
 @jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")
 def status(here: Here, holder: By, job_id: JobId) -> Response:
     """What has become of it."""
-    return _told(here.jobs.status(job_id, holder.owner))
+    return told(here.jobs.status(job_id, holder.owner))
 
 
 @jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="Cancel a job")
 def cancel(here: Here, holder: By, job_id: JobId) -> Response:
     """One that waits ends at once, one that runs soon; one that has ended stays as it is."""
-    return _told(here.jobs.cancel(job_id, holder.owner))
+    return told(here.jobs.cancel(job_id, holder.owner))
 
 
 @jobs.get("/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="What it gave")
@@ -117,7 +127,8 @@ def _chunks(instance: Instance, name: str) -> Iterator[bytes]:
             yield chunk
 
 
-def _told(job: Job, status: int = 200) -> Response:
+def told(job: Job, status: int = 200) -> Response:
+    """What has become of a job, and where to ask for it."""
     return JSONResponse(_document(job), status, headers={"location": f"/v1/jobs/{job.job_id}"})
 
 

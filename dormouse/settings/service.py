@@ -93,6 +93,9 @@ class ServiceSettings(BaseSettings):
     body_bytes_max: int = Field(default=1024 * 1024, ge=1)
     """How large the body of a request may be."""
 
+    upload_bytes_max: int = Field(default=10 * 1024**3, ge=1)
+    """How large a CSV file may be that is sent."""
+
     client_stall_seconds_max: float = Field(default=60, gt=0, allow_inf_nan=False)
     """How long a client may neither take nor send anything before it is cut off."""
 

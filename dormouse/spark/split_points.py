@@ -72,7 +72,7 @@ def points_of(source: RowSource, spark: SparkSession, schema: Schema, leaves: in
         raise dormouse_error(failure) from failure
     items = [(bytes(row.value), row.weight) for row in rows]
     ends = [(value, value) for value, _ in items]
-    quantiles = KeyQuantiles(field.type, items, ends)  # type: ignore[arg-type]  # weights need not be whole
+    quantiles = KeyQuantiles(field.type, items, ends)
     return sorted(_halving(quantiles, leaves), key=lambda point: encode_value(field.type, point))
 
 
@@ -99,9 +99,9 @@ def divide(context: TableContext, source: RowSource, spark: SparkSession) -> Non
 def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
     draw = Draw(schema.row_keys[0])
     if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
-        some = tuple(source[:: -(-len(source) // SPLITS_MAX)]) if source else ()
+        some = tuple(cast(Sequence[FileSplit], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
         numbers = spark.range(0, len(some), 1, max(1, len(some)))
-        return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)  # type: ignore[arg-type]
+        return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)
     frame = source if isinstance(source, DataFrame) else spark.read.parquet(*source)  # type: ignore[arg-type]
     return frame.select(f"`{draw.field.name}`").mapInArrow(stage(draw), _DRAWN)
 

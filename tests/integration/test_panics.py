@@ -45,7 +45,8 @@ def test_of_the_merge_of_spilled_rows(
     [batch] = rows_of(table, [2, 1]).to_batches()
     panics(kind, method)
     with LeafSorter(table.schema, 1, by_leaf=False, memory_bytes=1) as sorter:
-        sorter.add(batch, pa.array([0, 0], pa.int32()))
+        for _ in range(2):
+            sorter.add(batch, pa.array([0, 0], pa.int32()))
         with pytest.raises(JobFailed, match="index out of bounds"):
             list(sorter.sorted_batches())
 

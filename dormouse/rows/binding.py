@@ -1,0 +1,400 @@
+"""A tree of SQL as a statement: its names bound to columns, its types checked, its literals made values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from sqlglot import exp
+
+from dormouse.errors import InvalidQuery
+from dormouse.rows import types
+from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
+from dormouse.rows.expressions import (
+    ROW_ID_CELL,
+    ROW_VERSION_CELL,
+    Aggregate,
+    Apply,
+    Cell,
+    Expression,
+    Function,
+    Operator,
+    Order,
+    Selected,
+    Statement,
+    Value,
+    has_aggregate,
+)
+from dormouse.rows.sql import label, only, parse, refused
+
+ROWS_MAX = (1 << 63) - 1
+_ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_COMPARED: dict[type, Operator] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+_AGGREGATES: dict[type, Function] = {
+    exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max",
+}  # fmt: skip
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?")
+
+
+def statement_of(text: str, table: str, columns: Sequence[Column]) -> Statement:
+    """What a query wants of a table of these columns; `InvalidQuery`."""
+    return _bound(text, table, tuple(columns))
+
+
+@lru_cache(maxsize=256)
+def _bound(text: str, table: str, columns: tuple[Column, ...]) -> Statement:
+    try:
+        return _Binding(parse(text), table, columns).statement()
+    except RecursionError:
+        raise InvalidQuery("the query is nested too deeply") from None
+
+
+class _Binding:
+    def __init__(self, tree: exp.Select, table: str, columns: tuple[Column, ...]) -> None:
+        self._tree = only(
+            tree, "expressions", "from_", "where", "group", "order", "limit", "offset", "distinct"
+        )
+        self._columns = columns
+        self._exact = {column.name: column for column in columns}
+        self._folded = {column.name.casefold(): column for column in columns}
+        self._table = self._check_table(table)
+        self._aggregates = 0
+
+    def statement(self) -> Statement:
+        tree = self._tree
+        distinct = tree.args.get("distinct")
+        if distinct is not None:
+            only(distinct)
+        where = tree.args.get("where")
+        condition = None if where is None else self._condition(only(where, "this").this)
+        if self._aggregates:
+            raise InvalidQuery("WHERE looks at single rows: it can have no aggregate")
+        selected = tuple(one for item in tree.expressions for one in self._items(item))
+        if not selected:
+            raise InvalidQuery("the query selects nothing")
+        groups = self._groups(selected)
+        orders = self._orders(selected)
+        is_grouped = bool(groups) or self._aggregates > 0
+        if is_grouped:
+            for expression in (*(s.expression for s in selected), *(o.expression for o in orders)):
+                _check_grouped(expression, groups)
+        if distinct is not None:
+            listed = {item.expression for item in selected}
+            for item in selected:
+                types.check_comparable(item.expression, "DISTINCT")
+            if not all(order.expression in listed for order in orders):
+                raise InvalidQuery("with DISTINCT, ORDER BY takes what is selected")
+        limit = self._count("limit")
+        return Statement(
+            selected,
+            distinct is not None,
+            condition,
+            groups,
+            is_grouped,
+            orders,
+            limit,
+            self._count("offset") or 0,
+        )
+
+    def _check_table(self, name: str) -> frozenset[str]:
+        """The names by which its columns may be qualified, in small letters."""
+        source = self._tree.args.get("from_")
+        if source is None:
+            raise InvalidQuery(f"the query reads nothing: write FROM {name}")
+        table = only(source, "this").this
+        if type(table) is not exp.Table:
+            raise refused(table)
+        only(table, "this", "alias")
+        found = only(_identifier(table.this), "this", "quoted")
+        if found.this != name and (found.args.get("quoted") or found.this.casefold() != name.casefold()):
+            raise InvalidQuery(
+                f"the query reads {found.this!r}: it can read {name!r} alone, the table that it is asked of"
+            )
+        alias = table.args.get("alias")
+        if alias is None:
+            return frozenset({name.casefold()})
+        return frozenset({only(_identifier(only(alias, "this").this), "this", "quoted").this.casefold()})
+
+    def _items(self, node: exp.Expression) -> list[Selected]:
+        if type(node) is exp.Star:
+            only(node)
+            return self._all()
+        if type(node) is exp.Column and type(node.this) is exp.Star:
+            only(node.this)
+            self._check_qualifier(only(node, "this", "table"))
+            return self._all()
+        if type(node) is exp.Alias:
+            only(node, "this", "alias")
+            name = only(_identifier(node.args["alias"]), "this", "quoted").this
+            return [replace(self._item(node.this), name=name)]
+        return [self._item(node)]
+
+    def _item(self, node: exp.Expression) -> Selected:
+        expression = self._expression(node)
+        if isinstance(expression, Cell):
+            column = next((c for c in self._columns if c.column_id == expression.column_id), None)
+            if column is not None:
+                return Selected(column.name, column.type, expression)
+            return Selected(ROW_ID if expression == ROW_ID_CELL else ROW_VERSION, "INTEGER", expression)
+        kind = "STRING" if expression.kind == "NULL" else expression.kind
+        return Selected(label(node), kind, types.of_kind(expression, kind))
+
+    def _all(self) -> list[Selected]:
+        return [Selected(column.name, column.type, types.cell(column)) for column in self._columns]
+
+    def _groups(self, selected: tuple[Selected, ...]) -> tuple[Expression, ...]:
+        group = self._tree.args.get("group")
+        if group is None:
+            return ()
+        before = self._aggregates
+        found = [
+            self._named(node, selected, "GROUP BY", columns_first=True)
+            for node in only(group, "expressions").expressions
+        ]
+        for expression in found:
+            types.check_comparable(expression, "GROUP BY")
+            if isinstance(expression, Value) or has_aggregate(expression) or self._aggregates > before:
+                raise InvalidQuery("GROUP BY takes columns and expressions of columns")
+        return tuple(dict.fromkeys(found))
+
+    def _orders(self, selected: tuple[Selected, ...]) -> tuple[Order, ...]:
+        order = self._tree.args.get("order")
+        if order is None:
+            return ()
+        found = []
+        for node in only(order, "expressions").expressions:
+            if type(node) is not exp.Ordered:
+                raise refused(node)
+            only(node, "this", "desc", "nulls_first")
+            expression = self._named(node.this, selected, "ORDER BY", columns_first=False)
+            types.check_comparable(expression, "ORDER BY")
+            if not isinstance(expression, Value):
+                found.append(
+                    Order(expression, bool(node.args.get("desc")), bool(node.args.get("nulls_first")))
+                )
+        return tuple(found)
+
+    def _named(
+        self, node: exp.Expression, selected: tuple[Selected, ...], clause: str, *, columns_first: bool
+    ) -> Expression:
+        """An expression, or the number or the alias of a selected item."""
+        if type(node) is exp.Literal and not node.is_string:
+            if not node.this.isdigit() or not 1 <= int(node.this[:9]) <= len(selected):
+                raise InvalidQuery(f"{clause} {node.this[:20]}: the query selects {len(selected)} columns")
+            return selected[int(node.this) - 1].expression
+        if type(node) is exp.Column and not node.args.get("table"):
+            identifier = only(_identifier(only(node, "this").this), "this", "quoted")
+            if not (columns_first and self._find(identifier) is not None):
+                for item in selected:
+                    if item.name == identifier.this or (
+                        not identifier.args.get("quoted")
+                        and item.name.casefold() == identifier.this.casefold()
+                    ):
+                        return item.expression
+        return self._expression(node)
+
+    def _count(self, name: str) -> int | None:
+        node = self._tree.args.get(name)
+        if node is None:
+            return None
+        if type(node) not in (exp.Limit, exp.Offset):
+            raise refused(node)
+        value = only(node, "expression").args.get("expression")
+        if (
+            type(value) is not exp.Literal
+            or value.is_string
+            or not value.this.isdigit()
+            or int(value.this) > ROWS_MAX
+        ):
+            raise InvalidQuery(f"{name.upper()} takes a whole number of rows")
+        return int(value.this)
+
+    def _condition(self, node: exp.Expression) -> Expression:
+        found = self._expression(node)
+        if found.kind not in ("BOOLEAN", "NULL"):
+            raise InvalidQuery(f"{label(node)!r} is {found.kind}: a condition is true or false")
+        return types.of_kind(found, "BOOLEAN")
+
+    def _expression(self, node: exp.Expression) -> Expression:
+        found = _EXPRESSIONS.get(type(node))
+        if found is None:
+            raise refused(node)
+        return found(self, node)
+
+    def _column(self, node: exp.Expression) -> Expression:
+        self._check_qualifier(only(node, "this", "table"))
+        identifier = only(_identifier(node.this), "this", "quoted")
+        found = self._find(identifier)
+        if found is None:
+            known = ", ".join(column.name for column in self._columns[:20])
+            raise InvalidQuery(f"there is no column {identifier.this!r}; the columns are {known or 'none'}")
+        return found
+
+    def _find(self, identifier: exp.Identifier) -> Expression | None:
+        if identifier.this.upper() in (ROW_ID, ROW_VERSION):
+            return ROW_ID_CELL if identifier.this.upper() == ROW_ID else ROW_VERSION_CELL
+        column = self._exact.get(identifier.this)
+        if column is None and not identifier.args.get("quoted"):
+            column = self._folded.get(identifier.this.casefold())
+        return None if column is None else types.cell(column)
+
+    def _check_qualifier(self, node: exp.Expression) -> None:
+        table = node.args.get("table")
+        if (
+            table is not None
+            and only(_identifier(table), "this", "quoted").this.casefold() not in self._table
+        ):
+            raise InvalidQuery(f"the query reads no {table.this!r}")
+
+    def _literal(self, node: exp.Expression) -> Expression:
+        only(node, "this", "is_string")
+        if node.args.get("is_string"):
+            return Value("STRING", node.this)
+        return types.number(_numeral(node.this))
+
+    def _null(self, node: exp.Expression) -> Expression:
+        only(node)
+        return Value("NULL", None)
+
+    def _negation(self, node: exp.Expression) -> Expression:
+        inner = only(node, "this").this
+        if type(inner) is exp.Literal and not inner.is_string:
+            return types.number("-" + _numeral(only(inner, "this").this))
+        operand = types.numeric(self._expression(inner), "-")
+        return Apply(operand.kind, "negate", (operand,))
+
+    def _arithmetic(self, node: exp.Expression) -> Expression:
+        # `typed` and `safe` say what other dialects mean by a division
+        only(node, "this", "expression", "typed", "safe")
+        left, right = self._expression(node.this), self._expression(node.args["expression"])
+        return types.arithmetic(_ARITHMETIC[type(node)], left, right)
+
+    def _comparison(self, node: exp.Expression) -> Expression:
+        only(node, "this", "expression")
+        left, right = types.alike([self._expression(node.this), self._expression(node.args["expression"])])
+        return Apply("BOOLEAN", _COMPARED[type(node)], (left, right))
+
+    def _connective(self, node: exp.Expression) -> Expression:
+        """AND or OR, whose chain of any length is one."""
+        kind, operands = type(node), []
+        while type(node) is kind:
+            operands.append(self._condition(only(node, "this", "expression").args["expression"]))
+            node = node.this
+        operands.append(self._condition(node))
+        return Apply("BOOLEAN", "and" if kind is exp.And else "or", tuple(reversed(operands)))
+
+    def _not(self, node: exp.Expression) -> Expression:
+        return Apply("BOOLEAN", "not", (self._condition(only(node, "this").this),))
+
+    def _is(self, node: exp.Expression) -> Expression:
+        only(node, "this", "expression", "negate")
+        right, negated = node.args["expression"], bool(node.args.get("negate"))
+        if type(right) is exp.Not:
+            right, negated = only(right, "this").this, not negated
+        if type(right) is not exp.Null:
+            raise InvalidQuery(f"{label(node)!r}: IS takes NULL or NOT NULL; compare with =")
+        operand = self._expression(node.this)
+        found = Apply(
+            "BOOLEAN", "is null", (types.of_kind(operand, "STRING") if operand.kind == "NULL" else operand,)
+        )
+        return Apply("BOOLEAN", "not", (found,)) if negated else found
+
+    def _in(self, node: exp.Expression) -> Expression:
+        only(node, "this", "expressions")
+        found = types.alike([self._expression(one) for one in (node.this, *node.expressions)])
+        if len(found) < 2 or not all(isinstance(value, Value) for value in found[1:]):
+            raise InvalidQuery("IN takes a list of values")
+        return Apply("BOOLEAN", "in", tuple(found))
+
+    def _between(self, node: exp.Expression) -> Expression:
+        only(node, "this", "low", "high")
+        value, low, high = types.alike(
+            [self._expression(node.args[name]) for name in ("this", "low", "high")]
+        )
+        bounds = (Apply("BOOLEAN", ">=", (value, low)), Apply("BOOLEAN", "<=", (value, high)))
+        return Apply("BOOLEAN", "and", bounds)
+
+    def _like(self, node: exp.Expression) -> Expression:
+        escape = None
+        if type(node) is exp.Escape:
+            escape = only(node, "this", "expression").args["expression"]
+            node = node.this
+            if type(node) is not exp.Like:
+                raise refused(node)
+        only(node, "this", "expression", "negate")
+        operands = [self._expression(node.this), self._expression(node.args["expression"])]
+        if escape is not None:
+            operands.append(self._expression(escape))
+        found = types.like(operands)
+        return Apply("BOOLEAN", "not", (found,)) if node.args.get("negate") else found
+
+    def _aggregate(self, node: exp.Expression) -> Expression:
+        function = _AGGREGATES[type(node)]
+        operand = only(node, "this", "big_int").this
+        if type(operand) is exp.Star and function == "count":
+            only(operand)
+            self._aggregates += 1
+            return Aggregate("INTEGER", "count", None)
+        distinct = type(operand) is exp.Distinct
+        if distinct:
+            listed = only(operand, "expressions").expressions
+            if len(listed) != 1:
+                raise InvalidQuery(f"{function} takes one value")
+            operand = listed[0]
+        if not isinstance(operand, exp.Expression):
+            raise InvalidQuery(f"{function} takes one value")
+        before = self._aggregates
+        found = self._expression(operand)
+        if self._aggregates > before:
+            raise InvalidQuery("an aggregate can have no other within")
+        self._aggregates += 1
+        return types.aggregate(function, found, distinct=distinct)
+
+
+_EXPRESSIONS: dict[type, Callable[[_Binding, exp.Expression], Expression]] = {
+    exp.Column: _Binding._column,
+    exp.Literal: _Binding._literal,
+    exp.Null: _Binding._null,
+    exp.Boolean: lambda _, node: Value("BOOLEAN", bool(only(node, "this").this)),
+    exp.Paren: lambda binding, node: binding._expression(only(node, "this").this),
+    exp.Neg: _Binding._negation,
+    exp.Not: _Binding._not,
+    exp.And: _Binding._connective,
+    exp.Or: _Binding._connective,
+    exp.Is: _Binding._is,
+    exp.In: _Binding._in,
+    exp.Between: _Binding._between,
+    exp.Like: _Binding._like,
+    exp.Escape: _Binding._like,
+    **dict.fromkeys(_ARITHMETIC, _Binding._arithmetic),
+    **dict.fromkeys(_COMPARED, _Binding._comparison),
+    **dict.fromkeys(_AGGREGATES, _Binding._aggregate),
+}
+
+
+def _identifier(node: object) -> exp.Identifier:
+    if type(node) is not exp.Identifier:
+        raise refused(node)
+    return node
+
+
+def _numeral(text: str) -> str:
+    if not text.isascii() or not _NUMBER.fullmatch(text):
+        raise InvalidQuery(f"{text[:40]!r} is no number")
+    return text
+
+
+def _check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:
+    """`InvalidQuery` for what has several values within a group."""
+    if expression in groups or isinstance(expression, Aggregate | Value):
+        return
+    if isinstance(expression, Cell):
+        raise InvalidQuery(
+            "with aggregates or GROUP BY, a column that is selected or ordered by must be in GROUP BY"
+        )
+    for operand in expression.operands:
+        _check_grouped(operand, groups)

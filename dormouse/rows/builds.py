@@ -1,0 +1,297 @@
+"""The indexes in one database: each a copy of a table's current rows, and of those superseded lately.
+
+A build is a row of `build` with the tables current_N, superseded_N and incoming_N; columns are called by
+their ids. It is brought from one version to another in one transaction, which also says so: a process that is
+killed has done all of it, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+
+from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_alone, run_transaction
+from dormouse.rows.columns import Column
+from dormouse.rows.emit import column_name
+from dormouse.rows.placements import Looked
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ANALYZED_ROWS_MIN = 5_000
+TYPES = {"long": "bigint", "double": "float8", "string": 'text collate "C"', "boolean": "boolean"}
+_QUERIES = load(__package__ or "", "builds")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An index as it is; pages of versions before `purged_version` have expired."""
+
+    build_id: int
+    version: int
+    purged_version: int
+    column_ids: Sequence[int]
+    indexed_ids: Sequence[int]
+    row_count: int
+    is_retired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildSize:
+    """A build among all of its database; `retired_seconds` since another took its place, if one has."""
+
+    build_id: int
+    table_uuid: UUID
+    version: int
+    row_count: int
+    byte_count: int
+    retired_seconds: float | None
+
+
+class BuildBusy(Exception):
+    """Another process works on it."""
+
+
+class Builds:
+    """The builds of one database. Threads may share it."""
+
+    def __init__(self, supplier: Supplier) -> None:
+        self._supplier = supplier
+
+    def read(
+        self, looked: Looked, build_id: int, work: Callable[[psycopg.Connection[Any], Build], T]
+    ) -> T | None:
+        """What work finds out of a build at one moment; None when there is no such build of the table."""
+
+        def both(conn: psycopg.Connection[Any]) -> T | None:
+            found = _find(conn, looked, build_id)
+            return None if found is None else work(conn, found)
+
+        return run_transaction(
+            self._supplier, both, isolation=Isolation.REPEATABLE_READ, read_only=True, scans=True,
+            operation="ask an index of rows",
+        )  # fmt: skip
+
+    def build(self, looked: Looked, columns: Sequence[Column], rows: pa.RecordBatchReader) -> int:
+        """Makes a build of the rows of the version that was looked at; gives its id. `BuildBusy`."""
+
+        def work(conn: psycopg.Connection[Any]) -> int:
+            if conn.execute(_QUERIES["alone"].on(), {"table_uuid": looked.table_uuid}).fetchone() != (True,):
+                raise BuildBusy
+            conn.execute(_QUERIES["patiently"].on())
+            values = {
+                "table_uuid": looked.table_uuid,
+                "instance_id": looked.instance_id,
+                "incarnation_id": looked.incarnation_id,
+                "version": looked.version,
+                "column_ids": [column.column_id for column in columns],
+            }
+            found = conn.execute(_QUERIES["add"].on(), values).fetchall()
+            build_id = int(found[0][0])
+            _create(conn, build_id, columns)
+            names = ["row_id", "row_version", *(column_name(c.column_id or 0) for c in columns)]
+            count = _copy(conn, f"current_{build_id}", names, rows, frozen=True)
+            conn.execute(f"alter table current_{build_id} add primary key (row_id)")
+            conn.execute(f"analyze current_{build_id}")
+            conn.execute(_QUERIES["filled"].on(), {"build_id": build_id, "row_count": count})
+            conn.execute(_QUERIES["reached"].on(), {"build_id": build_id, "version": looked.version})
+            return build_id
+
+        # a reader gives its rows once
+        return run_transaction(
+            self._supplier, work, scans=True, attempts_max=1, operation="build an index of rows"
+        )
+
+    def bring(
+        self, looked: Looked, build: Build, columns: Sequence[Column], changed: pa.RecordBatchReader
+    ) -> bool:
+        """Brings a build to the version that was looked at, by what changed since its own; once.
+
+        False when another was faster: nothing is done then.
+        """
+        added = [column for column in columns if column.column_id not in build.column_ids]
+
+        def work(conn: psycopg.Connection[Any]) -> bool:
+            held = conn.execute(_QUERIES["hold"].on(), {"build_id": build.build_id}).fetchall()
+            if not held or Build(*held[0]).version != build.version or Build(*held[0]).is_retired:
+                return False
+            conn.execute(_QUERIES["patiently"].on())
+            for column in added:
+                _add_column(conn, build.build_id, column)
+            _bring(conn, looked, build, columns, changed)
+            return True
+
+        if added:  # the tables change, which waits for those that read them
+            return run_alone(
+                self._supplier,
+                work,
+                scans=True,
+                attempts_max=1,
+                operation="bring an index of rows up to date",
+            )
+        return run_transaction(
+            self._supplier, work, scans=True, attempts_max=1, operation="bring an index of rows up to date"
+        )
+
+    def index(self, build_id: int, column_ids: Sequence[int]) -> None:
+        """Gives columns an index each, which also has their order."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            held = conn.execute(_QUERIES["hold"].on(), {"build_id": build_id}).fetchall()
+            if not held:
+                return
+            build = Build(*held[0])
+            conn.execute(_QUERIES["patiently"].on())
+            new = [one for one in column_ids if one in build.column_ids and one not in build.indexed_ids]
+            for one in new:
+                name = column_name(one)
+                conn.execute(f"create index on current_{build_id} ({name}, row_id)")
+            if new:
+                conn.execute(f"analyze current_{build_id}")
+                conn.execute(_QUERIES["indexed"].on(), {"build_id": build_id, "column_ids": new})
+
+        run_transaction(self._supplier, work, scans=True, operation="index a column of rows")
+
+    def purge(self, build_id: int, page_seconds: float) -> None:
+        """Removes rows that were superseded so long ago."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            values = {"build_id": build_id, "page_seconds": page_seconds}
+            for (purged,) in conn.execute(_QUERIES["purge"].on(), values).fetchall():
+                query = _QUERIES["remove_purged"].on(superseded=f"superseded_{build_id}")
+                conn.execute(query, {"purged_version": purged})
+
+        run_transaction(self._supplier, work, scans=True, operation="purge an index of rows")
+
+    def retire(self, build_ids: Sequence[int]) -> None:
+        """They serve pages that have begun, for a while, and nothing else."""
+        run_transaction(
+            self._supplier,
+            lambda conn: conn.execute(_QUERIES["retire"].on(), {"build_ids": list(build_ids)}),
+            operation="retire an index of rows",
+        )
+
+    def drop(self, build_id: int) -> None:
+        """Removes all of a build."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            names = ", ".join(f"{kind}_{build_id}" for kind in ("current", "superseded", "incoming"))
+            conn.execute(f"drop table if exists {names}")
+            conn.execute(_QUERIES["forget"].on(), {"build_id": build_id})
+
+        run_alone(self._supplier, work, operation="drop an index of rows")
+
+    def all(self, instance_id: UUID) -> list[BuildSize]:
+        """Those of an instance."""
+
+        def work(conn: psycopg.Connection[Any]) -> list[BuildSize]:
+            rows = conn.execute(_QUERIES["all"].on(), {"instance_id": instance_id}).fetchall()
+            return [BuildSize(*row) for row in rows]
+
+        return run_transaction(
+            self._supplier, work, read_only=True, scans=True, operation="list indexes of rows"
+        )
+
+
+def _find(conn: psycopg.Connection[Any], looked: Looked, build_id: int) -> Build | None:
+    values = {
+        "build_id": build_id,
+        "table_uuid": looked.table_uuid,
+        "incarnation_id": looked.incarnation_id,
+    }
+    row = conn.execute(_QUERIES["find"].on(), values).fetchone()
+    return None if row is None else Build(*row)
+
+
+def _create(conn: psycopg.Connection[Any], build_id: int, columns: Sequence[Column]) -> None:
+    cells = ["row_id bigint not null", "row_version bigint not null"]
+    cells += [f"{column_name(column.column_id or 0)} {TYPES[column.stored.name]}" for column in columns]
+    listed = ", ".join(cells)
+    conn.execute(f"create unlogged table current_{build_id} ({listed})")
+    conn.execute(f"create unlogged table superseded_{build_id} ({listed}, until_version bigint not null)")
+    conn.execute(f"create index on superseded_{build_id} (until_version)")
+    conn.execute(f"create unlogged table incoming_{build_id} ({listed}, row_deleted boolean not null)")
+
+
+def _add_column(conn: psycopg.Connection[Any], build_id: int, column: Column) -> None:
+    """Rows that are there have its default."""
+    name, kind = column_name(column.column_id or 0), TYPES[column.stored.name]
+    default = sql.Literal(column.stored_default).as_string(conn)
+    for table in ("current", "superseded", "incoming"):
+        conn.execute(f"alter table {table}_{build_id} add column {name} {kind} default {default}".encode())
+        conn.execute(f"alter table {table}_{build_id} alter column {name} drop default")
+
+
+def _bring(
+    conn: psycopg.Connection[Any],
+    looked: Looked,
+    build: Build,
+    columns: Sequence[Column],
+    changed: pa.RecordBatchReader,
+) -> None:
+    number = build.build_id
+    ids = [column.column_id or 0 for column in columns]
+    tables = {name: f"{name}_{number}" for name in ("current", "superseded", "incoming")}
+
+    def run(name: str, *known: str, of: Sequence[int] = ids) -> int:
+        """Executes a query of ours on these tables of the build."""
+        listed = ", ".join(["row_id", "row_version", *map(column_name, of)])
+        query = replace(_QUERIES[name], text=_QUERIES[name].text.replace("{columns}", listed))
+        return conn.execute(
+            query.on(**{one: tables[one] for one in known}), {"version": looked.version}
+        ).rowcount
+
+    run("clear", "incoming")
+    names = ["row_id", "row_version", "row_deleted", *map(column_name, ids)]
+    count = _copy(conn, tables["incoming"], names, changed)
+    more = 0
+    if count:
+        if count >= ANALYZED_ROWS_MIN:
+            conn.execute(f"analyze {tables['incoming']}")
+        # those that were dropped since, too
+        run("supersede", "superseded", "current", "incoming", of=sorted({*build.column_ids, *ids}))
+        more -= run("remove", "current", "incoming")
+        more += run("put", "current", "incoming")
+    values = {"build_id": number, "version": looked.version}
+    known = sorted({*build.column_ids, *ids})
+    conn.execute(_QUERIES["brought"].on(), {**values, "more": more, "column_ids": known})
+    conn.execute(_QUERIES["reached"].on(), values)
+
+
+def _copy(
+    conn: psycopg.Connection[Any],
+    table: str,
+    names: Sequence[str],
+    rows: pa.RecordBatchReader,
+    *,
+    frozen: bool = False,
+) -> int:
+    """Copies rows into a table by COPY; gives how many."""
+    count = 0
+    options = "format csv, freeze" if frozen else "format csv"
+    with (
+        conn.cursor() as cursor,
+        cursor.copy(f"copy {table} ({', '.join(names)}) from stdin ({options})") as copy,
+    ):
+        for batch in rows:
+            count += batch.num_rows
+            copy.write(_csv(batch))
+    return count
+
+
+def _csv(batch: pa.RecordBatch) -> bytes:
+    """Rows as COPY reads them: text in quotes, and nothing where there is no value."""
+    from pyarrow import csv
+
+    sink = BytesIO()
+    csv.write_csv(batch, sink, csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return sink.getvalue()

@@ -1,0 +1,163 @@
+"""What is asked of a row table, as values; and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any, overload
+
+from dormouse.rows.columns import Column
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """New rows: a dict of cells each; a cell that is missing, or null, has the column's default."""
+
+    rows: Iterable[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Whole rows, each with ROW_ID and ROW_VERSION; one without other cells is deleted."""
+
+    rows: Iterable[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """Some cells of rows, each with ROW_ID and, so that a conflict is told, ROW_VERSION.
+
+    One without cells is left alone. As (ROW_ID, ROW_VERSION or None, cells) it is deleted when the cells are
+    None.
+    """
+
+    rows: Iterable[Row | tuple[int, int | None, Row | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Rows to delete: pairs of ROW_ID and ROW_VERSION."""
+
+    rows: Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class AddColumn:
+    """A column more; rows that are there have its default."""
+
+    column: Column
+
+
+@dataclass(frozen=True, slots=True)
+class RenameColumn:
+    """Another name for a column."""
+
+    name: str
+    new_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetypeColumn:
+    """Another type, limit, default or enum for a column.
+
+    What is left out is as of a new column of the type, but that a STRING of now keeps its `size_max`.
+    Refused when a value of a current row does not fit.
+    """
+
+    name: str
+    type: str
+    size_max: int | None = None
+    default: Any = None
+    enum: Sequence[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropColumn:
+    """A column less; older versions of rows still have it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCsv:
+    """The rows of a CSV or TSV file: without ROW_ID inserts, with it updates of the columns that it has.
+
+    A row of only ROW_ID and ROW_VERSION is deleted. `columns` are the names of
+    the file's columns, in place of its header's.
+    `null` is a text that stands for nothing, like NA, where it is not quoted.
+    """
+
+    path: str | PathLike[str] | Any
+    separator: str = ","
+    quote: str = '"'
+    escape: str | None = None
+    header: bool = True
+    skip_lines: int = 0
+    columns: Sequence[str] | None = None
+    null: str | None = None
+
+
+Change = Insert | Update | Patch | Remove | AddColumn | RenameColumn | RetypeColumn | DropColumn | LoadCsv
+SchemaChange = AddColumn | RenameColumn | RetypeColumn | DropColumn
+
+
+class RowIds(Sequence[int]):
+    """Ids of rows in their order, which follow each other; equal to a list of them."""
+
+    def __init__(self, first: int = 1, count: int = 0) -> None:
+        self._range = range(first, first + count)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        return self._range[index]
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._range)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RowIds):
+            return self._range == other._range
+        return isinstance(other, list | tuple | range) and list(self._range) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(str, self._range[:10]))
+        return f"[{shown}{', …' if len(self) > 10 else ''}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a change did: the ids of its inserts in their order, the versions that it made, and how many rows.
+
+    `changed` has "inserted", "updated", "deleted" and "unchanged" (found equal, and left alone).
+    """
+
+    row_ids: Sequence[int] = field(default_factory=RowIds)
+    versions: Sequence[int] = ()
+    changed: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON: the ids as their first and how many, since they follow each other."""
+        first = self.row_ids[0] if self.row_ids else None
+        return {
+            "first_row_id": first,
+            "row_ids": len(self.row_ids),
+            "versions": list(self.versions),
+            "changed": dict(self.changed),
+        }
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Changed:
+        """The result of `to_json`."""
+        ids = RowIds(found["first_row_id"] or 1, found["row_ids"])
+        return Changed(ids, list(found["versions"]), dict(found["changed"]))

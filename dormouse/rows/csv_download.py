@@ -1,0 +1,100 @@
+"""Rows as CSV that can be edited and uploaded: with the id and version of each, of a table or of a query."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.export import Csv
+from dormouse.errors import InvalidInput
+from dormouse.rows.columns import ROW_ID, ROW_VERSION
+from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.kinds import STORED
+from dormouse.rows.pages import Page
+
+Progress = Callable[[int, int | None], object]
+
+
+def write_csv(
+    reader: pa.RecordBatchReader, sink: BinaryIO, how: CsvFormat, progress: Progress = lambda done, of: None
+) -> int:
+    """Writes all rows; gives how many there were. Texts are quoted, and nothing is null."""
+    check_written(how)
+    writer, rows = Csv(how.separator, header=how.header), 0
+    sink.write(writer.begin(reader.schema))
+    for batch in reader:
+        sink.write(writer.rows(batch))
+        rows += batch.num_rows
+        progress(rows, None)
+    sink.write(writer.end())
+    return rows
+
+
+def check_written(how: CsvFormat) -> None:
+    """`InvalidInput` for a format that is only read."""
+    if how != CsvFormat(how.separator, header=how.header):
+        raise InvalidInput("of a download the separator and the header may be chosen, and nothing else")
+
+
+def save_csv(
+    reader: pa.RecordBatchReader,
+    path: str | PathLike[str],
+    how: CsvFormat,
+    progress: Progress = lambda done, of: None,
+) -> int:
+    """As `write_csv`, to a file that is whole or not there: it has another name until then."""
+    check_written(how)
+    target = Path(os.path.realpath(fspath(path)))
+    unfinished = target.with_name(f".{target.name}.unfinished")
+    try:
+        with unfinished.open("wb") as sink:
+            rows = write_csv(reader, sink, how, progress)
+            sink.flush()
+            os.fsync(sink.fileno())
+        unfinished.replace(target)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return rows
+
+
+def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
+    """All rows of a query, page by page, all of the version that the first was of; `ask` gives a page.
+
+    With ROW_ID and ROW_VERSION where rows are not groups.
+    """
+    first = ask(None)
+    fields = [pa.field(one.name, arrow_type(STORED[one.type])) for one in first.columns]
+    if first.row_ids is not None:
+        fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
+    schema = pa.schema(fields)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        page = first
+        yield _batch(page, schema)
+        while page.next_page is not None:
+            page = ask(page.next_page)
+            yield _batch(page, schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _batch(page: Page, schema: pa.Schema) -> pa.RecordBatch:
+    cells: list[Any] = [] if page.row_ids is None else [page.row_ids, page.row_versions]
+    for number, column in enumerate(page.columns):
+        values = [row[number] for row in page.rows]
+        cells.append(
+            [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+            if column.type == "JSON"
+            else values
+        )
+    arrays = [pa.array(values, field.type) for values, field in zip(cells, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,147 @@
+"""The rows of a CSV file as what a change asks: inserts, updates of the columns that it has, deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.errors import InvalidData, InvalidRow
+from dormouse.model.text import plural
+from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.changes import LoadCsv
+from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
+from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.csv_reader import CsvBatch, CsvFile
+from dormouse.rows.kinds import INTEGER_MAX, Misfit, parsed_value
+from dormouse.rows.ranges import Ints
+from dormouse.rows.values import of_text
+
+_KEYS = (ROW_ID, ROW_VERSION)
+
+
+def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
+    """The file's rows; those of only ROW_ID and ROW_VERSION are deleted.
+
+    Raises `InvalidData` for a file that is no CSV, or whose columns are others than the table's, and
+    `InvalidRow` for what does not fit; each names the row.
+    """
+    how = CsvFormat(
+        change.separator, change.quote, change.escape, change.header, change.skip_lines, change.null
+    )
+    file = CsvFile(change.path, how)
+    found = matched(file, columns, change.columns)
+    keys_first = len(found) > 2 and tuple(found[:2]) == _KEYS
+    for batch in _blocks(file.batches(2 if keys_first else None)):
+        yield _batch(batch, found)
+
+
+def matched(
+    file: CsvFile, columns: Sequence[Column], names: Sequence[str] | None = None
+) -> list[Column | str]:
+    """Of each cell of a row its column, ROW_ID or ROW_VERSION; `names` go before those of the header."""
+    given = tuple(names) if names is not None else file.names or tuple(column.name for column in columns)
+    if len(given) != file.width:
+        told = "names are given for" if names is not None else "the table has"
+        raise InvalidData(
+            f"{file.name} has rows of {plural(file.width, 'cell')}, and {told} "
+            f"{plural(len(given), 'column')}: give the name of each cell's column"
+        )
+    known: dict[str, Column | str] = {column.name: column for column in columns}
+    found = [_named(name, known, file.name) for name in given]
+    for number, one in enumerate(found):
+        if one in found[:number]:
+            raise InvalidData(f"{file.name} has column {given[number]!r} twice")
+    for key, other in (_KEYS, _KEYS[::-1]):
+        if key in found and other not in found:
+            raise InvalidData(f"{file.name} has {key} and no {other}: updates need both, and inserts neither")
+    return found
+
+
+def _named(name: str, known: dict[str, Column | str], where: str) -> Column | str:
+    if name.upper() in _KEYS:
+        return name.upper()
+    if name in known:
+        return known[name]
+    folded = {one.casefold(): one for one in known}
+    near = get_close_matches(name.casefold(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]!r}?" if near else f"its columns are {', '.join(known) or 'none'}"
+    raise InvalidData(f"{where} has column {name[:100]!r}, which the table does not have; {hint}")
+
+
+def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:
+    """The same rows, as many at once as one version may have; those of another width apart."""
+    held: list[CsvBatch] = []
+    for batch in batches:
+        if held and len(held[0].columns) != len(batch.columns):
+            yield _joined(held)
+            held = []
+        held.append(batch)
+        if sum(one.num_rows for one in held) >= BLOCK_ROWS_MAX:
+            whole, held = _joined(held), []
+            for start in range(0, whole.num_rows, BLOCK_ROWS_MAX):
+                part = [column.slice(start, BLOCK_ROWS_MAX) for column in whole.columns]
+                piece = CsvBatch(whole.first_row + start, part, whole.bytes_read)
+                if piece.num_rows < BLOCK_ROWS_MAX:
+                    held = [piece]
+                else:
+                    yield piece
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: Sequence[CsvBatch]) -> CsvBatch:
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays(each) for each in zip(*(one.columns for one in batches), strict=True)]
+    return CsvBatch(batches[0].first_row, columns, batches[-1].bytes_read)
+
+
+def _batch(batch: CsvBatch, found: Sequence[Column | str]) -> RowBatch:
+    label, given = batch.label, found[: len(batch.columns)]
+    texts = {one: batch.columns[n] for n, one in enumerate(given) if isinstance(one, str)}
+    zeros = np.zeros(batch.num_rows, np.int64)
+    ids = _numbers(ROW_ID, texts[ROW_ID], batch, 0) if texts else zeros
+    versions = _numbers(ROW_VERSION, texts[ROW_VERSION], batch, -1) if texts else zeros - 1
+    only_keys = len(texts) == len(given)
+    _check(ids, versions, batch, only_keys=only_keys)
+    cells = {
+        one.name: of_text(one, batch.columns[n], label)
+        for n, one in enumerate(given)
+        if isinstance(one, Column)
+    }
+    deletes = np.ones(batch.num_rows, np.bool_) if only_keys else None
+    return RowBatch(ids, versions, cells, deletes=deletes, label=label)
+
+
+def _numbers(name: str, texts: pa.Array, batch: CsvBatch, missing: int) -> Ints:
+    """Ids or versions; what stands for a cell with nothing in it."""
+    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.if_else(pc.equal(texts, ""), None, texts)
+    if pc.all(pc.match_substring_regex(texts, r"^[1-9]\d{0,17}$"), skip_nulls=True).as_py() is False:
+        for number, text in enumerate(texts.to_pylist()):
+            if text is not None and not _is_number(text):
+                what = "id" if name == ROW_ID else "version"
+                raise InvalidRow(f"{batch.label(number)}: {name} {text[:60]!r} is not the {what} of a row")
+    return np.asarray(pc.fill_null(texts.cast(pa.int64()), missing), np.int64)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(1 <= parsed_value("INTEGER", text) <= INTEGER_MAX)
+    except Misfit:
+        return False
+
+
+def _check(ids: Ints, versions: Ints, batch: CsvBatch, *, only_keys: bool) -> None:
+    faults = (
+        ((ids > 0) & (versions < 0), f"it has no {ROW_VERSION}: send the version that it was read with"),
+        ((ids == 0) & (versions > 0), f"it has {ROW_VERSION} and no {ROW_ID}: a new row has neither"),
+        ((ids == 0) & only_keys, f"it has no {ROW_ID}, and nothing else"),
+    )
+    for wrong, why in faults:
+        if wrong.any():
+            raise InvalidRow(f"{batch.label(int(wrong.argmax()))}: {why}")

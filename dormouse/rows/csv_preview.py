@@ -1,0 +1,183 @@
+"""A look into a CSV file: which columns a table for it would have, and its first rows."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from os import PathLike
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.errors import InvalidColumn, InvalidData, InvalidRow
+from dormouse.rows.columns import (
+    COLUMNS_MAX,
+    ROW_ID,
+    ROW_VERSION,
+    SIZE_DEFAULT,
+    SIZE_MAX,
+    Column,
+    check_column_name,
+)
+from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.csv_reader import CsvBatch, CsvFile
+from dormouse.rows.kinds import ColumnType
+from dormouse.rows.values import of_text
+
+LOOK_BYTES_MAX = 64 * 1024 * 1024
+"""Of a file, unless all of it is wanted."""
+
+ROWS_SHOWN = 10
+NAME_CHARACTERS_MAX = 100
+SIZES = (SIZE_DEFAULT, 100, 250, 500, SIZE_MAX)
+_LIKE: tuple[tuple[ColumnType, str], ...] = (
+    ("BOOLEAN", r"^(?i)(true|false)$"),
+    # a code that begins with 0 is text, as a number would lose it
+    ("INTEGER", r"^\s*[+-]?(0|[1-9]\d*)\s*$"),
+    ("DOUBLE", r"^\s*[+-]?(0$|0[.eE]|[^0\s]).*$"),
+    ("DATE", r"^\d{4}-\d\d-\d\d"),
+    ("JSON", r"^\s*[\[{]"),
+)
+"""From the narrowest; values of a type look like this, and are then tried as such. All others are texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsvPreview:
+    """What a file seems to hold: columns for a table, its first rows as texts, and how much was looked at.
+
+    `columns` are those of the file without ROW_ID and ROW_VERSION, in its order. `rows` have all cells of
+    the file, None where there is nothing. `row_count` is of the rows that were looked at: of all when
+    `is_whole`.
+    """
+
+    columns: tuple[Column, ...]
+    names: tuple[str, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    row_count: int
+    is_whole: bool
+    has_row_ids: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As an object of JSON."""
+        return {**asdict(self), "columns": [column.to_json() for column in self.columns]}
+
+
+def preview_csv(
+    path: str | PathLike[str],
+    how: CsvFormat,
+    *,
+    rows: int = ROWS_SHOWN,
+    whole: bool = False,
+    name: str | None = None,
+) -> CsvPreview:
+    """Looks at the first 64 MB of a file, or at the whole of it.
+
+    Types are the narrowest that all values have; names are made unique, and such as a column may have. `name`
+    is what the file is called in errors. Raises `InvalidData`, which names the row: of too many cells or too
+    few, or with a text longer than a column can hold.
+    """
+    file = CsvFile(path, how, name)
+    names = _names(file)
+    keys = [number for number, name in enumerate(names) if name in (ROW_ID, ROW_VERSION)]
+    guesses = [_Guess(name) for name in names]
+    if len(names) - len(keys) > COLUMNS_MAX:
+        raise InvalidData(
+            f"{file.name} has {len(names) - len(keys)} columns; a row table has at most {COLUMNS_MAX}"
+        )
+    shown: list[tuple[str | None, ...]] = []
+    count, is_whole = 0, True
+    for batch in file.batches(2 if keys == [0, 1] else None):
+        if count and not whole and batch.bytes_read > LOOK_BYTES_MAX:
+            is_whole = False
+            break
+        shown += _first(batch, rows - len(shown))
+        count += batch.num_rows
+        for guess, texts in zip(guesses, batch.columns, strict=False):
+            guess.look(texts, batch, file.name)
+    columns = tuple(guess.column() for number, guess in enumerate(guesses) if number not in keys)
+    return CsvPreview(columns, tuple(names), tuple(shown), count, is_whole, bool(keys))
+
+
+def _first(batch: CsvBatch, count: int) -> Iterator[tuple[str | None, ...]]:
+    if count <= 0:
+        return iter(())
+    return zip(*(column.slice(0, count).to_pylist() for column in batch.columns), strict=True)
+
+
+def _names(file: CsvFile) -> list[str]:
+    """A name for each cell: the header's, mended and numbered where two columns of a table must differ."""
+    given = file.names or ("",) * file.width
+    found: list[str] = []
+    for number, name in enumerate(given, 1):
+        key = name.strip().upper()
+        if key in (ROW_ID, ROW_VERSION) and key not in found:
+            found.append(key)
+            continue
+        mended = _mended(name, number)
+        taken = {one.casefold() for one in found}
+        candidates = (mended, *(f"{mended}_{n}" for n in range(2, file.width + 2)))
+        found.append(next(one for one in candidates if one.casefold() not in taken))
+    return found
+
+
+def _mended(name: str, number: int) -> str:
+    """The nearest that a column may be called; by its number if there is none."""
+    found = (
+        re.sub(r"\W+", "_", unicodedata.normalize("NFC", name)).strip("_")[:NAME_CHARACTERS_MAX].strip("_")
+    )
+    for candidate in (found, f"c_{found}") if found else ():
+        try:
+            check_column_name(candidate)
+        except InvalidColumn:
+            continue
+        return candidate
+    return f"column_{number}"
+
+
+class _Guess:
+    """What a column may be, as its values are seen."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._left = list(_LIKE)
+        self._longest = 0
+        self._has_values = False
+
+    def look(self, texts: pa.Array, batch: CsvBatch, file: str) -> None:
+        values = pc.drop_null(texts).filter(pc.not_equal(pc.drop_null(texts), ""))
+        if not len(values):
+            return
+        self._has_values = True
+        self._left = [one for one in self._left if _are(values, *one)]
+        self._longest = max(self._longest, pc.max(pc.utf8_length(values)).as_py())
+        if self._longest > SIZE_MAX and not self._left:
+            long = pc.greater(pc.utf8_length(texts), SIZE_MAX)
+            if pc.any(long).as_py():
+                at = pc.index(long, True).as_py()
+                size = pc.utf8_length(texts[at]).as_py()
+                raise InvalidData(
+                    f"{file}, {batch.label(at)}, column {self.name!r}: it has {size:,} characters, and a "
+                    f"STRING may have {SIZE_MAX:,}"
+                )
+            raise InvalidData(
+                f"{file}, column {self.name!r}: it has texts longer than {SIZE_MAX:,} characters"
+            )
+
+    def column(self) -> Column:
+        if self._left and self._has_values:
+            return Column(self.name, self._left[0][0])
+        return Column(self.name, "STRING", next(size for size in SIZES if size >= self._longest))
+
+
+def _are(values: pa.Array, kind: ColumnType, pattern: str) -> bool:
+    """Whether all are of a type."""
+    if not pc.all(pc.match_substring_regex(values, pattern)).as_py():
+        return False
+    try:
+        of_text(Column("guessed", kind), values)
+    except InvalidRow:
+        return False
+    return True

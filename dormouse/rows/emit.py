@@ -1,0 +1,178 @@
+"""Statements of PostgreSQL and DuckDB for what was bound: only words and names of ours, and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dormouse.rows.expressions import (
+    ROW_ID_CELL,
+    ROW_ID_COLUMN,
+    ROW_VERSION_CELL,
+    ROW_VERSION_COLUMN,
+    Aggregate,
+    Apply,
+    Cell,
+    Expression,
+    Kind,
+    Order,
+    Value,
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """In what the two databases differ."""
+
+    parameter: str
+    types: dict[Kind, str]
+    text: str
+    """Around a parameter that is text: compared byte by byte."""
+    modulo: str
+    escape: str
+    """After a pattern in which a backslash escapes."""
+    of_booleans: dict[str, str]
+
+
+POSTGRES = Dialect(
+    parameter="%({})s",
+    types={"INTEGER": "bigint", "DATE": "bigint", "DOUBLE": "float8", "BOOLEAN": "boolean", "STRING": "text"},
+    text='({} collate "C")',
+    modulo="%%",
+    escape="",
+    of_booleans={"min": "bool_and", "max": "bool_or"},
+)
+DUCKDB = Dialect(
+    parameter="${}",
+    types={
+        "INTEGER": "bigint",
+        "DATE": "bigint",
+        "DOUBLE": "double",
+        "BOOLEAN": "boolean",
+        "STRING": "varchar",
+    },
+    text="{}",
+    modulo="%",
+    escape=" escape '\\'",
+    of_booleans={},
+)
+
+
+def column_name(column_id: int) -> str:
+    """What the column of an id is called in an index."""
+    special = {ROW_ID_COLUMN: "row_id", ROW_VERSION_COLUMN: "row_version"}
+    return special.get(column_id) or f"c_{column_id:d}"
+
+
+@dataclass
+class Emitter:
+    """Writes the parts of one statement; equal values are one parameter, so that equal parts stay equal."""
+
+    dialect: Dialect
+    values: dict[str, Any] = field(default_factory=dict)
+    _names: dict[tuple[str, str], str] = field(default_factory=dict)
+
+    def expression(self, expression: Expression) -> str:
+        if isinstance(expression, Cell):
+            return column_name(expression.column_id)
+        if isinstance(expression, Value):
+            return self._parameter(expression.kind, expression.value)
+        if isinstance(expression, Aggregate):
+            return self._aggregate(expression)
+        return _WRITERS.get(expression.operator, Emitter._infix)(self, expression)
+
+    def conditions(self, conditions: Sequence[Expression]) -> str:
+        """A WHERE that wants all of them, or nothing."""
+        return f" where {' and '.join(map(self.expression, conditions))}" if conditions else ""
+
+    def orders(self, orders: Sequence[Order], numbers: dict[Expression, int] | None = None) -> str:
+        """An ORDER BY, or nothing; `numbers` of selected items stand for them."""
+        return f" order by {', '.join(self._order(one, numbers or {}) for one in orders)}" if orders else ""
+
+    def count(self, rows: int) -> str:
+        """A number of rows, for LIMIT and OFFSET."""
+        return self._parameter("INTEGER", rows)
+
+    def _order(self, order: Order, numbers: dict[Expression, int]) -> str:
+        number = numbers.get(order.expression)
+        written = self.expression(order.expression) if number is None else str(number)
+        direction = " desc" if order.descending else ""
+        if order.expression in (ROW_ID_CELL, ROW_VERSION_CELL):
+            return written + direction  # never null: in the order of an index
+        return f"{written}{direction} nulls {'first' if order.nulls_first else 'last'}"
+
+    def _parameter(self, kind: Kind, value: Any) -> str:
+        key = (kind, repr(value))
+        if (name := self._names.get(key)) is None:
+            self._names[key] = name = f"p{len(self._names)}"
+            self.values[name] = value
+        cast = f"cast({self.dialect.parameter.format(name)} as {self.dialect.types[kind]})"
+        return self.dialect.text.format(cast) if kind == "STRING" else cast
+
+    def _infix(self, applied: Apply) -> str:
+        operator = self.dialect.modulo if applied.operator == "%" else applied.operator
+        return f"({f' {operator} '.join(map(self.expression, applied.operands))})"
+
+    def _division(self, applied: Apply) -> str:
+        """By 0 it is null."""
+        left, right = map(self.expression, applied.operands)
+        operator = self.dialect.modulo if applied.operator == "%" else applied.operator
+        return f"({left} {operator} nullif({right}, {self.expression(Value(applied.operands[1].kind, 0))}))"
+
+    def _prefix(self, applied: Apply) -> str:
+        sign = {"negate": "-", "not": "not"}[applied.operator]
+        return f"({sign} {self.expression(applied.operands[0])})"
+
+    def _is_null(self, applied: Apply) -> str:
+        return f"({self.expression(applied.operands[0])} is null)"
+
+    def _as_double(self, applied: Apply) -> str:
+        return f"cast({self.expression(applied.operands[0])} as {self.dialect.types['DOUBLE']})"
+
+    def _in(self, applied: Apply) -> str:
+        value, *others = map(self.expression, applied.operands)
+        return f"({value} in ({', '.join(others)}))"
+
+    def _like(self, applied: Apply) -> str:
+        text, pattern, *escapes = applied.operands
+        assert isinstance(pattern, Value)  # noqa: S101 it was bound as one
+        given = escapes[0].value if escapes and isinstance(escapes[0], Value) else None
+        written = None if pattern.value is None else _with_backslashes(str(pattern.value), given)
+        escape = self.dialect.escape if written and "\\" in written else ""
+        return f"({self.expression(text)} like {self._parameter('STRING', written)}{escape})"
+
+    def _aggregate(self, aggregate: Aggregate) -> str:
+        if aggregate.operand is None:
+            return "count(*)"
+        name = str(aggregate.function)
+        if aggregate.operand.kind == "BOOLEAN":
+            name = self.dialect.of_booleans.get(name, name)
+        distinct = "distinct " if aggregate.distinct else ""
+        written = f"{name}({distinct}{self.expression(aggregate.operand)})"
+        if aggregate.function in ("sum", "avg"):
+            return f"cast({written} as {self.dialect.types[aggregate.kind]})"
+        return written
+
+
+_WRITERS: dict[str, Callable[[Emitter, Apply], str]] = {
+    "/": Emitter._division,
+    "%": Emitter._division,
+    "negate": Emitter._prefix,
+    "not": Emitter._prefix,
+    "is null": Emitter._is_null,
+    "as double": Emitter._as_double,
+    "in": Emitter._in,
+    "like": Emitter._like,
+}
+
+
+def _with_backslashes(pattern: str, escape: Any) -> str:
+    """The pattern with a backslash before each character that stands for itself."""
+    written, characters = [], iter(pattern)
+    for one in characters:
+        if one == escape:
+            written.append("\\" + next(characters))
+        else:
+            written.append("\\\\" if one == "\\" else one)
+    return "".join(written)

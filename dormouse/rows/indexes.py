@@ -1,0 +1,383 @@
+"""Queries of row tables: answered by indexes that are up to date; else refused, and the work is begun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from dormouse.errors import (
+    DormouseError,
+    IndexNotReady,
+    InstanceReadOnly,
+    InvalidPage,
+    InvalidQuery,
+    PageExpired,
+    one_line,
+)
+from dormouse.postgres.connection import DAMAGES
+from dormouse.rows import page_tokens, pages, paging
+from dormouse.rows.binding import statement_of
+from dormouse.rows.builds import Build, BuildBusy
+from dormouse.rows.cluster import QUERY_SECONDS_MAX
+from dormouse.rows.columns import Column
+from dormouse.rows.emit import POSTGRES, column_name
+from dormouse.rows.expressions import Statement
+from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source
+from dormouse.rows.page_tokens import PageToken
+from dormouse.rows.pages import Page, Rows, SelectColumn
+from dormouse.rows.placements import Looked
+
+if TYPE_CHECKING:
+    from dormouse.jobs import JobStore, Progress, Worker
+
+KIND = "index_rows"
+"""The kind of the jobs that work on indexes."""
+THREADS = 2
+WAIT_SECONDS = 0.02
+TOLD_SECONDS = 10.0
+"""So seldom a process tells how much an index is asked, and starts a job for it again."""
+SLOW_SECONDS = 0.02
+"""A query that takes longer has the columns indexed that it looks for rows in."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A query as it is asked; `place` and `given` say where a page begins that is not the first."""
+
+    table: Source
+    text: str
+    statement: Statement
+    columns: tuple[Column, ...]
+    version: int
+    page_rows: int | None = None
+    place: Sequence[Any] | None = None
+    given: int = 0
+
+
+class RowIndexes:
+    """The queries of all row tables of an instance, and the worker of this process. Threads may share it."""
+
+    def __init__(self, indexing: Indexing, jobs: JobStore, open_table: Callable[[str], Source]) -> None:
+        self.indexing = indexing
+        self._placements = indexing.placements
+        self._jobs = jobs
+        self._open_table = open_table
+        self._lock = threading.Lock()
+        self._started: dict[tuple[Any, ...], float] = {}
+        self._seconds: dict[int, tuple[float, float]] = {}
+        self._worker: tuple[int, Worker] | None = None
+
+    def query(
+        self,
+        table: Source,
+        text: str | None,
+        page_rows: int | None,
+        page: str | None,
+        version: int | None,
+        wait_seconds: float,
+    ) -> Page:
+        """A page of an answer: of a version, of the newest, or of that on which its first page began.
+
+        Raises `InvalidQuery`, `InvalidPage`, `PageExpired`; and `IndexNotReady` when the index was not up to
+        date within `wait_seconds`: the work on it has begun, ask again.
+        """
+        if page is not None:
+            return self._following(table, text, page_rows, page, version)
+        if text is None:
+            raise InvalidQuery("a query is a text of SQL, or the token of a next page")
+        if version is not None:
+            looked = self._placements.look(table.table_id, version)
+            return self._older(bound(table, text, looked, version, page_rows), looked)
+        deadline = time.monotonic() + wait_seconds
+        looked = self._placements.look(table.table_id)
+        wanted = looked.version
+        while True:
+            found = self._asked(bound(table, text, looked, looked.version, page_rows), looked)
+            if isinstance(found, Page):
+                return found
+            if time.monotonic() >= deadline:
+                raise self._not_ready(table, looked)
+            time.sleep(WAIT_SECONDS)
+            looked = self._placements.look(table.table_id)
+            if found is not None and wanted <= found < looked.version:
+                # others change it all the time: as it was, or later, when it was asked
+                looked = replace(self._placements.look(table.table_id, found), version=found)
+
+    def locate(self, table: Source, on: Sequence[str], keys: Any, version: int) -> Any:
+        """The rows of a version that have the keys: `position` in these, ROW_ID, ROW_VERSION, all columns.
+
+        The version is the newest, and stays so: the caller holds the table's write lock. Brings the index to
+        it first.
+        """
+        from dormouse.rows.locating import located
+
+        looked = self.indexing.bring(table)
+        if looked.version != version or looked.database is None or looked.build_id is None:
+            raise IndexNotReady(f"table {table.name!r} changed while rows were looked for: try again")
+        found = self.indexing.builds(looked.database).read(
+            looked, looked.build_id, partial(located, columns=looked.columns, on=on, keys=keys)
+        )
+        if found is None:
+            raise IndexNotReady(f"the index of table {table.name!r} is gone: try again")
+        return found
+
+    def work(self, request: Any, progress: Progress) -> Any:
+        """The function of jobs: brings one index up to date."""
+        progress.check()
+        try:
+            looked = self.indexing.bring(
+                self._open_table(request["table"]), columns=request.get("columns") or (), waits=False
+            )
+        except BuildBusy:
+            return {"busy": True}
+        if self.indexing.upkeep_is_due():
+            self.upkeep()
+        return {"version": looked.version}
+
+    def upkeep(self) -> None:
+        """Drops what is idle, retired or unknown, and balances the loads of the databases."""
+        self.indexing.upkeep(self._open_table)
+
+    def close(self) -> None:
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None and worker[0] == os.getpid():
+            worker[1].stop()
+            worker[1].stop()
+        self.indexing.cluster.close()
+
+    def _following(
+        self, table: Source, text: str | None, page_rows: int | None, page: str, version: int | None
+    ) -> Page:
+        looked = self._placements.look(table.table_id)
+        token = page_tokens.read(page, self._placements.key(), looked.table_uuid)
+        if text is not None and text != token.text:
+            raise InvalidPage("the page token is of another query: begin the query again")
+        if version is not None and (version != token.version or token.build_id is not None):
+            raise InvalidPage("the page token is of another version: begin the query again")
+        looked = self._placements.look(table.table_id, token.version)
+        looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
+        asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows)
+        asked = replace(asked, place=token.place, given=token.given)
+        if token.build_id is None:
+            return self._older(asked, looked)
+        found = self._asked(asked, looked)
+        if not isinstance(found, Page):
+            raise PageExpired(
+                f"table {table.name!r}: the index that the page began on is gone: begin the query again"
+            )
+        return found
+
+    def _older(self, asked: Asked, looked: Looked) -> Page:
+        """A page of a version that is read from the files."""
+        from dormouse.rows.older import OlderRows
+
+        older = OlderRows(partial(asked.table.current, asked.version), asked.columns)
+        rows = pages.read(
+            asked.statement, older.ask, older.source, older.dialect,
+            rows=pages.rows_max(asked.columns, asked.page_rows), place=asked.place, given=asked.given,
+        )  # fmt: skip
+        at = replace(looked, database=None, build_id=None)
+        count = partial(pages.count, asked.statement, older.ask, older.source, older.dialect)
+        return self._page(asked, at, rows, count)
+
+    def _asked(self, asked: Asked, looked: Looked) -> Page | int | None:
+        """A page; the version that the index has, when that is older; None when there is no index.
+
+        Then the work has begun.
+        """
+        began = time.monotonic()
+        found: tuple[Rows, Build] | int | None = None
+        if looked.database is not None and looked.build_id is not None:
+            found = self._read(looked, asked, _page)
+        if not isinstance(found, tuple):
+            self._start(looked)
+            return found
+        rows, build = found
+        self._note(asked, looked, build, time.monotonic() - began)
+        return self._page(asked, looked, rows, partial(self._count, asked, looked))
+
+    def _read(self, looked: Looked, asked: Asked, work: Callable[..., Any]) -> Any:
+        """What the index says; None when it cannot be asked. `InvalidQuery`, `PageExpired`."""
+        database, build_id = looked.database or "", looked.build_id or 0
+        try:
+            return self.indexing.builds(database).read(looked, build_id, partial(work, asked))
+        except psycopg.errors.NumericValueOutOfRange as error:
+            raise InvalidQuery(f"a result does not fit its type: {one_line(error)}") from None
+        except psycopg.errors.QueryCanceled:
+            raise InvalidQuery(f"the query took longer than {QUERY_SECONDS_MAX} s: ask for less") from None
+        except GONE as error:
+            self._heal(looked, asked, error)
+        except (psycopg.DatabaseError, *UNREACHABLE) as error:
+            if isinstance(error.__cause__, DAMAGES) or isinstance(error, DAMAGES):
+                self._heal(looked, asked, error)
+            elif isinstance(error, UNREACHABLE):
+                self.indexing.cluster.lost(database)
+                self._start(looked)
+                raise IndexNotReady(
+                    f"the index of table {asked.table.name!r} cannot be asked, and is worked on: "
+                    f"{one_line(error)}"
+                ) from None
+            else:
+                raise
+        return None
+
+    def _heal(self, looked: Looked, asked: Asked, error: BaseException) -> None:
+        logger.warning(
+            "the index of table %r is damaged, and made anew: %s", asked.table.name, one_line(error)
+        )
+        self.indexing.heal(looked)
+
+    def _page(self, asked: Asked, looked: Looked, rows: Rows, count: Callable[[], int]) -> Page:
+        following = None
+        if rows.more:
+            token = PageToken(
+                asked.text,
+                asked.version,
+                rows.given,
+                asked.page_rows,
+                rows.place,
+                looked.database,
+                looked.build_id,
+            )
+            following = token.written(self._placements.key(), looked.table_uuid)
+        columns = tuple(SelectColumn(one.name, one.type, one.column_id) for one in asked.statement.selected)
+        rows_max = pages.rows_max(asked.columns, asked.page_rows)
+        return Page(
+            rows.rows, columns, rows.row_ids, rows.row_versions, following, rows_max, asked.version,
+            looked.changed_at, count,
+        )  # fmt: skip
+
+    def _count(self, asked: Asked, looked: Looked) -> int:
+        found = self._read(looked, asked, _count)
+        if found is None:
+            raise PageExpired(f"table {asked.table.name!r}: its index was made anew: begin the query again")
+        return int(found)
+
+    def _not_ready(self, table: Source, looked: Looked) -> IndexNotReady:
+        why = f"; the last attempt failed: {looked.failure}" if looked.failure else ""
+        return IndexNotReady(
+            f"the index of table {table.name!r} does not have its version {looked.version} yet, and is "
+            f"worked on: ask again{why}"
+        )
+
+    def _note(self, asked: Asked, looked: Looked, build: Build, seconds: float) -> None:
+        """How much an index is asked; and the columns that queries look for rows in."""
+        sought = [one for one in paging.sought(asked.statement) if one not in build.indexed_ids]
+        if sought and seconds > SLOW_SECONDS and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
+            self._start(looked, sought)
+        with self._lock:
+            # what comes to be behind from here on is worked on at once
+            self._started.pop((looked.table_id, looked.version, ()), None)
+            told, sum_seconds = self._seconds.get(looked.table_id, (0.0, 0.0))
+            sum_seconds += seconds
+            if time.monotonic() - told < TOLD_SECONDS:
+                self._seconds[looked.table_id] = told, sum_seconds
+                return
+            self._seconds[looked.table_id] = time.monotonic(), 0.0
+        with suppress(DormouseError, psycopg.Error):  # an instance may be opened read-only
+            self._placements.used(looked.table_id, sum_seconds)
+
+    def _start(self, looked: Looked, columns: Collection[int] = ()) -> None:
+        """Starts a job that works on the index, if none was lately; a worker of this process runs it, too."""
+        key = (looked.table_id, looked.version, tuple(columns))
+        with self._lock:
+            now = time.monotonic()
+            if now - self._started.get(key, -TOLD_SECONDS) < TOLD_SECONDS:
+                return
+            self._started = {one: at for one, at in self._started.items() if now - at < TOLD_SECONDS}
+            self._started[key] = now
+        try:
+            self._work_here()
+            self._jobs.start(KIND, {"table": looked.name, "columns": list(columns)})
+        except InstanceReadOnly:
+            raise IndexNotReady(
+                f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
+                "it to write, or ask a process that did"
+            ) from None
+        except BaseException:
+            with self._lock:
+                self._started.pop(key, None)
+            raise
+
+    def _work_here(self) -> None:
+        """Has a worker in this process, so that the work is done also where no other process works."""
+        with self._lock:
+            if self._worker is not None and self._worker[0] == os.getpid():
+                return
+            worker = self._jobs.worker({KIND: self.work}, threads=THREADS)
+            self._worker = os.getpid(), worker
+
+        def run() -> None:
+            try:
+                worker.run()
+            except (DormouseError, psycopg.Error) as error:
+                logger.warning("the worker of indexes ended: %s", one_line(error))
+            finally:
+                with self._lock:
+                    if self._worker is not None and self._worker[1] is worker:
+                        self._worker = None
+
+        threading.Thread(target=run, name="dormouse-rows", daemon=True).start()
+
+
+def bound(table: Source, text: str, looked: Looked, version: int, page_rows: int | None) -> Asked:
+    """A query of a table as it was looked at; `InvalidQuery`."""
+    statement = statement_of(text, looked.name, looked.columns)
+    return Asked(table, text, statement, looked.columns, version, page_rows)
+
+
+def _page(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
+    """The rows of a page, or the version of an index that is behind. `PageExpired`."""
+    is_first = asked.place is None and not asked.given
+    if build.version < asked.version or (build.is_retired and is_first):
+        return build.version
+    rows = pages.rows_max(asked.columns, asked.page_rows)
+    source = _source(asked, build)
+    found = pages.read(
+        asked.statement,
+        partial(_ask, conn),
+        source,
+        POSTGRES,
+        rows=rows,
+        place=asked.place,
+        given=asked.given,
+    )
+    return found, build
+
+
+def _count(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> int:
+    return pages.count(asked.statement, partial(_ask, conn), _source(asked, build), POSTGRES)
+
+
+def _source(asked: Asked, build: Build) -> str:
+    """The rows of a version: of the index's own its table, of one before also what was superseded since."""
+    if asked.version < build.purged_version:
+        raise PageExpired(
+            f"table {asked.table.name!r}: the rows of version {asked.version} are kept no longer: begin the "
+            "query again"
+        )
+    current, version = f"current_{build.build_id:d}", asked.version
+    if version == build.version:
+        return current
+    names = ", ".join(["row_id", "row_version", *(column_name(c.column_id or 0) for c in asked.columns)])
+    return (
+        f"(select {names} from {current} where row_version <= {version:d} union all "
+        f"select {names} from superseded_{build.build_id:d} "
+        f"where row_version <= {version:d} and until_version > {version:d}) as rows_then"
+    )
+
+
+def _ask(conn: psycopg.Connection[Any], text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return conn.execute(text.encode(), values).fetchall()

@@ -1,0 +1,259 @@
+"""The work on indexes: built where there is none, brought up to date, moved, dropped; whoever does it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+import psycopg
+
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    ConnectionsExhausted,
+    DormouseError,
+    InstanceError,
+    TableBusy,
+    TableNotFound,
+    TooManyRetries,
+    one_line,
+)
+from dormouse.postgres.connection import DAMAGES
+from dormouse.rows.builds import Build, BuildBusy, Builds
+from dormouse.rows.cluster import IndexCluster
+from dormouse.rows.placements import Looked, Placed, Placements
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PAGE_SECONDS = 3_600.0
+"""For so long a page that was begun can go on."""
+IDLE_SECONDS = 7 * 86_400.0
+"""An index that was asked nothing for so long is dropped."""
+UPKEEP_SECONDS = 3_600.0
+BALANCE_SECONDS = 60.0
+"""Databases whose loads differ by more seconds of queries an hour exchange indexes."""
+INDEXED_ROWS_MIN = 10_000
+INDEXED_COLUMNS_MAX = 16
+BUSY_SECONDS = 0.05
+
+UNREACHABLE = (
+    InstanceError,
+    ConnectionsExhausted,
+    TooManyRetries,
+    CommitOutcomeUnknown,
+    psycopg.OperationalError,
+)
+"""What another database may not have."""
+GONE = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedFunction)
+"""What an index is whose tables somebody else dropped."""
+
+logger = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """The row table that is indexed."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table_id(self) -> int: ...
+
+    def current(
+        self, version: int | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader: ...
+
+    def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader: ...
+
+
+class Indexing:
+    """Works on the indexes of one instance. Threads may share it."""
+
+    def __init__(
+        self,
+        placements: Placements,
+        cluster: IndexCluster,
+        page_seconds: float = PAGE_SECONDS,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        self.placements = placements
+        self.cluster = cluster
+        self.page_seconds = page_seconds
+        self.idle_seconds = idle_seconds
+        self._upkept = time.monotonic()
+        self._lock = threading.Lock()
+
+    def bring(self, table: Source, *, columns: Collection[int] = (), waits: bool = True) -> Looked:
+        """Has the index of a table be up to date, built anew if need be; gives what it then was.
+
+        `columns` are those that are to have indexes of their own. Where its database cannot be used, it is
+        made in another. What another process works on is waited for, or left to it: `BuildBusy`. Raises
+        `InstanceError` when no database can be used.
+        """
+        failed: set[str] = set()
+        while True:
+            looked = self.placements.look(table.table_id)
+            database = looked.database
+            if database is None or database in failed or database not in self.cluster.names:
+                self._place(looked, failed)
+                continue
+            try:
+                if self._worked(table, looked, database, columns):
+                    if looked.failure is not None:
+                        self.placements.failed(looked.table_id, None)
+                    return looked
+            except BuildBusy:
+                if not waits:
+                    raise
+                time.sleep(BUSY_SECONDS)
+            except TableNotFound:
+                raise
+            except UNREACHABLE as error:
+                logger.warning(
+                    "the index of table %r in database %r: %s", table.name, database, one_line(error)
+                )
+                self.placements.failed(looked.table_id, error)
+                self.cluster.lost(database)
+                failed.add(database)
+                if failed >= set(self.cluster.names):
+                    raise
+
+    def builds(self, database: str) -> Builds:
+        """`InstanceError` when the database cannot be reached."""
+        return Builds(self.cluster.supplier(database))
+
+    def heal(self, looked: Looked) -> None:
+        """An index is damaged: nobody shall ask it any more."""
+        if looked.database is None or looked.build_id is None:
+            return
+        self.placements.place(looked, looked.database)
+        with suppress(DormouseError, psycopg.Error):
+            self.builds(looked.database).drop(looked.build_id)
+
+    def move(self, table: Source, database: str) -> bool:
+        """Makes the index in another database, and then asks that one; False: it was moved meanwhile."""
+        looked = self.placements.look(table.table_id)
+        return looked.database != database and self._build(table, looked, database)
+
+    def upkeep(self, open_table: Callable[[str], Source]) -> None:
+        """Drops what is idle, what was retired long enough ago, and what nobody knows; balances the loads."""
+        placed = self.placements.all()
+        used = {one.database for one in placed}
+        for one in placed:
+            if one.idle_seconds > self.idle_seconds and self.placements.forget(one, self.idle_seconds):
+                logger.info("the index of table %d was idle, and is dropped", one.table_id)
+        placed = self.placements.all()
+        # to look into one of which nobody knows would make it
+        for database in [name for name in self.cluster.names if name in used or self.cluster.is_open(name)]:
+            with suppress(*UNREACHABLE, TableBusy):
+                self._clean(database, {(one.database, one.build_id) for one in placed})
+        if (wish := balanced(placed, self.cluster.names)) is not None:
+            one, database = wish
+            with suppress(*UNREACHABLE, BuildBusy, TableNotFound):
+                self.move(open_table(one.name), database)
+
+    def upkeep_is_due(self) -> bool:
+        """Once in a while, by whoever works on indexes."""
+        with self._lock:
+            if time.monotonic() - self._upkept < UPKEEP_SECONDS:
+                return False
+            self._upkept = time.monotonic()
+            return True
+
+    def _place(self, looked: Looked, failed: Collection[str]) -> None:
+        loads = dict.fromkeys(self.cluster.names, 0.0)
+        counts = Counter(self.cluster.names)
+        for one in self.placements.all():
+            if one.database is not None and one.database in loads:
+                loads[one.database] += one.load
+                counts[one.database] += 1
+        free = [name for name in self.cluster.names if name not in failed]
+        database = min(free, key=lambda name: (round(loads[name]), counts[name], name))
+        self.placements.place(looked, database)
+
+    def _worked(self, table: Source, looked: Looked, database: str, columns: Collection[int]) -> bool:
+        """One step; whether there is nothing left to do."""
+        builds = self.builds(database)
+        build = self._found(builds, looked)
+        if build is None:
+            self._build(table, looked, database)
+            return False
+        if build.version < looked.version:
+            try:
+                with table.changed(build.version, looked.version) as changed:
+                    builds.bring(looked, build, looked.columns, changed)
+            except GONE:
+                builds.drop(build.build_id)
+            return False
+        builds.purge(build.build_id, self.page_seconds)
+        wanted = [one for one in columns if one in build.column_ids and one not in build.indexed_ids]
+        wanted = wanted[: max(0, INDEXED_COLUMNS_MAX - len(build.indexed_ids))]
+        if wanted:
+            builds.index(build.build_id, wanted)
+        return True
+
+    def _found(self, builds: Builds, looked: Looked) -> Build | None:
+        """The build that is asked; a damaged one is dropped."""
+        if looked.build_id is None:
+            return None
+        try:
+            found = builds.read(looked, looked.build_id, probed)
+        except GONE:
+            found = None
+        except InstanceError as error:
+            if not isinstance(error.__cause__, DAMAGES):
+                raise
+            found = None
+        if found is None:
+            self.heal(looked)
+        return None if found is None or found.is_retired else found
+
+    def _build(self, table: Source, looked: Looked, database: str) -> bool:
+        builds = self.builds(database)
+        with table.current(looked.version) as rows:
+            build_id = builds.build(looked, looked.columns, rows)
+        if not self.placements.built(looked, database, build_id):
+            builds.drop(build_id)
+            return False
+        if looked.database is not None and looked.build_id is not None:
+            with suppress(*UNREACHABLE):
+                self.builds(looked.database).retire([looked.build_id])
+        return True
+
+    def _clean(self, database: str, known: Collection[tuple[str | None, int | None]]) -> None:
+        builds = self.builds(database)
+        listed = builds.all(self.placements.instance_id())
+        unknown = [one.build_id for one in listed if (database, one.build_id) not in known]
+        builds.retire(unknown)
+        for one in listed:
+            if one.retired_seconds is not None and one.retired_seconds > self.page_seconds:
+                builds.drop(one.build_id)
+            elif one.retired_seconds is None:
+                builds.purge(one.build_id, self.page_seconds)
+
+
+def probed(conn: psycopg.Connection[Any], build: Build) -> Build:
+    """The build, if its tables are there."""
+    for kind in ("current", "superseded", "incoming"):
+        conn.execute(f"select 1 from {kind}_{build.build_id} limit 1")
+    return build
+
+
+def balanced(placed: Sequence[Placed], databases: Sequence[str]) -> tuple[Placed, str] | None:
+    """Which index would make the loads more alike in which database; None: they are."""
+    loads = dict.fromkeys(databases, 0.0)
+    for one in placed:
+        if one.database is not None and one.database in loads:
+            loads[one.database] += one.load
+    busiest, idlest = (choose(loads, key=lambda name: loads[name]) for choose in (max, min))
+    difference = loads[busiest] - loads[idlest]
+    movable = [one for one in placed if one.database == busiest and 0 < one.load < difference]
+    if difference <= BALANCE_SECONDS or not movable:
+        return None
+    best = min(movable, key=lambda one: abs(difference - 2 * one.load))
+    return best, idlest

@@ -1,0 +1,18 @@
+-- name: take
+-- Takes a lock of a table, or tells who has it.
+select state, kind, holder, leased_until, version, next_id
+from lock_rows(%(table_id)s, %(kind)s, %(token)s, %(holder)s, %(lease_seconds)s);
+
+-- name: renew
+-- Keeps a lock for longer; no row: it was given to another.
+update row_lock set leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
+where table_id = %(table_id)s and token = %(token)s
+returning token;
+
+-- name: release
+-- Gives a lock back.
+delete from row_lock where table_id = %(table_id)s and token = %(token)s;
+
+-- name: locks
+-- Who holds locks of a table.
+select kind, holder, leased_until from row_lock where table_id = %(table_id)s order by kind, leased_until;

@@ -1,0 +1,75 @@
+-- name: look
+-- A row table at this moment: its newest version, its columns as of a version (unless they are those known), where
+-- its index is, and what became of that.
+select
+    t.name, t.table_uuid, r.version, r.changed_at, c.since_version,
+    case when c.since_version is distinct from %(known_since)s then c.columns end as columns,
+    (
+        select incarnation_id from incarnation where reason <> 'start' order by number desc limit 1
+    ) as incarnation_id,
+    (select instance_id from instance) as instance_id,
+    i.database, i.build_id, i.failure
+from tables t
+    join row_table r on r.table_id = t.table_id
+    cross join lateral (
+        select since_version, columns from row_columns
+        where table_id = r.table_id and since_version <= coalesce(%(as_of)s, r.version)
+        order by since_version desc
+        limit 1
+    ) c
+    left join row_index i on i.table_id = t.table_id
+where t.table_id = %(table_id)s;
+
+-- name: place
+-- Puts an index into a database, where it has to be built, unless another was faster.
+insert into row_index as i (table_id, database) values (%(table_id)s, %(database)s)
+on conflict on constraint row_index_pkey do update
+set database = excluded.database, build_id = null
+where i.database is not distinct from %(was_database)s and i.build_id is not distinct from %(was_build_id)s;
+
+-- name: built
+-- An index was built: it takes the place of the one that was there, unless another has; tells whether it did.
+update row_index
+set database = %(database)s, build_id = %(build_id)s, failure = null, failed_at = null
+where table_id = %(table_id)s and build_id is not distinct from %(was_build_id)s
+    and database is not distinct from %(was_database)s
+returning table_id;
+
+-- name: failed
+-- Why the work on an index failed, to be told to those who ask for it.
+update row_index set failure = %(failure)s, failed_at = clock_timestamp() where table_id = %(table_id)s;
+
+-- name: used
+-- That an index was asked, and for how many seconds it worked.
+update row_index
+set load = load * exp(-ln(2.0) * extract(epoch from clock_timestamp() - used_at) / 3600) + %(seconds)s,
+    used_at = clock_timestamp()
+where table_id = %(table_id)s;
+
+-- name: loads
+-- All indexes, with their load of now.
+select
+    i.table_id, t.name, i.database, i.build_id,
+    i.load * exp(-ln(2.0) * extract(epoch from clock_timestamp() - i.used_at) / 3600) as load,
+    extract(epoch from clock_timestamp() - i.used_at)::double precision as idle_seconds
+from row_index i join tables t using (table_id)
+order by i.table_id;
+
+-- name: forget
+-- An index is dropped, unless it was asked again or is another by now.
+delete from row_index
+where table_id = %(table_id)s and build_id is not distinct from %(build_id)s
+    and used_at < clock_timestamp() - make_interval(secs => %(idle_seconds)s)
+returning table_id;
+
+-- name: make_key
+-- The key of page tokens, made when it is first needed.
+insert into row_page_key (key) values (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())) on conflict do nothing;
+
+-- name: key
+-- The key of page tokens.
+select key from row_page_key;
+
+-- name: whose
+-- Which instance this database is of.
+select instance_id from instance;

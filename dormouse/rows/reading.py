@@ -1,0 +1,132 @@
+"""The rows of a row table as of a version, streamed; versions of rows by their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.context import TableContext
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.errors import TableBusy
+from dormouse.errors.moved import SchemaMoved
+from dormouse.model.region import Range
+from dormouse.query import query
+from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column
+from dormouse.rows.ranges import Ints, spans
+
+SPANS_MAX = 500
+_KEYS = (ROW_ID, ROW_VERSION, ROW_DELETED)
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads the files of one row table; `columns` in what follows are those of some version."""
+
+    context: Callable[[], TableContext]
+
+    def current(self, version: int, columns: Sequence[Column]) -> pa.RecordBatchReader:
+        """The rows as of a version, by ids: ROW_ID, ROW_VERSION and the columns."""
+        schema = _schema(columns, deleted=False)
+        batches = self._versions(None, Range(max=version, max_inclusive=True), columns)
+        kept = (_without_deleted(batch, schema) for batch in _newest(batches))
+        return pa.RecordBatchReader.from_batches(schema, (batch for batch in kept if batch.num_rows))
+
+    def changed(self, after: int, till: int, columns: Sequence[Column], ranges: Ints) -> pa.RecordBatchReader:
+        """Every version of rows after a version and up to another; `ranges` have all rows that changed."""
+        schema = _schema(columns, deleted=True)
+        wanted = spans(ranges[:, 0], ranges[:, 1], SPANS_MAX)
+        between = Range(after, till, min_inclusive=False, max_inclusive=True)
+        found = self._versions(wanted, between, columns) if wanted and till > after else iter(())
+        return pa.RecordBatchReader.from_batches(schema, (batch for batch in found if batch.num_rows))
+
+    def rows(self, ids: Ints, versions: Ints, columns: Sequence[Column]) -> pa.Table:
+        """Those versions of rows that there are, by ids, which ascend: also of deleted rows."""
+        schema = _schema(columns, deleted=True)
+        if not len(ids):
+            return schema.empty_table()
+        between = Range(int(versions.min()), int(versions.max()), max_inclusive=True)
+        found = []
+        for batch in self._versions(spans(ids, ids, SPANS_MAX), between, columns):
+            at = np.searchsorted(ids, batch.column(0).to_numpy())
+            at = np.minimum(at, len(ids) - 1)
+            is_it = (ids[at] == batch.column(0).to_numpy()) & (versions[at] == batch.column(1).to_numpy())
+            found.append(batch.filter(pa.array(is_it)))
+        return pa.Table.from_batches(found, schema)
+
+    def _versions(
+        self, wanted: Sequence[tuple[int, int]] | None, versions: Range, columns: Sequence[Column]
+    ) -> Iterator[pa.RecordBatch]:
+        """Versions of rows in the order of their ids and versions, called as the columns say."""
+        where: dict[str, Any] = {ROW_VERSION: versions}
+        if wanted is not None:
+            where[ROW_ID] = [Range(first, last, max_inclusive=True) for first, last in wanted]
+        schema = _schema(columns, deleted=True)
+        for batch in _by_ids(self.context(), columns, partial(_asked, where)):
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _asked(where: dict[str, Any], context: TableContext, names: Sequence[str]) -> pa.RecordBatchReader:
+    return query(context, where, names)
+
+
+def _by_ids(
+    context: TableContext,
+    columns: Sequence[Column],
+    ask: Callable[[TableContext, Sequence[str]], pa.RecordBatchReader],
+) -> pa.RecordBatchReader:
+    """Asks for columns by what they are called now."""
+    for _ in range(10):
+        names = stored_names(context, columns)
+        try:
+            return ask(context, [*_KEYS, *names])
+        except (SchemaMoved, ValueError):
+            now = context.followed()
+            if now.schema.version == context.schema.version:
+                raise
+            context = now
+    raise TableBusy(f"the columns of table {context.table.name!r} are changed all the time; try again later")
+
+
+def stored_names(context: TableContext, columns: Sequence[Column]) -> list[str]:
+    """What the columns are called in the table's schema."""
+    schema = context.schema
+    names = {one.column_id: name for name, one in zip(schema.names, schema.shape.columns, strict=True)}
+    if any(column.column_id not in names for column in columns):
+        return stored_names(context.followed(), columns)
+    return [names[column.column_id or 0] for column in columns]
+
+
+def _schema(columns: Sequence[Column], *, deleted: bool) -> pa.Schema:
+    fields = [pa.field(ROW_ID, pa.int64(), nullable=False), pa.field(ROW_VERSION, pa.int64(), nullable=False)]
+    if deleted:
+        fields.append(pa.field(ROW_DELETED, pa.bool_(), nullable=False))
+    return pa.schema([*fields, *(pa.field(column.name, arrow_type(column.stored)) for column in columns)])
+
+
+def _newest(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The last version of each row; batches are in the order of ids and versions."""
+    held: pa.RecordBatch | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        ids = batch.column(0).to_numpy()
+        if held is not None and held.column(0)[0].as_py() != ids[0]:
+            yield held
+        is_last = np.append(ids[1:] != ids[:-1], False)
+        held = batch.slice(batch.num_rows - 1)
+        if is_last.any():
+            yield batch.filter(pa.array(is_last))
+    if held is not None:
+        yield held
+
+
+def _without_deleted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    lives = pc.invert(batch.column(2))
+    columns = [column for number, column in enumerate(batch.columns) if number != 2]
+    return pa.RecordBatch.from_arrays(columns, schema=schema).filter(lives)

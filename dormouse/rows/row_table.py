@@ -1,0 +1,290 @@
+"""A row table, as users hold it: rows with ids and versions, changed by many at once, every version kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+
+from dormouse.errors import InvalidInput, RowNotFound
+from dormouse.rows.asking import AskedTable
+from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
+from dormouse.rows.changes import Change, Changed, LoadCsv, Row
+from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
+from dormouse.rows.csv_format import CsvFormat, CsvOptions
+from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
+from dormouse.rows.locks import HeldLock, RowLocks
+from dormouse.rows.reading import RowReader
+from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
+from dormouse.rows.upsert import upserts
+from dormouse.rows.values import to_python
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.rows.indexes import RowIndexes
+    from dormouse.rows.pages import Page
+    from dormouse.table import Table
+
+VERSION_MAX = (1 << 63) - 1
+DOWNLOAD_WAIT_SECONDS = 600.0
+Progress = Callable[[int, int | None], object]
+
+
+class RowTable(AskedTable):
+    """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
+
+    def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
+        super().__init__(indexes)
+        self.table = table
+        """The table below it: its files, partitions, history, changes."""
+        context = table.context
+        self.store = RowStore(context.supplier, context.table)
+        self.locks = RowLocks(context.supplier, context.table)
+        self._reader = RowReader(lambda: table.context)
+        self._changes = RowChanges(lambda: table.context, self.store, self._reader, self.locks)
+
+    def __repr__(self) -> str:
+        return f"RowTable({self.table.known_name!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RowTable cannot be pickled: open its instance again in the other process")
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def table_id(self) -> int:
+        """The number of the table in the database."""
+        return self.store.table.table_id
+
+    def state(self) -> TableState:
+        """The newest version and the columns, of one moment. `TableNotFound`."""
+        return self.store.state()
+
+    def columns(self, version: int | None = None) -> tuple[Column, ...]:
+        """The columns of now, or as of a version."""
+        return self.state().columns if version is None else self.store.columns_at(version)
+
+    def version(self) -> int:
+        """The newest version; 0 of a table that was never changed."""
+        return self.state().version
+
+    def change(
+        self,
+        changes: Sequence[Change],
+        dry_run: bool = False,
+        *,
+        changed_by: str | None = None,
+        change_id: str | None = None,
+        wait_seconds: float = LOCK_WAIT_SECONDS,
+        progress: Progress = lambda done, total: None,
+    ) -> Changed:
+        """Makes all of the changes in their order, as one transaction, or none.
+
+        Rows are applied in blocks of at most 25,000, of which each is the next version of its rows; so is
+        each change of the columns. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
+        is who the history says it was, by default the user of the process; the same `change_id` again changes
+        nothing, and tells what it did then. `progress` is called with the rows done. Others who change the
+        table are waited for, for `wait_seconds`.
+
+        Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that have newer
+        versions than those that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is
+        changed; and `CommitOutcomeUnknown`.
+        """
+        asked = Asked(dry_run, changed_by, change_id, wait_seconds, progress)
+        listed = checked_changes(changes)
+        return self._changed(lambda held, columns: Found(listed), asked)
+
+    def upsert(
+        self,
+        rows: Iterable[Row],
+        on: Sequence[str],
+        dry_run: bool = False,
+        *,
+        changed_by: str | None = None,
+        change_id: str | None = None,
+        wait_seconds: float = LOCK_WAIT_SECONDS,
+        progress: Progress = lambda done, total: None,
+    ) -> Changed:
+        """Updates the rows that have the values of the columns `on`, where they differ; inserts the others.
+
+        One transaction, under the table's lock; cells that a row does not bring are left untouched. Rows that
+        are as they are wanted are counted as "unchanged", and get no version. The rest is as for `change`.
+
+        Raises `AmbiguousRows` when two rows, of the table or of these, have the same values, and what
+        `change` does; `IndexNotReady` when the index cannot be brought to the newest version.
+        """
+
+        def find(held: HeldLock, columns: tuple[Column, ...]) -> Found:
+            locate = partial(self._indexes.locate, self, on, version=held.version)
+            batches, unchanged = upserts(rows, on, columns, locate)
+            return Found([Written(batches)] if batches else [], unchanged)
+
+        self._indexes.indexing.bring(self)  # or the lock would be held while an index is built
+        return self._changed(find, Asked(dry_run, changed_by, change_id, wait_seconds, progress))
+
+    def _changed(self, find: Find, asked: Asked) -> Changed:
+        if asked.dry_run:
+            return self._changes.found(find, asked)
+        with self.table.changing():
+            return self._changes.found(find, asked)
+
+    def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
+        """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
+        import numpy as np
+
+        ids = _number(ROW_ID, row_id)
+        ranges = self.store.ranges([(ids, ids)])
+        if not len(ranges.first):
+            raise RowNotFound(f"table {self.name!r} has no row of {ROW_ID} {row_id}")
+        wanted = int(ranges.version[0]) if version is None else _number(ROW_VERSION, version)
+        columns = self.columns(None if version is None else wanted)
+        found = self._reader.rows(np.array([ids]), np.array([wanted]), columns)
+        if not found.num_rows:
+            raise RowNotFound(f"table {self.name!r}: row {row_id} has no version {wanted}")
+        if found.column(ROW_DELETED)[0].as_py():
+            raise RowNotFound(f"table {self.name!r}: row {row_id} was deleted, at version {wanted}")
+        cells = {column.name: to_python(column, found.column(column.name))[0] for column in columns}
+        return {ROW_ID: ids, ROW_VERSION: wanted, **cells}
+
+    def current(
+        self, version: int | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader:
+        """The rows as of a version, by default the newest, by ids: ROW_ID, ROW_VERSION, and the columns.
+
+        The columns are those of that version, called and typed as they were then.
+        """
+        state = self.state()
+        wanted = state.version if version is None else min(version, state.version)
+        known = state.columns if wanted >= state.columns_since else self.columns(wanted)
+        return self._reader.current(wanted, _chosen(known, columns))
+
+    def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader:
+        """Every version of rows that came after a version and up to another, by default the newest.
+
+        By ids and versions: ROW_ID, ROW_VERSION, ROW_DELETED, and the columns as of `till`. It reads what
+        changed, and not the table.
+        """
+        state = self.state()
+        till = state.version if till is None else min(till, state.version)
+        known = state.columns if till >= state.columns_since else self.columns(till)
+        return self._reader.changed(after, till, known, self.store.changed_ranges(after))
+
+    def preview_csv(
+        self,
+        path: str | PathLike[str],
+        *,
+        rows: int = ROWS_SHOWN,
+        whole: bool = False,
+        **how: Unpack[CsvOptions],
+    ) -> CsvPreview:
+        """What a CSV or TSV file seems to hold: columns, first rows. Raises `InvalidData` and `InvalidInput`.
+
+        `how` is it written: separator (by default as the file's name tells), quote, escape, header,
+        skip_lines, and null, a text that stands for nothing.
+        """
+        return preview_csv(path, CsvFormat.of_file(path, **how), rows=rows, whole=whole)
+
+    def upload_csv(
+        self,
+        path: str | PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        dry_run: bool = False,
+        changed_by: str | None = None,
+        change_id: str | None = None,
+        progress: Progress = lambda done, total: None,
+        **how: Unpack[CsvOptions],
+    ) -> Changed:
+        """Makes the change that a CSV or TSV file says, all of it or nothing.
+
+        Rows without ROW_ID are inserted, others updated in the columns that the file has, those of only
+        ROW_ID and ROW_VERSION deleted. `columns` names the file's columns, in place of its header; `how` is
+        as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
+        """
+        load = LoadCsv(path, columns=columns, **asdict(CsvFormat.of_file(path, **how)))
+        return self.change([load], dry_run, changed_by=changed_by, change_id=change_id, progress=progress)
+
+    def download_csv(
+        self,
+        path: str | PathLike[str],
+        sql: str | None = None,
+        *,
+        version: int | None = None,
+        snapshot: str | None = None,
+        separator: str | None = None,
+        header: bool = True,
+        wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
+        progress: Progress = lambda done, total: None,
+    ) -> int:
+        """Writes the rows, of the table or of a query, as CSV or TSV; gives how many there were.
+
+        With ROW_ID and ROW_VERSION of each, unless a query groups rows: edited and uploaded again, rows are
+        updated. The rows are of one version: of now, that given, or a snapshot's. The file is there when it
+        is whole. Raises `InvalidInput` and what `query` does.
+        """
+        from dormouse.rows.csv_download import save_csv
+
+        how = CsvFormat.of_file(path, separator=separator, header=header)
+        rows = self.rows_of(sql, version=version, snapshot=snapshot, wait_seconds=wait_seconds)
+        return save_csv(rows, path, how, progress)
+
+    def rows_of(
+        self,
+        sql: str | None = None,
+        *,
+        version: int | None = None,
+        snapshot: str | None = None,
+        wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
+    ) -> pa.RecordBatchReader:
+        """All rows of the table or of a query, of one version, with ROW_ID and ROW_VERSION, streamed.
+
+        A query waits for the table's index for `wait_seconds`.
+        """
+        from dormouse.rows.csv_download import rows_of_pages
+        from dormouse.rows.pages import PAGE_ROWS_MAX
+
+        if sql is not None:
+            which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
+
+            def ask(page: str | None) -> Page:
+                return self.query(sql, PAGE_ROWS_MAX, **which) if page is None else self.query(page=page)
+
+            return rows_of_pages(ask)
+        if version is not None and snapshot is not None:
+            raise InvalidInput("give a version, or the name of a snapshot")
+        if snapshot is not None:
+            version = self.store.snapshot(snapshot).version
+        return self.current(version)
+
+    def snapshot(self, name: str) -> RowSnapshot:
+        """Names the newest version. `SnapshotExists`."""
+        with self.table.changing():
+            return self.store.add_snapshot(name)
+
+    def snapshots(self) -> list[RowSnapshot]:
+        """By name."""
+        return self.store.snapshots()
+
+    def drop_snapshot(self, name: str) -> None:
+        """Forgets a name; the versions stay. `SnapshotNotFound`."""
+        with self.table.changing():
+            self.store.drop_snapshot(name)
+
+    def history(self, before: int = VERSION_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
+        """Who changed what, and when: the changes of before a version, the newest first."""
+        return self.store.history(before, limit)
+
+
+def _chosen(columns: Sequence[Column], names: Iterable[str] | None) -> Sequence[Column]:
+    return columns if names is None else [column_named(columns, name) for name in names]
+
+
+def _number(what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RowNotFound(f"{what} is a whole number from 1, not {value!r}")
+    return value

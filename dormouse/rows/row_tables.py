@@ -1,0 +1,112 @@
+"""The row tables of an instance, as a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from dormouse.errors import NotARowTable
+from dormouse.model.edited import is_edited
+from dormouse.model.keyed import check_keyed
+from dormouse.model.properties import TableProperties
+from dormouse.model.schema import Schema
+from dormouse.model.types import BOOLEAN, LONG, Field
+from dormouse.rows import store
+from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns
+from dormouse.rows.row_table import RowTable
+
+if TYPE_CHECKING:
+    from dormouse.catalog import Catalog
+    from dormouse.jobs import JobStore
+    from dormouse.model.table import TableRecord
+    from dormouse.postgres import ConnectionSupplier
+    from dormouse.rows.indexes import RowIndexes
+    from dormouse.settings import Settings
+    from dormouse.table import Table
+    from dormouse.tables import Tables
+
+_KEYS = (Field(ROW_ID, LONG), Field(ROW_VERSION, LONG), Field(ROW_DELETED, BOOLEAN))
+
+
+class RowTables:
+    """The methods, of an instance."""
+
+    _catalog: Catalog
+    _supplier: ConnectionSupplier
+    _tables: Tables
+    jobs: JobStore
+    _settings: Settings
+
+    @cached_property
+    def row_indexes(self) -> RowIndexes:
+        """The indexes of all row tables, which answer their queries."""
+        from dormouse.rows.cluster import IndexCluster
+        from dormouse.rows.indexes import RowIndexes
+        from dormouse.rows.indexing import Indexing
+        from dormouse.rows.placements import Placements
+
+        given = self._settings
+        cluster = IndexCluster(self._tables.dsn, given.row_indexes)
+        seconds = given.row_page_seconds, given.row_index_idle_seconds
+        indexing = Indexing(Placements(self._supplier), cluster, *seconds)
+        return RowIndexes(indexing, self.jobs, self.row_table)
+
+    @property
+    def row_page_seconds(self) -> float:
+        """For so long a page's `next_page` can be asked for."""
+        return self._settings.row_page_seconds
+
+    def _keep_row_indexes(self) -> None:
+        """Drops indexes that are idle, and what is left of others, if there are any."""
+        from dormouse.rows.placements import Placements
+
+        if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
+            self.row_indexes.upkeep()
+
+    def _close_rows(self) -> None:
+        if "row_indexes" in self.__dict__:
+            self.row_indexes.close()
+
+    def _table(self, record: TableRecord) -> Table:
+        raise NotImplementedError
+
+    def _check_writable(self) -> None:
+        raise NotImplementedError
+
+    def create_row_table(
+        self, name: str, columns: Sequence[Column], *, properties: TableProperties | None = None
+    ) -> RowTable:
+        """Makes a table whose rows have ids and versions, and are edited by many; `drop_table` drops it.
+
+        Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`.
+        """
+        self._check_writable()
+        listed = [
+            replace(column, column_id=n) for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
+        ]
+        schema = Schema(
+            _KEYS[:1], _KEYS[1:2], [_KEYS[2], *(Field(c.name, c.stored, nullable=True) for c in listed)]
+        )
+        given = (properties or TableProperties()).model_dump(exclude_defaults=True)
+        edited = TableProperties(**{**given, "rows": "edited"})
+        check_keyed(schema, edited)
+        made = self._catalog.create(name, schema, edited, with_it=partial(store.create, columns=listed))
+        self._tables.note_activity()
+        return RowTable(self._table(made), lambda: self.row_indexes)
+
+    def row_table(self, name: str) -> RowTable:
+        """The row table of this name. `TableNotFound`, `NotARowTable`."""
+        found = self._catalog.get(name)
+        if not is_edited(found.properties):
+            raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
+        return RowTable(self._table(found), lambda: self.row_indexes)
+
+    def row_tables(self) -> list[RowTable]:
+        """All row tables, by name."""
+        return [
+            RowTable(self._table(one), lambda: self.row_indexes)
+            for one in self._catalog.tables()
+            if is_edited(one.properties)
+        ]

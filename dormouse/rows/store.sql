@@ -1,0 +1,121 @@
+-- name: create
+-- Part of making a table: its rows are edited.
+with made as (
+    insert into row_table (table_id) values (%(table_id)s)
+)
+insert into row_columns (table_id, since_version, columns) values (%(table_id)s, 0, %(columns)s);
+
+-- name: state
+-- The newest version, the next id, and the columns of now.
+select r.version, r.next_id, r.changed_at, c.since_version, c.columns
+from row_table r
+cross join lateral (
+    select since_version, columns from row_columns c where c.table_id = r.table_id order by since_version desc limit 1
+) c
+where r.table_id = %(table_id)s;
+
+-- name: columns
+-- The columns as of a version.
+select columns
+from row_columns
+where table_id = %(table_id)s and since_version <= %(version)s
+order by since_version desc
+limit 1;
+
+-- name: ranges
+-- The ranges that rows lie in, of which spans are given.
+select r.first_id, r.last_id, r.version, r.is_deleted
+from unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) as s (first_id, last_id)
+cross join lateral (
+    (
+        select * from row_range r
+        where r.table_id = %(table_id)s and r.first_id <= s.first_id
+        order by r.first_id desc
+        limit 1
+    )
+    union all
+    select * from row_range r
+    where r.table_id = %(table_id)s and r.first_id > s.first_id and r.first_id <= s.last_id
+) r
+where r.last_id >= s.first_id;
+
+-- name: changed_ranges
+-- A page of the ranges whose version is newer than one, by their ids.
+select first_id, last_id
+from row_range
+where table_id = %(table_id)s and version > %(after)s
+order by first_id;
+
+-- name: fence
+-- First in the transaction of a commit: keeps the table, and tells whether the lock is still held; no row: it is not.
+with held as materialized (
+    select table_id from row_table where table_id = %(table_id)s for update
+)
+delete from row_lock l
+using held
+where l.table_id = held.table_id and l.token = %(token)s and l.kind = 'write'
+returning l.table_id;
+
+-- name: remove_ranges
+-- Ranges that others take the place of.
+delete from row_range where table_id = %(table_id)s and first_id = any(%(firsts)s::bigint[]);
+
+-- name: add_ranges
+-- The ranges of rows that were changed, and what is left of those that they were in.
+insert into row_range (table_id, first_id, last_id, version, is_deleted)
+select %(table_id)s, first_id, last_id, version, is_deleted
+from unnest(%(firsts)s::bigint[], %(lasts)s::bigint[], %(versions)s::bigint[], %(deleted)s::boolean[])
+    as t (first_id, last_id, version, is_deleted);
+
+-- name: record
+-- A change: the versions that it made, by whom, and what it did.
+with changed as (
+    update row_table
+    set version = %(last_version)s, next_id = %(next_id)s, changed_at = clock_timestamp()
+    where table_id = %(table_id)s
+), identified as (
+    insert into row_change_id (table_id, change_id, last_version)
+    select %(table_id)s, %(change_id)s, %(last_version)s
+    where %(change_id)s::text is not null
+)
+insert into row_change (
+    table_id, first_version, last_version, changed_by, first_id, inserted, updated, deleted, unchanged, columns_changed
+)
+values (
+    %(table_id)s, %(first_version)s, %(last_version)s, %(changed_by)s, %(first_id)s, %(inserted)s, %(updated)s,
+    %(deleted)s, %(unchanged)s, %(columns_changed)s
+);
+
+-- name: record_columns
+-- The columns from a version on.
+insert into row_columns (table_id, since_version, columns) values (%(table_id)s, %(version)s, %(columns)s);
+
+-- name: change_of_id
+-- What a change did that was asked before.
+select c.first_version, c.last_version, c.first_id, c.inserted, c.updated, c.deleted, c.unchanged
+from row_change_id i
+join row_change c on c.table_id = i.table_id and c.last_version = i.last_version
+where i.table_id = %(table_id)s and i.change_id = %(change_id)s;
+
+-- name: history
+-- A page of the changes, the newest first.
+select first_version, last_version, changed_at, changed_by, inserted, updated, deleted, columns_changed
+from row_change
+where table_id = %(table_id)s and last_version < %(before)s
+order by last_version desc
+limit %(limit)s;
+
+-- name: add_snapshot
+-- Names the newest version; no row: there is a snapshot of this name.
+insert into row_snapshot (table_id, name, version)
+select table_id, %(name)s, version from row_table where table_id = %(table_id)s
+on conflict do nothing
+returning name, version, taken_at;
+
+-- name: snapshots
+-- All snapshots, by name.
+select name, version, taken_at from row_snapshot where table_id = %(table_id)s order by name;
+
+-- name: drop_snapshot
+-- Forgets a name.
+delete from row_snapshot where table_id = %(table_id)s and name = %(name)s returning name;

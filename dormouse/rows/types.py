@@ -1,0 +1,169 @@
+"""The types of expressions: which values can meet, and what comes of it, whichever database computes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dormouse.errors import InvalidQuery, InvalidRow
+from dormouse.rows.columns import Column, value_of
+from dormouse.rows.expressions import Aggregate, Apply, Cell, Expression, Function, Kind, Operator, Value
+
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
+_DIGITS_MAX = 400
+_KINDS: dict[str, Kind] = {
+    "INTEGER": "INTEGER",
+    "DOUBLE": "DOUBLE",
+    "DATE": "DATE",
+    "BOOLEAN": "BOOLEAN",
+    "JSON": "JSON",
+}
+
+
+def cell(column: Column) -> Cell:
+    """A column as it is."""
+    return Cell(_KINDS.get(column.type, "STRING"), column.column_id or 0)
+
+
+def number(text: str) -> Value:
+    """A literal, which is a DOUBLE when it has a point, or more than 64 bits."""
+    if len(text) > _DIGITS_MAX:
+        raise InvalidQuery(f"{text[:40]}… is no number that a column can have")
+    if text.removeprefix("-").isdigit() and INTEGER_MIN <= (value := int(text)) <= INTEGER_MAX:
+        return Value("INTEGER", value)
+    if math.isinf(found := float(text)):
+        raise InvalidQuery(f"{text[:40]} is larger than any DOUBLE")
+    return Value("DOUBLE", found)
+
+
+def of_kind(expression: Expression, kind: Kind) -> Expression:
+    """The same as another kind: of a null, of an integer as a double."""
+    if expression.kind == kind:
+        return expression
+    if isinstance(expression, Value):
+        if expression.kind == "NULL":
+            return Value(kind, None)
+        if expression.kind == "INTEGER" and kind == "DOUBLE":
+            return Value(kind, float(expression.value))  # type: ignore[arg-type]
+    if expression.kind == "INTEGER" and kind == "DOUBLE":
+        return Apply(kind, "as double", (expression,))
+    raise InvalidQuery(f"{expression.kind} and {kind} cannot be compared or combined")
+
+
+def alike(expressions: Sequence[Expression]) -> list[Expression]:
+    """Expressions that are compared with each other, as one kind; `InvalidQuery`."""
+    for expression in expressions:
+        check_comparable(expression, "a comparison")
+    kinds = {e.kind for e in expressions if not (isinstance(e, Value) and e.kind in ("STRING", "NULL"))}
+    texts = [e for e in expressions if isinstance(e, Value) and e.kind == "STRING"]
+    if kinds == {"INTEGER", "DATE"}:
+        # a date is its milliseconds
+        kinds = {"DATE"}
+        expressions = [
+            Value("DATE", e.value) if isinstance(e, Value) and e.kind == "INTEGER" else e for e in expressions
+        ]
+    if kinds == {"INTEGER", "DOUBLE"}:
+        # as an index of integers has them, where it can be
+        expressions = [_whole(e) for e in expressions]
+        kinds = {e.kind for e in expressions} - {"STRING", "NULL"}
+        kinds = {"DOUBLE"} if len(kinds) > 1 else kinds
+    if not kinds and texts:
+        kinds = {"STRING"}
+    if len(kinds) > 1:
+        raise InvalidQuery(f"{' and '.join(sorted(kinds))} cannot be compared")
+    kind: Kind = next(iter(kinds), "STRING")
+    return [_read(e, kind) if e in texts and kind != "STRING" else of_kind(e, kind) for e in expressions]
+
+
+def _whole(expression: Expression) -> Expression:
+    """A literal such as 1e3 as the integer that it is; above 2^53, doubles leave integers out."""
+    value = expression.value if isinstance(expression, Value) else None
+    if isinstance(value, float) and abs(value) <= 1 << 53 and value.is_integer():
+        return Value("INTEGER", int(value))
+    return expression
+
+
+def check_comparable(expression: Expression, where: str) -> None:
+    """`InvalidQuery` for JSON, which has no order."""
+    if expression.kind == "JSON":
+        raise InvalidQuery(f"{where} takes no JSON: it can be selected, counted, and asked for IS NULL")
+
+
+def numeric(expression: Expression, operator: str) -> Expression:
+    """`InvalidQuery` for what cannot be calculated with."""
+    if expression.kind == "NULL":
+        return Value("INTEGER", None)
+    if expression.kind not in ("INTEGER", "DOUBLE"):
+        raise InvalidQuery(f"{operator!r} takes numbers, not {expression.kind}")
+    return expression
+
+
+def arithmetic(operator: Operator, left: Expression, right: Expression) -> Expression:
+    """Integers stay integers but for `/`; what is divided by 0 is null."""
+    left, right = numeric(left, operator), numeric(right, operator)
+    if operator == "%":
+        if "DOUBLE" in (left.kind, right.kind):
+            raise InvalidQuery("'%' takes integers")
+        return Apply("INTEGER", operator, (left, right))
+    if operator == "/" or left.kind != right.kind:
+        left, right = of_kind(left, "DOUBLE"), of_kind(right, "DOUBLE")
+    return Apply(left.kind, operator, (left, right))
+
+
+def like(operands: Sequence[Expression]) -> Expression:
+    """A text and a pattern, and what takes the meaning of the pattern's next character."""
+    text, pattern, *escapes = [of_kind(one, "STRING") if one.kind == "NULL" else one for one in operands]
+    if text.kind != "STRING" or not isinstance(pattern, Value) or pattern.kind != "STRING":
+        raise InvalidQuery("LIKE compares a text with a pattern in quotes")
+    for escape in escapes:
+        if not isinstance(escape, Value) or not isinstance(escape.value, str) or len(escape.value) != 1:
+            raise InvalidQuery("ESCAPE takes one character in quotes")
+        _check_escapes(pattern.value, escape.value)
+    return Apply("BOOLEAN", "like", (text, pattern, *escapes))
+
+
+def aggregate(function: Function, operand: Expression, *, distinct: bool) -> Expression:
+    """`InvalidQuery` for a kind that the function cannot take."""
+    if function == "count":
+        if distinct:
+            check_comparable(operand, "count(DISTINCT …)")
+        return Aggregate(
+            "INTEGER", function, of_kind(operand, "STRING") if operand.kind == "NULL" else operand, distinct
+        )
+    if function in ("sum", "avg"):
+        operand = numeric(operand, function)
+        return Aggregate("DOUBLE" if function == "avg" else operand.kind, function, operand, distinct)
+    check_comparable(operand, function)
+    operand = of_kind(operand, "STRING") if operand.kind == "NULL" else operand
+    return Aggregate(operand.kind, function, operand)
+
+
+def _read(text: Expression, kind: Kind) -> Value:
+    """A text that is compared with what is none, as a value of that kind."""
+    assert isinstance(text, Value) and isinstance(text.value, str)  # noqa: S101
+    value: Any = text.value
+    if kind in ("DATE", "DOUBLE"):
+        try:
+            value = value_of(Column("value", kind), value, "it")
+            return Value(kind, value)
+        except InvalidRow:
+            pass
+    if kind in ("INTEGER", "DOUBLE", "DATE"):
+        try:
+            found = number(value)
+        except ValueError:
+            pass
+        else:
+            if kind == "DOUBLE" or found.kind == "INTEGER":
+                return Value(kind, float(found.value) if kind == "DOUBLE" else found.value)  # type: ignore[arg-type]
+    if kind == "BOOLEAN" and value.lower() in ("true", "false"):
+        return Value(kind, value.lower() == "true")
+    raise InvalidQuery(f"{value[:60]!r} is no {kind}, with which it is compared")
+
+
+def _check_escapes(pattern: Any, escape: str) -> None:
+    characters = iter(pattern or "")
+    for one in characters:
+        if one == escape and next(characters, None) not in ("%", "_", escape):
+            raise InvalidQuery(f"in a pattern, {escape!r} stands before %, _ or itself")

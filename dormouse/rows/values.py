@@ -1,0 +1,137 @@
+"""Values of Python, JSON and text as Arrow arrays by their columns; each that does not fit is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.rows.columns import Column, text_value, value_of
+from dormouse.rows.kinds import NOT_EMPTY
+
+Label = Callable[[int], str]
+"""Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
+
+_ZONED = r"(Z|[+-]\d\d:?\d\d)$"
+_PLAIN: dict[str, set[type]] = {
+    "INTEGER": {int},
+    "DOUBLE": {float},
+    "STRING": {str},
+    "DATE": {int},
+    "BOOLEAN": {bool},
+    "ENTITY": {str},
+    "LINK": {str},
+    "FILE": {str},
+    "JSON": set(),
+}
+"""The types of Python that Arrow takes as they are."""
+
+
+def row_label(number: int) -> str:
+    """Of the rows of a list."""
+    return f"row {number + 1}"
+
+
+def array_of(column: Column, values: Sequence[Any], label: Label = row_label) -> pa.Array:
+    """Values as Python and JSON have them; null where there is none. `InvalidRow` names the first bad one."""
+    kind = arrow_type(column.stored)
+    if set(map(type, values)) - {type(None)} <= _PLAIN[column.type]:
+        try:
+            array = pa.array(values, kind)
+        except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
+            pass  # said below, by the value
+        else:
+            return fitting(column, array, label)
+    return pa.array([value_of(column, value, label(n)) for n, value in enumerate(values)], kind)
+
+
+def fitting(column: Column, array: pa.Array, label: Label = row_label) -> pa.Array:
+    """An array that has the type of the column's files, if its values are such as may be; `InvalidRow`."""
+    if pa.types.is_string(array.type) and column.type != "JSON":
+        _all(array, pc.invert(pc.match_substring(array, "\0")), column, label)
+    if (size := column.characters_max) is not None:
+        _all(array, pc.less_equal(pc.utf8_length(array), size), column, label)
+    if column.type in NOT_EMPTY:
+        _all(array, pc.greater(pc.utf8_length(array), 0), column, label)
+    if column.enum is not None:
+        known = pa.array(column.enum, array.type)
+        _all(array, pc.or_(pc.is_in(array, known), pc.is_null(array)), column, label)
+    return array
+
+
+def of_text(column: Column, texts: pa.Array, label: Label = row_label) -> pa.Array:
+    """Text as CSV has it; null where there is none. `InvalidRow` names the first that does not fit."""
+    texts = texts.cast(pa.string())
+    if (parse := _PARSERS.get(column.type)) is None:
+        return fitting(column, texts, label)
+    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.if_else(pc.equal(texts, ""), None, texts)
+    try:
+        array = parse(texts)
+    except (pa.ArrowInvalid, _OneByOne):
+        parsed = [text_value(column, text, label(n)) for n, text in enumerate(texts.to_pylist())]
+        array = pa.array(parsed, arrow_type(column.stored))
+    return fitting(column, array, label)
+
+
+def with_default(column: Column, array: pa.Array) -> pa.Array:
+    """With the column's default where there is no value."""
+    if column.default is None or not array.null_count:
+        return array
+    return pc.fill_null(array, pa.scalar(column.stored_default, array.type))
+
+
+def to_python(column: Column, array: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values as Python has them: JSON is parsed, a DATE is milliseconds."""
+    values = array.to_pylist()
+    if column.type == "JSON":
+        return [None if value is None else json.loads(value) for value in values]
+    return list(values)
+
+
+def _all(array: pa.Array, ok: pa.BooleanArray, column: Column, label: Label) -> None:
+    if pc.all(ok, skip_nulls=True).as_py() is not False:
+        return
+    number = pc.index(ok, False).as_py()
+    value_of(column, array[number].as_py(), label(number))
+
+
+class _OneByOne(Exception):
+    """What cannot be parsed at once."""
+
+
+def _integers(texts: pa.Array) -> pa.Array:
+    # Arrow reads hexadecimal, too
+    if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
+        raise _OneByOne
+    return texts.cast(pa.int64())
+
+
+def _dates(texts: pa.Array) -> pa.Array:
+    if pc.all(pc.match_substring_regex(texts, r"^-?\d{1,19}$"), skip_nulls=True).as_py() is not False:
+        return texts.cast(pa.int64())
+    zoned = pc.match_substring_regex(texts, _ZONED)
+    # the day of a plain date ends as a zone does
+    with_zone = pc.and_(zoned, pc.greater(pc.utf8_length(texts), 10))
+    if pc.all(with_zone, skip_nulls=True).as_py():
+        return texts.cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
+    if pc.any(with_zone).as_py():
+        raise _OneByOne
+    return texts.cast(pa.timestamp("ms")).cast(pa.int64())
+
+
+def _one_by_one(texts: pa.Array) -> pa.Array:
+    raise _OneByOne
+
+
+_PARSERS: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "INTEGER": _integers,
+    "DOUBLE": lambda texts: texts.cast(pa.float64()),
+    "DATE": _dates,
+    "BOOLEAN": lambda texts: texts.cast(pa.bool_()),
+    "JSON": _one_by_one,
+}

@@ -1,0 +1,231 @@
+"""The paths of row tables: what they are, their queries, and their rows as CSV, out and in."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path as FilePath
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+
+from dormouse.errors import JobNotFound
+from dormouse.jobs.answers import upload_name
+from dormouse.jobs.job import new_job_id
+from dormouse.long_work import check_request
+from dormouse.model.values import json_value
+from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.csv_preview import preview_csv
+from dormouse.rows.row_table import RowTable
+from dormouse.service import documents
+from dormouse.service.bodies import JsonRoute
+from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS
+from dormouse.service.formats import CsvAnswer
+from dormouse.service.jobs import By, check_may, told
+from dormouse.service.routes import Here
+from dormouse.service.running import Answer
+from dormouse.service.sent_files import receive, separator_of
+from dormouse.service.work import DocumentWork, QueryWork
+
+TableNamed = Annotated[str, Path(description="the name of a row table", examples=["samples"])]
+rows = APIRouter(prefix="/v1/rows", tags=["row tables"])
+row_queries = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=JsonRoute)
+row_files = APIRouter(prefix="/v1/rows", tags=["row tables"])
+
+
+@rows.get("", response_model=documents.RowTableList, responses=ROWS, summary="All row tables")
+def list_row_tables(here: Here) -> Response:
+    """By name."""
+    found = [{"name": one.name, "version": one.version()} for one in here.instance.row_tables()]
+    return JSONResponse({"tables": found})
+
+
+@rows.get("/{table}", response_model=documents.RowTableDescription, responses=ROWS, summary="One row table")
+def describe_row_table(
+    here: Here,
+    table: TableNamed,
+    version: Annotated[int | None, Query(ge=0, description="the columns as of a version")] = None,
+) -> Response:
+    """Its columns, newest version and snapshots."""
+    return JSONResponse(json_value(_described(here.instance.row_table(table), version)))
+
+
+def _described(found: RowTable, version: int | None) -> dict[str, Any]:
+    state = found.state()
+    columns = state.columns if version is None else found.columns(version)
+    return {
+        "name": found.name,
+        "version": state.version,
+        "changed_at": state.changed_at,
+        "columns": [column.to_json() for column in columns],
+        "snapshots": found.snapshots(),
+    }
+
+
+@rows.get("/{table}/history", response_model=documents.RowHistory, responses=ROWS, summary="Who changed what")
+def row_history(
+    here: Here,
+    table: TableNamed,
+    before: Annotated[int | None, Query(ge=1, description="only those of before a version")] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
+) -> Response:
+    """The newest first."""
+    which = {} if before is None else {"before": before}
+    return JSONResponse({"changes": json_value(here.instance.row_table(table).history(limit=limit, **which))})
+
+
+@rows.get("/{table}/rows/{row_id}", response_model=dict[str, Any], responses=ROWS, summary="One row")
+def one_row(
+    here: Here,
+    table: TableNamed,
+    row_id: Annotated[int, Path(description="its ROW_ID")],
+    version: Annotated[int | None, Query(description="that version of it")] = None,
+) -> Response:
+    """As it is now, or a version of it, whatever became of it since."""
+    return JSONResponse(json_value(here.instance.row_table(table).row(row_id, version)))
+
+
+@row_queries.post(
+    "/{table}/query", response_model=documents.RowPage, responses=PAGES, summary="A page of a query's rows"
+)
+async def query_rows(here: Here, table: TableNamed, body: documents.RowQueryRequest) -> Response:
+    """Of the newest version, or of that on which its first page began.
+
+    503 when the index of the table is behind: the work on it has begun, ask again.
+    """
+
+    def make() -> Any:
+        page = here.instance.row_table(table).query(
+            body.sql,
+            body.page_rows,
+            body.page,
+            version=body.version,
+            snapshot=body.snapshot,
+            wait_seconds=body.wait_seconds,
+        )
+        return page.to_json(count=body.count)
+
+    return Answer(here.lookups, "rows", DocumentWork(make))
+
+
+@rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")
+async def download_rows(
+    here: Here,
+    table: TableNamed,
+    sql: Annotated[str | None, Query(description="a SELECT from the table; all rows if left out")] = None,
+    version: Annotated[int | None, Query(ge=0, description="as of a version")] = None,
+    snapshot: Annotated[str | None, Query(description="of a snapshot")] = None,
+    separator: Annotated[str, Query(description="between cells, or tab")] = ",",
+    header: Annotated[bool, Query(description="with the names of the columns")] = True,
+) -> Response:
+    """Streamed, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
+    how = CsvFormat(separator, header=header)
+
+    def open_rows() -> Any:
+        return here.instance.row_table(table).rows_of(
+            sql, version=version, snapshot=snapshot, wait_seconds=here.lookups.settings.seconds_max
+        )
+
+    answer = CsvAnswer(how.separator, header=header)
+    return Answer(here.lookups, "rows_csv", QueryWork(open_rows, answer, here.limits, lambda: None))
+
+
+class CsvGiven:
+    """How a body of CSV is written: query parameters, as the fields of `CsvFormat`."""
+
+    def __init__(
+        self,
+        separator: Annotated[str | None, Query(description="between cells, or tab")] = None,
+        quote: Annotated[str, Query(description="around cells; nothing for none")] = '"',
+        escape: Annotated[str | None, Query(description="before a quote that is none")] = None,
+        header: Annotated[bool, Query(description="whether the first row names the columns")] = True,
+        skip_lines: Annotated[int, Query(description="lines before the header")] = 0,
+        null: Annotated[str | None, Query(description="a text that stands for nothing")] = None,
+    ) -> None:
+        self.separator = separator
+        self.given = (quote or None, escape, header, skip_lines, null)
+
+    def format(self, separator: str) -> CsvFormat:
+        return CsvFormat(self.separator or separator, *self.given)
+
+
+Csv = Annotated[CsvGiven, Depends()]
+
+
+@row_files.post(
+    "/preview",
+    response_model=documents.CsvLook,
+    responses=LOOKS,
+    openapi_extra=CSV_BODY,
+    summary="A look into a CSV file",
+)
+async def preview_rows(
+    request: Request,
+    csv: Csv,
+    shown: Annotated[int, Query(ge=0, le=1_000, description="how many rows are shown")] = 10,
+    whole: Annotated[bool, Query(description="look at all of it, not at its first 64 MB")] = False,
+) -> Response:
+    """Which columns a table for it would have, and its first rows."""
+    how = csv.format(separator_of(request))
+    with tempfile.TemporaryDirectory(prefix="dormouse-preview-") as folder:
+        path = FilePath(folder) / "file.csv"
+        await receive(request, _plain(path))
+        found = await asyncio.to_thread(_look, path, how, shown, whole)
+    return JSONResponse(found)
+
+
+@contextmanager
+def _plain(path: FilePath) -> Iterator[FilePath]:
+    yield path
+
+
+def _look(path: FilePath, how: CsvFormat, shown: int, whole: bool) -> Any:
+    return preview_csv(path, how, rows=shown, whole=whole, name="the file").to_json()
+
+
+@row_files.post(
+    "/{table}/csv",
+    status_code=202,
+    response_model=documents.JobDocument,
+    responses=SENDS,
+    openapi_extra=CSV_BODY,
+    summary="Change rows by CSV",
+)
+async def upload_rows(
+    here: Here,
+    holder: By,
+    request: Request,
+    table: TableNamed,
+    csv: Csv,
+    columns: Annotated[str | None, Query(description="names of the cells, with commas")] = None,
+    dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
+    job_id: Annotated[
+        str | None, Query(description="sent again with the same id, it is the same job")
+    ] = None,
+) -> Response:
+    """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
+    check_may(holder, "row_upload")
+    how = csv.format(separator_of(request))
+    asked = {"table": table, **asdict(how), "dry_run": dry_run}
+    asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
+    await asyncio.to_thread(check_request, here.instance, "row_upload", asked)
+    if job_id is not None:
+        with suppress(JobNotFound):
+            return told(await asyncio.to_thread(here.instance.jobs.status, job_id, holder.owner), 202)
+    chosen = new_job_id() if job_id is None else job_id
+    name = upload_name(chosen)
+    await receive(request, here.instance.objects.staged(name))
+
+    def start() -> Response:
+        try:
+            here.instance.jobs.start("row_upload", asked, holder.owner, job_id=chosen)
+        except BaseException:
+            here.instance.objects.delete([name])
+            raise
+        return told(here.instance.jobs.status(chosen, holder.owner), 202)
+
+    return await asyncio.to_thread(start)

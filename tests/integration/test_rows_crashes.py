@@ -1,0 +1,143 @@
+"""Changes of row tables by processes that are killed, or whose answers are lost: all or nothing, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+
+import dormouse as dm
+from dormouse.context import TableContext
+from dormouse.errors import CommitFailed, CommitOutcomeUnknown
+from dormouse.instance import Instance
+from dormouse.rounds import ingest_commit
+from dormouse.rows.change import Asked, Found, RowChanges
+from dormouse.rows.changes import Changed
+from dormouse.rows.locks import RowLocks
+from dormouse.rows.reading import RowReader
+from dormouse.rows.row_table import RowTable
+from dormouse.rows.store import RowStore
+from tests.dying import dies_at
+
+LEASE_SECONDS = 0.2
+
+
+@pytest.fixture
+def rows(instance: Instance) -> RowTable:
+    made = instance.create_row_table("people", [dm.Column("n", "INTEGER"), dm.Column("s", "STRING")])
+    made.change([dm.Insert([{"n": n} for n in range(4)])])
+    return made
+
+
+def change(own: TableContext, changes: Sequence[Any], change_id: str | None = None) -> Changed:
+    """A change over connections of its own, whose lock is soon another's when it dies."""
+    store = RowStore(own.supplier, own.table)
+    made = RowChanges(
+        lambda: own, store, RowReader(lambda: own), RowLocks(own.supplier, own.table, LEASE_SECONDS)
+    )
+    return made.found(lambda held, columns: Found(changes), Asked(change_id=change_id, wait_seconds=20))
+
+
+def seen(rows: RowTable) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in rows.current().read_all().to_pylist()]
+
+
+def untracked(rows: RowTable) -> list[str]:
+    """Objects below the table's prefix that are no file of it, nor the sketches of one."""
+    context = rows.table.context
+    tracked = {facts.filename for facts in context.store.page(None, 1_000)}
+    names = (name for name, _ in context.objects.list(context.table.object_prefix))
+    return sorted(name for name in names if name.removesuffix(".sketches") not in tracked)
+
+
+@pytest.mark.parametrize("at", ["execute", pytest.param("wait", marks=pytest.mark.slow)])
+def test_a_change_that_is_killed_anywhere_is_whole_or_nothing(
+    rows: RowTable, at: Literal["execute", "wait"]
+) -> None:
+    """Between the upload of its files and its commit, too; another goes on when its lease is over."""
+    context, left_objects, applied = rows.table.context, 0, 0
+    for number in range(1, 90):
+        before, version = seen(rows), rows.version()
+        [(row_id, row_version, *_), *_] = before
+        changes = [
+            dm.Insert([{"n": number, "s": "new"}]),
+            dm.Remove([(row_id, row_version)]),
+            dm.AddColumn(dm.Column(f"c{number}", "DOUBLE", default=0.5)),
+        ]
+        died = dies_at(context, lambda own, changes=changes: change(own, changes), number, at)
+        left_objects += bool(untracked(rows))
+        if seen(rows) != before:
+            applied += 1
+            assert rows.version() == version + 3
+            assert rows.history()[0].first_version == version + 1
+            assert seen(rows)[-1][2:4] == (number, "new")
+            assert {row[-1] for row in seen(rows)} == {0.5}
+            assert [row[0] for row in seen(rows)] == [row[0] for row in before[1:]] + [before[-1][0] + 1]
+        else:
+            assert rows.version() == version
+            assert len(rows.columns()) == 2 + applied
+        if not died:
+            break
+    assert number > 8 and applied >= 1 and left_objects >= 1
+    context.attempts.abandon_all()
+    context.attempts.collect_abandoned(context.table.table_id)
+    assert untracked(rows) == []
+    assert rows.change([dm.Insert([{"n": 99}])], wait_seconds=20).changed["inserted"] == 1
+
+
+def test_the_same_change_again_changes_nothing_and_tells_what_it_did(rows: RowTable) -> None:
+    asked = [dm.Insert([{"n": 7}, {"n": 8}]), dm.Remove([(1, 1)])]
+    done = rows.change(asked, change_id="job 1")
+    again = rows.change(asked, change_id="job 1")
+    assert (list(again.row_ids), again.versions, again.changed) == ([5, 6], [2, 3], done.changed)
+    assert rows.version() == 3
+    assert rows.change([dm.Insert([{"n": 9}])], change_id="job 2").row_ids == [7]
+
+
+def test_a_commit_whose_answer_is_lost_is_asked_for(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = ingest_commit._commit
+
+    def lost(*args: Any, **options: Any) -> bool:
+        commit(*args, **options)
+        raise CommitOutcomeUnknown("the connection died")
+
+    monkeypatch.setattr(ingest_commit, "_commit", lost)
+    assert rows.change([dm.Insert([{"n": 7}])]).row_ids == [5]
+    assert len(seen(rows)) == 5
+    assert rows.locks.holders() == []
+
+
+def test_a_commit_that_was_lost_with_its_answer_is_nothing(
+    rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*args: Any, **options: Any) -> bool:
+        raise CommitOutcomeUnknown("the connection died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest_commit, "_commit", lost)
+        with pytest.raises(CommitFailed, match="lost the commit"):
+            rows.change([dm.Insert([{"n": 7}])])
+    assert len(seen(rows)) == 4
+    assert untracked(rows) == []
+    began = time.monotonic()
+    assert rows.change([dm.Insert([{"n": 7}])]).row_ids == [5]
+    assert time.monotonic() - began < 10, "its lock was given back"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [dm.Insert([{"n": 1}]), dm.Insert([{"n": "x"}])],
+        [dm.Insert([{"n": 1}]), dm.Remove([(1, 1), (9, 1)])],
+        [dm.Insert([{"s": "word"}]), dm.RetypeColumn("s", "INTEGER")],
+        [dm.Insert([{"n": 1}]), dm.AddColumn(dm.Column("N", "STRING"))],
+    ],
+)
+def test_a_change_that_is_refused_leaves_no_trace(rows: RowTable, changes: list[Any]) -> None:
+    before = seen(rows)
+    with pytest.raises((dm.errors.InvalidRow, dm.errors.InvalidColumn)):
+        rows.change(changes)
+    assert (seen(rows), rows.version(), untracked(rows)) == (before, 1, [])
+    assert rows.locks.holders() == []

@@ -1,0 +1,345 @@
+"""Indexes of row tables: never stale, brought once, healed, moved, dropped and made again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import dormouse as dm
+from dormouse.errors import IndexNotReady, InstanceError, PageExpired
+from dormouse.instance import Instance
+from dormouse.rows import indexes
+from dormouse.rows.indexing import Indexing, balanced
+from dormouse.rows.placements import Placed
+from dormouse.rows.row_table import RowTable
+from tests.row_indexes import COLUMNS, all_pages, asked, builds_of, of_files, of_index, rows_of, same
+
+TEXT = "select row_id, row_version, name, n, x, d, b from t"
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/objects"
+
+
+@pytest.fixture
+def instance(dsn: str, objects: str) -> Iterator[Instance]:
+    with dm.connect(dsn, objects) as instance:
+        yield instance
+
+
+@pytest.fixture
+def rows(instance: Instance) -> RowTable:
+    rows = instance.create_row_table("t", COLUMNS)
+    rows.change([dm.Insert(rows_of(200))])
+    return rows
+
+
+def of(instance: Instance) -> Indexing:
+    return instance.row_indexes.indexing
+
+
+def is_as_the_files(rows: RowTable) -> bool:
+    """Whether a query gives what the files have; JSON is not compared."""
+    columns = [n for n, column in enumerate(rows.columns(), start=2) if column.type != "JSON"]
+    return same(of_index(rows), [tuple(row[n] for n in (0, 1, *columns)) for row in of_files(rows)])
+
+
+def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
+    for _ in range(3):
+        with pytest.raises(IndexNotReady, match="ask again"):
+            rows.query(TEXT)
+        assert is_as_the_files(rows)
+        rows.change([dm.Insert(rows_of(10))])
+    assert rows.query("select count(*) from t", wait_seconds=60).rows == [(230,)]
+    assert {job.kind for job in instance.jobs.list(state="COMPLETE")} == {"index_rows"}
+
+
+def test_no_answer_is_older_than_the_question(rows: RowTable) -> None:
+    for number in range(15):
+        version = rows.change([dm.Patch([(1, None, {"n": 1_000 + number})])]).versions[-1]
+        text = "select n from t where row_id = 1"
+        page = rows.query(text, wait_seconds=60) if number % 2 else asked(rows, text)
+        assert page.rows == [(1_000 + number,)]
+        assert (page.version, page.row_versions) == (version, [version])
+
+
+def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None:
+    assert is_as_the_files(rows)
+    page = rows.query("select n, x from t order by n", 50)
+    before = [tuple(row) for row in rows.query("select n, x from t order by n", 200).rows]
+    rows.change([dm.Patch([(i, None, {"n": -i}) for i in range(1, 100)]), dm.Remove([(150, 1), (151, 1)])])
+    assert is_as_the_files(rows)
+    rows.change([dm.AddColumn(dm.Column("more", "STRING", default="it's")), dm.RenameColumn("n", "number")])
+    assert is_as_the_files(rows)
+    rows.change([dm.RetypeColumn("number", "STRING", default="7"), dm.DropColumn("x")])
+    assert is_as_the_files(rows)
+    rows.change([dm.RetypeColumn("d", "INTEGER"), dm.AddColumn(dm.Column("x", "INTEGER", default=4))])
+    rows.change([dm.Insert([{"name": "new"}]), dm.Patch([(1, None, {"x": None, "number": None})])])
+    assert is_as_the_files(rows)
+    # what began before goes on with the columns and the rows of then
+    assert same([row for one in all_pages(rows, page) for row in one.rows], before)
+
+
+KILLED = """
+import os, signal, sys
+import dormouse as dm
+from dormouse.rows import builds
+dsn, objects, where = sys.argv[1:]
+real = builds._csv
+def killing(batch):
+    if where == "amid":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(batch)
+builds._csv = killing
+with dm.connect(dsn, objects) as instance:
+    indexing = instance.row_indexes.indexing
+    placed = indexing.placements.built
+    def built(*args):
+        if where == "built":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return placed(*args)
+    object.__setattr__(indexing.placements, "built", built)
+    indexing.bring(instance.row_table("t"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("where", ["amid", "built", "after"])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_change_is_brought_once_whenever_a_process_is_killed(
+    instance: Instance, rows: RowTable, dsn: str, objects: str, where: str, is_new: bool
+) -> None:
+    if not is_new:
+        assert is_as_the_files(rows)
+    rows.change([dm.Insert(rows_of(50)), dm.Patch([(i, None, {"n": i}) for i in range(1, 60)])])
+    command = [sys.executable, "-c", KILLED, dsn, objects, where]
+    assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
+    assert is_as_the_files(rows)
+    builds, build_id = builds_of(instance, rows)
+    (mine,) = [one for one in builds.all(of(instance).placements.instance_id()) if one.build_id == build_id]
+    assert (mine.row_count, mine.version) == (250, rows.version())
+    of(instance).upkeep(instance.row_table)
+    rest = [one for one in builds.all(of(instance).placements.instance_id()) if one.retired_seconds is None]
+    assert [one.build_id for one in rest] == [build_id]
+
+
+def test_superseded_rows_go_and_then_pages_have_expired(instance: Instance, rows: RowTable) -> None:
+    page = asked(rows, TEXT, 50)
+    rows.change([dm.Remove([(i, 1) for i in range(1, 100)])])
+    of(instance).bring(rows)
+    assert len(rows.query(page=page.next_page).rows) == 50
+    of(instance).page_seconds = 0
+    time.sleep(0.01)
+    of(instance).bring(rows)
+    for call in (lambda: rows.query(page=page.next_page), lambda: page.count):
+        with pytest.raises(PageExpired, match="begin the query again"):
+            call()
+    builds, build_id = builds_of(instance, rows)
+    with builds._supplier.connection() as conn:
+        assert conn.execute(f"select count(*) from superseded_{build_id}".encode()).fetchone() == (0,)
+
+
+def databases_of(dsn: str) -> list[str]:
+    return [f"{conninfo_to_dict(dsn)['dbname']}_rows_{number}" for number in (1, 2)]
+
+
+def test_a_database_that_is_gone_is_made_again(rows: RowTable, dsn: str) -> None:
+    page = asked(rows, TEXT, 50)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        for name in databases_of(dsn):
+            conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+    with pytest.raises(IndexNotReady):
+        rows.query(TEXT)
+    assert is_as_the_files(rows)
+    with pytest.raises(PageExpired, match="begin the query again"):
+        rows.query(page=page.next_page)
+
+
+def test_tables_that_are_gone_or_emptied_are_made_again(instance: Instance, rows: RowTable) -> None:
+    for statement in (
+        "drop table current_{}",
+        "drop table incoming_{}",
+        "delete from build where build_id = {}",
+    ):
+        assert is_as_the_files(rows)
+        builds, build_id = builds_of(instance, rows)
+        with builds._supplier.connection() as conn:
+            conn.execute(statement.format(build_id).encode())
+        rows.change([dm.Insert(rows_of(5))])
+        assert is_as_the_files(rows)
+
+
+def test_where_a_database_is_down_or_full_another_is_used(
+    dsn: str, objects: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, full = (make_conninfo(dsn, dbname=name) for name in databases_of(dsn))
+    down = make_conninfo(dsn, host="127.0.0.1", port=1, dbname="down")
+    with dm.connect(dsn, objects) as instance:
+        rows = instance.create_row_table("t", COLUMNS)
+        rows.change([dm.Insert(rows_of(200))])
+        for name in instance.row_indexes.indexing.cluster.names:
+            instance.row_indexes.indexing.builds(name)  # so that both are there
+    with psycopg.connect(full, autocommit=True) as conn:
+        # as PostgreSQL says it
+        conn.execute(
+            """create or replace function public.no_room() returns event_trigger language plpgsql as $$
+               begin
+                   raise exception 'could not extend file: No space left on device' using errcode = '53100';
+               end $$"""
+        )
+        conn.execute(
+            """create event trigger no_room on ddl_command_end when tag in ('CREATE TABLE')
+               execute function public.no_room()"""
+        )
+    try:
+        for addresses, works in (
+            (f"{url(down)} {url(full)}", False),
+            (f"{url(down)} {url(full)} {url(good)}", True),
+        ):
+            monkeypatch.setenv("DORMOUSE_ROW_INDEXES", addresses)
+            with dm.connect(dsn, objects) as instance:
+                rows = instance.row_table("t")
+                if works:
+                    assert is_as_the_files(rows)
+                    continue
+                with pytest.raises(InstanceError, match=r"cannot connect|disk of the database is full"):
+                    of(instance).bring(rows)
+                with pytest.raises(IndexNotReady, match=r"the last attempt failed: .*(connect|disk)") as told:
+                    rows.query(TEXT)
+                assert "\n" not in str(told.value)
+    finally:
+        with psycopg.connect(full, autocommit=True) as conn:
+            conn.execute("drop event trigger no_room")
+
+
+def url(conninfo: str) -> str:
+    given = conninfo_to_dict(conninfo)
+    host = str(given["host"]).replace("/", "%2F")
+    return f"postgresql://{given['user']}@{host}:{given.get('port') or 5432}/{given['dbname']}"
+
+
+def test_an_idle_index_is_dropped_and_made_again(instance: Instance, rows: RowTable) -> None:
+    assert is_as_the_files(rows)
+    of(instance).upkeep(instance.row_table)
+    builds, build_id = builds_of(instance, rows)
+    of(instance).idle_seconds = of(instance).page_seconds = 0
+    of(instance).upkeep(instance.row_table)
+    of(instance).upkeep(instance.row_table)
+    assert build_id not in [one.build_id for one in builds.all(of(instance).placements.instance_id())]
+    with pytest.raises(IndexNotReady):
+        rows.query(TEXT)
+    assert is_as_the_files(rows)
+
+
+def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance, rows: RowTable) -> None:
+    others = [instance.create_row_table(f"t{number}", COLUMNS) for number in range(3)]
+    for one in others:
+        one.change([dm.Insert(rows_of(10))])
+        asked(one, f"select * from {one.name}")
+    page = asked(rows, TEXT, 50)
+    placements = of(instance).placements
+    assert {one.database for one in placements.all()} == {"1", "2"}
+    home = placements.look(rows.table_id).database
+    neighbour = next(one for one in others if placements.look(one.table_id).database == home)
+    placements.used(rows.table_id, 500)
+    placements.used(neighbour.table_id, 1_000)
+    of(instance).upkeep(instance.row_table)
+    moved = [one for one in (rows, neighbour) if placements.look(one.table_id).database != home]
+    assert len(moved) == 1
+    assert all(is_as_the_files(one) for one in (rows, *others))
+    rows.change([dm.Remove([(i, 1) for i in range(1, 201)])])
+    assert asked(rows, TEXT).rows == []
+    assert [i for one in all_pages(rows, page) for i in one.row_ids or []] == list(range(1, 201))
+
+
+def test_the_plan_of_balance_is_pure() -> None:
+    def placed(table_id: int, database: str, load: float) -> Placed:
+        return Placed(table_id, "t", database, table_id, load, 0.0)
+
+    assert balanced([placed(1, "a", 1_000)], ["a", "b"]) is None
+    assert balanced([placed(1, "a", 30), placed(2, "a", 20)], ["a", "b"]) is None
+    busy = [placed(1, "a", 100), placed(2, "a", 60), placed(3, "a", 40), placed(4, "b", 20)]
+    assert balanced(busy, ["a", "b"]) == (busy[0], "b")
+
+
+def test_columns_that_slow_queries_look_in_have_an_index(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "SLOW_SECONDS", 0)
+    monkeypatch.setattr(indexes, "INDEXED_ROWS_MIN", 0)
+    texts = [
+        "select x from t where n = 3",
+        "select x from t order by d desc",
+        "select x from t where name like 'a%'",
+    ]
+    wanted = {column.column_id for column in rows.columns() if column.name in ("n", "d", "name")}
+    deadline, found = time.monotonic() + 60, set()
+    while not wanted <= found and time.monotonic() < deadline:
+        for text in texts:
+            asked(rows, text)
+        builds, build_id = builds_of(instance, rows)
+        looked = of(instance).placements.look(rows.table_id)
+        found = set(builds.read(looked, build_id, lambda conn, build: build.indexed_ids) or ())
+        time.sleep(0.02)
+    assert found == wanted
+    for text in texts:
+        first = rows.query(text, 5)
+        assert len([row for page in all_pages(rows, first) for row in page.rows]) == first.count
+
+
+def test_another_life_of_the_database_has_another_index(instance: Instance, rows: RowTable) -> None:
+    """After a restore, a version may have other rows than it had when the index was built."""
+    assert is_as_the_files(rows)
+    _, before = builds_of(instance, rows)
+    with instance._supplier.connection() as conn:
+        conn.execute(
+            """insert into incarnation (number, reason, system_identifier, timeline, database_oid)
+               select max(number) + 1, 'adoption', 0, 0, 0 from incarnation"""
+        )
+    assert is_as_the_files(rows)
+    assert builds_of(instance, rows)[1] != before
+
+
+def test_a_reader_of_an_instance_says_when_the_index_is_behind(
+    instance: Instance, rows: RowTable, dsn: str, objects: str
+) -> None:
+    asked(rows, TEXT)
+    with dm.connect(dsn, objects, read_only=True) as reading:
+        assert len(reading.row_table("t").query(TEXT).rows) == 200
+        rows.change([dm.Insert(rows_of(5))])
+        with pytest.raises(IndexNotReady, match="read-only"):
+            reading.row_table("t").query(TEXT)
+        asked(rows, TEXT)
+        assert len(reading.row_table("t").query(TEXT).rows) == 205
+
+
+def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+    """Its file has other bytes than PostgreSQL wrote: an embedded server, which is stopped meanwhile."""
+    with dm.local(tmp_path / "lake") as instance:
+        rows = instance.create_row_table("t", COLUMNS)
+        rows.change([dm.Insert(rows_of(500))])
+        assert is_as_the_files(rows)
+        builds, build_id = builds_of(instance, rows)
+        with builds._supplier.connection() as conn:
+            ((name,),) = conn.execute("select pg_relation_filepath(%s)", [f"current_{build_id}"]).fetchall()
+    (path,) = (tmp_path / "lake").rglob(name)
+    with path.open("r+b") as file:
+        file.seek(8_192 + 100)
+        file.write(os.urandom(4_000))
+    with dm.local(tmp_path / "lake") as instance:
+        rows = instance.row_table("t")
+        with pytest.raises(IndexNotReady):
+            rows.query(TEXT)
+        assert is_as_the_files(rows)
+        assert builds_of(instance, rows)[1] != build_id

@@ -1,0 +1,228 @@
+"""Queries of row tables against DuckDB, page by page; of the index, and of the files."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dormouse as dm
+from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
+from dormouse.instance import Instance
+from dormouse.rows.row_table import RowTable
+from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
+from tests.row_queries import grouped, plain
+
+_names = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def instance(
+    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Instance]:
+    dsn = new_database(template_database)
+    with dm.connect(dsn, f"file://{tmp_path_factory.mktemp('rows')}") as instance:
+        yield instance
+
+
+@pytest.fixture(scope="module")
+def table(instance: Instance) -> RowTable:
+    """A table with a history: of 300 rows some were changed, and some deleted."""
+    rows = instance.create_row_table("t", COLUMNS)
+    rows.change([dm.Insert(rows_of(300))])
+    rows.snapshot("first")
+    rows.change([dm.Patch([{"ROW_ID": i, "ROW_VERSION": 1, "n": 3, "name": "new"} for i in range(1, 40)])])
+    rows.change([dm.Remove([(i, 1) for i in range(200, 230)])])
+    asked(rows, "select * from t")
+    return rows
+
+
+@pytest.fixture
+def rows(instance: Instance) -> RowTable:
+    rows = instance.create_row_table(f"r{next(_names)}", COLUMNS)
+    rows.change([dm.Insert(rows_of(120))])
+    return rows
+
+
+@cache
+def _read(rows: RowTable, version: int | None) -> pa.Table:
+    with rows.current(version) as reader:
+        return reader.read_all()
+
+
+def judged(rows: RowTable, text: str, version: int | None = None) -> list[tuple[Any, ...]]:
+    """What DuckDB says of the same text over the rows of the files."""
+    with duckdb.connect() as judge:
+        judge.register("t", _read(rows, version))
+        if text.startswith("select *"):
+            text = text.replace("*", "* exclude (row_id, row_version)", 1)
+        return judge.execute(text).fetchall()
+
+
+def shown(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Without JSON, which is text to DuckDB."""
+    return [
+        tuple(v for v in row if not isinstance(v, dict) and not str(v).startswith('{"i"')) for row in found
+    ]
+
+
+@given(st.one_of(plain(), grouped()), st.sampled_from([7, 40, 300]))
+def test_an_answer_is_duckdbs_over_the_same_rows(table: RowTable, text: str, page_rows: int) -> None:
+    found = all_pages(table, table.query(text, page_rows))
+    rows = [row for page in found for row in page.rows]
+    expected = judged(table, text)
+    assert same(shown(rows), shown(expected)), text
+    assert found[0].count == len(expected)
+    assert [len(page.rows) for page in found[:-1]] == [page_rows] * (len(found) - 1)
+
+
+@settings(max_examples=25)
+@given(st.one_of(plain(), grouped()), st.sampled_from([90, 400]))
+def test_an_older_version_is_answered_from_the_files(table: RowTable, text: str, page_rows: int) -> None:
+    first = table.query(text, page_rows, version=1)
+    found = all_pages(table, first)
+    rows = [row for page in found for row in page.rows]
+    assert same(shown(rows), shown(judged(table, text, 1))), text
+    assert first.count == len(rows)
+    assert table.query(text, page_rows, snapshot="first").rows == first.rows or "nan" in repr(first.rows)
+
+
+def test_rows_come_with_their_ids_and_versions_and_groups_without(table: RowTable) -> None:
+    page = table.query("select n as number, j from t where row_id in (1, 4, 100) order by row_id")
+    assert (page.row_ids, page.row_versions) == ([1, 4, 100], [2, 2, 1])
+    assert [(c.name, c.type, c.column_id) for c in page.columns] == [
+        ("number", "INTEGER", 5),
+        ("j", "JSON", 9),
+    ]
+    assert page.rows[0] == (3, {"i": 0, "text": "\"\\'\u0000"})
+    assert (page.count, page.next_page, page.version, page.max_rows) == (3, None, 3, 1_000)
+    assert page.to_json(count=True)["count"] == 3
+    counted = table.query("select count(*) from t")
+    assert (counted.rows, counted.row_ids, counted.row_versions) == ([(270,)], None, None)
+
+
+def test_text_is_found_as_it_is_whatever_it_means_elsewhere(rows: RowTable) -> None:
+    evil = [
+        "'; drop table t; --",
+        "%s",
+        "%(p0)s",
+        "$1",
+        "\\",
+        "a\nb",
+        "\t",
+        '"',
+        "''",
+        "NULL",
+        "\\N",
+        "\\.",
+        ",",
+        " ",
+    ]
+    rows.change([dm.Insert([{"name": one, "j": {"evil": one}} for one in evil])])
+    asked(rows, f"select * from {rows.name}")
+    for one in evil:
+        quoted = one.replace("'", "''")
+        page = rows.query(f"select name, j from {rows.name} where name = '{quoted}'")
+        assert page.rows == [(one, {"evil": one})], one
+
+
+@pytest.mark.parametrize(
+    "order", ["n", "n desc", "n nulls first, x desc", "x desc nulls first", "name desc, n", "b, d desc"]
+)
+def test_pages_give_each_row_once_while_others_write(instance: Instance, rows: RowTable, order: str) -> None:
+    expected = {row[0]: row[1] for row in of_files(rows)}
+    page = asked(rows, f"select name, n from {rows.name} order by {order}", 7)
+    stop = threading.Event()
+
+    def write() -> None:
+        for number in itertools.count():
+            if stop.is_set():
+                return
+            rows.change([dm.Insert(rows_of(3)), dm.Patch([(number % 100 + 1, None, {"n": number})])])
+            instance.row_indexes.indexing.bring(rows)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found, seen = page, dict(zip(page.row_ids or [], page.row_versions or [], strict=True))
+    count = len(seen)
+    while found.next_page:
+        found = rows.query(page=found.next_page)
+        seen.update(zip(found.row_ids or [], found.row_versions or [], strict=True))
+        count += len(found.rows)
+    stop.set()
+    writer.join()
+    assert (seen, count, page.count) == (expected, len(expected), len(expected))
+    assert rows.version() > page.version
+
+
+def test_a_token_is_of_one_query_of_one_table(instance: Instance, table: RowTable, rows: RowTable) -> None:
+    page = table.query("select n from t", 5).next_page
+    assert page is not None
+    older = table.query("select n from t", 5, version=1).next_page
+    asked(rows, f"select n from {rows.name}")
+    with pytest.raises(InvalidPage, match="another query"):
+        table.query("select n from t ", page=page)
+    with pytest.raises(InvalidPage, match="not given by this table"):
+        rows.query(page=page)
+    with pytest.raises(InvalidPage, match="not given by this table"):
+        table.query(page=page[:-2] + ("AA" if page[-2:] != "AA" else "BB"))
+    for token, version in ((page, 3), (page, 1), (older, 2)):
+        with pytest.raises(InvalidPage, match="another version"):
+            table.query(page=token, version=version)
+    assert table.query("select n from t", page=page).rows == table.query("select n from t offset 5", 5).rows
+    assert (
+        table.query(page=older, version=1).rows == table.query("select n from t offset 5", 5, version=1).rows
+    )
+
+
+def test_what_cannot_be_asked_is_said_in_one_line(table: RowTable) -> None:
+    wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+        (InvalidQuery, {"sql": None}),
+        (InvalidQuery, {"sql": "select * from t", "version": 9}),
+        (InvalidQuery, {"sql": "select * from t", "version": -1}),
+        (InvalidInput, {"sql": "select * from t", "page_rows": 0}),
+        (InvalidInput, {"sql": "select * from t", "page_rows": 1_000_000}),
+        (InvalidInput, {"sql": "select * from t", "wait_seconds": -1}),
+        (InvalidInput, {"sql": "select * from t", "version": 1, "snapshot": "first"}),
+        (SnapshotNotFound, {"sql": "select * from t", "snapshot": "none"}),
+        (InvalidQuery, {"sql": "select sum(n * 9223372036854775807) from t"}),
+        (InvalidQuery, {"sql": "select sum(n * 9223372036854775807) from t", "version": 1}),
+    ]
+    for kind, how in wrong:
+        with pytest.raises(kind) as refused:
+            table.query(**how)
+        assert "\n" not in str(refused.value)
+
+
+def test_a_page_has_no_more_than_fits(instance: Instance) -> None:
+    wide = instance.create_row_table(
+        "wide", [dm.Column(f"c{i}", "STRING", size_max=1_000) for i in range(150)]
+    )
+    wide.change([dm.Insert([{"c1": "x"}] * 300)])
+    page = asked(wide, "select c1 from wide")
+    assert page.max_rows == len(page.rows) == 110
+    assert len(all_pages(wide, page)) == 3
+
+
+def test_keys_are_located_among_the_rows(instance: Instance, table: RowTable) -> None:
+    keys = pa.record_batch(
+        {"name": ["new", None, "no such", "Ä"], "n": pa.array([3, 3, 3, None], pa.int64())}
+    )
+    found = instance.row_indexes.locate(table, ["name", "n"], keys, table.version())
+    expected = [
+        (position, row[0], row[1])
+        for position, key in enumerate(zip(*keys.to_pydict().values(), strict=True))
+        for row in of_files(table)
+        if row[2:4] == key
+    ]
+    columns = [found.column(name).to_pylist() for name in ("position", "ROW_ID", "ROW_VERSION")]
+    assert list(zip(*columns, strict=True)) == expected
+    assert found.column_names[3:] == [column.name for column in table.columns()]

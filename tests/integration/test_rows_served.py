@@ -1,0 +1,314 @@
+"""Row tables over HTTP: the calls of the client, CSV in and out, tokens, jobs that are started once."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+import dormouse as dm
+from dormouse.client import Client, connect
+from dormouse.client.rows import RemoteRowTable
+from dormouse.errors import (
+    InstanceError,
+    InvalidColumn,
+    InvalidData,
+    InvalidInput,
+    InvalidPage,
+    InvalidQuery,
+    InvalidRow,
+    JobForbidden,
+    NotARowTable,
+    RowConflict,
+    RowNotFound,
+    SnapshotExists,
+    SnapshotNotFound,
+    TableAlreadyExists,
+    TableNotFound,
+)
+from dormouse.instance import Instance
+from tests.serving import http_get, http_post, serving
+from tests.working import until
+
+COLUMNS = [
+    dm.Column("name", "STRING", size_max=100),
+    dm.Column("n", "INTEGER", default=7),
+    dm.Column("x", "DOUBLE"),
+    dm.Column("data", "JSON"),
+]
+ALL = "select * from samples order by n"
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as found:
+        yield found
+
+
+@pytest.fixture
+def url(instance: Instance) -> Iterator[str]:
+    with serving(instance, job_threads=2, shutdown_seconds_max=10) as found:
+        yield found
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with connect(url) as found:
+        yield found
+
+
+@pytest.fixture
+def rows(client: Client) -> RemoteRowTable:
+    return client.create_row_table("samples", COLUMNS)
+
+
+def test_a_table_is_made_changed_queried_and_told(client: Client, rows: RemoteRowTable) -> None:
+    done = rows.change([dm.Insert([{"name": "a", "x": math.nan, "data": [1]}, {"name": "b", "n": 2}])])
+    assert (done.row_ids, dict(done.changed)["inserted"]) == ([1, 2], 2)
+    rows.change([dm.Patch([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}]), dm.AddColumn(dm.Column("c", "DATE"))])
+    page = rows.query("select * from samples where n < 8 order by n desc", wait_seconds=60)
+    assert math.isnan(page.rows[0][2])
+    assert [(row[0], row[1], row[3]) for row in page.rows] == [("a", 7, [1]), ("b", 3, None)]
+    assert (page.count, page.row_ids, page.row_versions) == (2, [1, 2], [1, 2])
+    assert rows.row(2, 1) == {"ROW_ID": 2, "ROW_VERSION": 1, "name": "b", "n": 2, "x": None, "data": None}
+    assert math.isnan(rows.row(1)["x"])
+    assert [column.name for column in rows.columns()] == ["name", "n", "x", "data", "c"]
+    assert [column.name for column in rows.columns(1)] == ["name", "n", "x", "data"]
+    assert [(one.first_version, one.inserted, one.updated) for one in rows.history()] == [
+        (2, 0, 1),
+        (1, 2, 0),
+    ]
+    assert [one.name for one in client.row_tables()] == ["samples"]
+
+
+def test_a_dry_run_changes_nothing_and_a_change_is_made_once(rows: RemoteRowTable) -> None:
+    insert = [dm.Insert([{"name": "a"}])]
+    assert rows.change(insert, dry_run=True).changed["inserted"] == 1
+    assert rows.version() == 0
+    first = rows.change(insert, change_id="one")
+    assert rows.change(insert, change_id="one") == first
+    assert rows.version() == 1
+
+
+def test_rows_are_found_by_columns(rows: RemoteRowTable) -> None:
+    rows.change([dm.Insert([{"name": "a", "n": 1}, {"name": "b", "n": 2}])])
+    done = rows.upsert([{"name": "a", "n": 1}, {"name": "b", "n": 5}, {"name": "c"}], on=["name"])
+    assert dict(done.changed) == {"inserted": 1, "updated": 1, "deleted": 0, "unchanged": 1}
+
+
+def test_snapshots(rows: RemoteRowTable) -> None:
+    rows.change([dm.Insert([{"name": "a"}])])
+    assert rows.snapshot("v1").version == 1
+    rows.change([dm.Remove([(1, 1)])])
+    assert rows.query("select name from samples", snapshot="v1").rows == [("a",)]
+    assert [one.name for one in rows.snapshots()] == ["v1"]
+    with pytest.raises(SnapshotExists):
+        rows.snapshot("v1")
+    rows.drop_snapshot("v1")
+    with pytest.raises(SnapshotNotFound):
+        rows.drop_snapshot("v1")
+
+
+def test_download_edit_upload(rows: RemoteRowTable, tmp_path: Path) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text("name\tn\n" + "".join(f'"row\n{n}"\t{n}\n' for n in range(30_000)), "utf-8")
+    assert rows.preview_csv(path).row_count == 30_000
+    assert rows.upload_csv(path, dry_run=True).changed["inserted"] == 30_000
+    done = rows.upload_csv(path)
+    assert (len(done.row_ids), list(done.versions)) == (30_000, [1, 2])
+    rows.download_csv(path)
+    text = path.read_text("utf-8").replace('1\t1\t"row\n0"\t0', '1\t1\t"edited"\t0')
+    path.write_text(text, "utf-8")
+    assert rows.upload_csv(path).changed["inserted"] == 0
+    rows.download_csv(path, "select name from samples where n = 0")
+    assert path.read_text("utf-8") == '"ROW_ID"\t"ROW_VERSION"\t"name"\n1\t3\t"edited"\n'
+    assert [one.name for one in tmp_path.glob(".*")] == []
+
+
+def test_a_file_that_is_sent_again_with_its_id_changes_once(rows: RemoteRowTable, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("name\na\n", "utf-8")
+    first = rows.upload_csv(path, change_id="one")
+    assert rows.upload_csv(path, change_id="one") == first
+    assert (rows.version(), first.row_ids) == (1, [1])
+
+
+def test_what_was_sent_goes_when_it_was_read(
+    rows: RemoteRowTable, instance: Instance, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("name\na\n", "utf-8")
+    rows.upload_csv(path)
+    path.write_text("nme\na\n", "utf-8")
+    with pytest.raises(InvalidData):
+        rows.upload_csv(path)
+    assert list(instance.objects.list("answers/")) == []
+
+
+def test_errors_have_their_class_and_their_message(
+    client: Client, rows: RemoteRowTable, instance: Instance, tmp_path: Path
+) -> None:
+    rows.change([dm.Insert([{"name": "a"}])])
+    rows.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "n": 8}])])
+    with pytest.raises(RowConflict, match=r"row 1 \(sent 1, now 2\)"):
+        rows.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "n": 9}])])
+    with pytest.raises(InvalidRow, match=r"row 1, column 'n' .INTEGER.: 'x' is not a whole number"):
+        rows.change([dm.Insert([{"n": "x"}])])
+    path = tmp_path / "rows.csv"
+    path.write_text("n,name\n1,a\n2\n", "utf-8")
+    with pytest.raises(InvalidData) as caught:
+        rows.upload_csv(path)
+    assert str(caught.value) == (
+        "the file, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others"
+    )
+    with pytest.raises(InvalidData, match=r"^the file, row 2: "):
+        rows.preview_csv(path)
+    with pytest.raises(InvalidInput, match="separator must be one ASCII character"):
+        rows.upload_csv(path, separator="::")
+    with pytest.raises(InvalidInput, match=r"cannot read .*none\.csv"):
+        rows.upload_csv(tmp_path / "none.csv")
+    with pytest.raises(RowNotFound):
+        rows.row(17)
+    with pytest.raises(TableNotFound):
+        client.row_table("none")
+    with pytest.raises(TableAlreadyExists):
+        client.create_row_table("samples", COLUMNS)
+    with pytest.raises(InvalidColumn, match="there is no column 'z'"):
+        rows.change([dm.DropColumn("z")])
+    with pytest.raises(InvalidInput, match="load_csv is not taken here: upload the file"):
+        rows.change([dm.LoadCsv("/etc/passwd")])
+    with pytest.raises(InvalidQuery):
+        rows.query("drop table samples")
+    instance.create_table("plain", dm.Schema(row_keys=[dm.Field("k", dm.LONG)]))
+    with pytest.raises(NotARowTable):
+        client.row_table("plain")
+
+
+def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
+    """Paging goes on at its version; a token that was tampered with, or of another table, is refused."""
+    rows.change([dm.Insert([{"name": f"row {n}", "n": n} for n in range(25)])])
+    first = rows.query(ALL, 10, wait_seconds=60)
+    rows.change([dm.Insert([{"n": -1}]), dm.Remove([(20, 1)])])
+    pages = [first]
+    while pages[-1].next_page:
+        pages.append(rows.query(page=pages[-1].next_page))
+    assert [row[1] for page in pages for row in page.rows] == list(range(25))
+    assert {page.version for page in pages} == {1}
+    token = str(first.next_page)
+    other = client.create_row_table("other", COLUMNS)
+    for table, wrong in (
+        (rows, token[:-2] + ("AA" if token[-2:] != "AA" else "BB")),
+        (rows, token[:10] + "x" + token[11:]),
+        (rows, "x" * 100),
+        (rows, token + "é"),
+        (other, token),
+    ):
+        with pytest.raises(InvalidPage):
+            table.query(page=wrong)
+
+
+def test_the_same_query_as_a_job_is_the_same_job(client: Client, rows: RemoteRowTable) -> None:
+    rows.change([dm.Insert([{"n": 1}])])
+    asked = {"table": "samples", "sql": ALL}
+    job_id = start(client, asked)
+    until(lambda: client.jobs.status(job_id).has_ended)
+    assert client.jobs.result(job_id)["rows"] == [[None, 1, None, None]]
+    assert start(client, asked) == job_id
+    assert start(client, asked | {"page_rows": 5}) != job_id
+    rows.change([dm.Insert([{"n": 2}])])
+    again = start(client, asked)
+    assert again != job_id
+    until(lambda: client.jobs.status(again).has_ended)
+    assert len(client.jobs.result(again)["rows"]) == 2
+
+
+def start(client: Client, asked: dict[str, Any]) -> str:
+    body = {"kind": "row_query", "request": asked}
+    return str(client._http.json("POST", "/v1/jobs", body)["job_id"])
+
+
+def test_a_body_that_breaks_off_starts_nothing(url: str, rows: RemoteRowTable, instance: Instance) -> None:
+    parts = urlsplit(url)
+    head = (
+        f"POST /v1/rows/samples/csv HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: text/csv\r\n"
+        "Content-Length: 1000\r\n\r\nname\na\n"
+    )
+    with socket.create_connection((parts.hostname, parts.port)) as connection:
+        connection.sendall(head.encode())
+    assert rows.version() == 0
+    assert list(instance.objects.list("answers/")) == []
+    assert [job.kind for job in instance.jobs.list()] == ["row_create"]
+
+
+def test_bodies_that_are_refused(instance: Instance, tmp_path: Path) -> None:
+    instance.create_row_table("samples", COLUMNS)
+    with serving(instance, job_threads=1, upload_bytes_max=100, shutdown_seconds_max=10) as url:
+        where = f"{url}/v1/rows/samples/csv"
+
+        def send(content: bytes, **headers: str) -> httpx.Response:
+            return http_post(where, content=content, headers=headers)
+
+        assert send(b"{}", **{"content-type": "application/json"}).status_code == 415
+        assert send(b"name\n", **{"content-type": "text/csv", "content-encoding": "gzip"}).status_code == 415
+        assert send(b"x" * 101, **{"content-type": "text/csv"}).status_code == 413
+        chunked = http_post(where, content=iter([b"x" * 60] * 2), headers={"content-type": "text/csv"})
+        assert (chunked.status_code, "100 bytes" in chunked.json()["detail"]) == (413, True)
+        assert send(b"name\n\xff\n", **{"content-type": "text/csv"}).status_code == 202
+        assert (
+            http_post(f"{url}/v1/rows/none/csv", content=b"a\n", headers={"content-type": "text/csv"})
+            .json()["type"]
+            .endswith("table-not-found")
+        )
+
+
+def test_holders_may_what_their_tokens_say(instance: Instance, tmp_path: Path) -> None:
+    rows = instance.create_row_table("samples", COLUMNS)
+    tokens = tmp_path / "tokens"
+    tokens.write_text("reader row_query READER-0123456789abcdef\neditor * EDITOR-0123456789abcdef\n")
+    tokens.chmod(0o600)
+    with serving(instance, job_threads=1, job_tokens_file=tokens, shutdown_seconds_max=10) as url:
+        with connect(url, "EDITOR-0123456789abcdef") as editor:
+            editor.row_table("samples").change([dm.Insert([{"name": "a"}])])
+        assert rows.history()[0].changed_by == "editor"
+        path = tmp_path / "rows.csv"
+        path.write_text("name\nb\n")
+        with connect(url, "READER-0123456789abcdef") as reader:
+            table = reader.row_table("samples")
+            assert table.query(ALL, wait_seconds=60).count == 1
+            for forbidden in (lambda: table.upload_csv(path), lambda: table.change([dm.Insert([{}])])):
+                with pytest.raises((JobForbidden, InstanceError), match="reader"):
+                    forbidden()
+        with connect(url, "WRONG-0123456789abcdef") as stranger, pytest.raises(InstanceError, match="token"):
+            stranger.row_table("samples")
+
+
+def test_a_service_that_takes_no_jobs_reads(instance: Instance) -> None:
+    rows = instance.create_row_table("samples", COLUMNS)
+    rows.change([dm.Insert([{"name": "a"}])])
+    assert rows.query(ALL, wait_seconds=60).count == 1
+    with serving(instance) as url, connect(url) as client:
+        assert client.row_table("samples").query(ALL).rows[0][0] == "a"
+        sent = http_post(f"{url}/v1/rows/samples/csv", content=b"a", headers={"content-type": "text/csv"})
+        assert sent.status_code == 405
+
+
+def test_what_there_is_is_described(url: str) -> None:
+    found = http_get(f"{url}/openapi.json").json()["paths"]
+    assert {path for path in found if path.startswith("/v1/rows")} == {
+        "/v1/rows",
+        "/v1/rows/preview",
+        "/v1/rows/{table}",
+        "/v1/rows/{table}/csv",
+        "/v1/rows/{table}/history",
+        "/v1/rows/{table}/query",
+        "/v1/rows/{table}/rows/{row_id}",
+    }
+    sent = found["/v1/rows/{table}/csv"]["post"]
+    assert list(sent["requestBody"]["content"]) == ["text/csv"]
+    assert {"202", "401", "403", "413"} <= sent["responses"].keys()

@@ -1,0 +1,131 @@
+"""A process that edits a row table for a while, with others; what was accepted of it is a line of its log."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import dormouse as dm
+from dormouse.errors import IndexNotReady, PageExpired, RowConflict, RowNotFound
+from dormouse.rows.changes import Change, Changed
+from dormouse.rows.changes_json import changes_json
+from dormouse.rows.row_table import RowTable
+
+SHARED = 60
+"""Names by which upserts find rows, whoever made them."""
+
+PAGE_ROWS = 500
+NOTE = dm.Column("note", "STRING", default="none")
+QUERY = "select flight, dep_delay from flights where carrier = 'UA' order by dep_delay desc"
+Row = dict[str, Any]
+
+
+class Editor:
+    """One process: it reads rows, and changes them as it read them, or is told that others were first."""
+
+    def __init__(self, table: RowTable, number: int, rows: int, log: TextIO) -> None:
+        self._table = table
+        self._number = number
+        self._ids = rows
+        self._log = log
+        self._chance = random.Random(number)
+        self._made = 0
+        self.conflicts = 0
+
+    def edit(self, until: float) -> None:
+        steps: list[Callable[[], None]] = [self.update, self.patch, self.patch, self.remove, self.insert]
+        steps += [self.upsert, self.upsert] + [self.page] * (3 if self._number % 4 == 0 else 1)
+        middle = (time.time() + until) / 2
+        while time.time() < until:
+            if self._number == 0 and time.time() > middle and "note" not in self._names():
+                self._commit(dm.AddColumn(NOTE))
+            self._chance.choice(steps)()
+
+    def _names(self) -> list[str]:
+        return [column.name for column in self._table.columns()]
+
+    def update(self) -> None:
+        rows = [{**row, "dep_delay": self._value(), "dest": "XXX"} for row in self._some()]
+        self._commit(dm.Update(rows))
+
+    def patch(self) -> None:
+        cells: Row = {self._chance.choice(["arr_delay", "hour"]): self._value()}
+        if "note" in self._names():
+            cells["note"] = f"by {self._number}"
+        keys = ("ROW_ID", "ROW_VERSION")
+        self._commit(dm.Patch([{**{key: row[key] for key in keys}, **cells} for row in self._some()]))
+
+    def remove(self) -> None:
+        self._commit(dm.Remove([(row["ROW_ID"], row["ROW_VERSION"]) for row in self._some(2)]))
+
+    def insert(self) -> None:
+        self._commit(dm.Insert([{"carrier": "UA", "dep_delay": self._value()} for _ in range(3)]))
+
+    def upsert(self) -> None:
+        names = self._chance.sample(range(SHARED), 3)
+        rows = [{"tailnum": f"shared {n}", "dep_delay": self._value() % 3, "carrier": "UA"} for n in names]
+        try:
+            done = self._table.upsert(rows, on=["tailnum"])
+        except IndexNotReady:
+            return
+        self._note({"upsert": rows}, done)
+
+    def page(self) -> None:
+        """All pages of a query, which see one version, whatever others do meanwhile."""
+        try:
+            page = self._table.query(QUERY, PAGE_ROWS, wait_seconds=30)
+            rows, ids = list(page.rows), list(page.row_ids or ())
+            while page.next_page is not None:
+                page = self._table.query(page=page.next_page)
+                rows += page.rows
+                ids += page.row_ids or ()
+        except (IndexNotReady, PageExpired):
+            return
+        self._write({"query": [[i, *row] for i, row in zip(ids, rows, strict=True)], "version": page.version})
+
+    def _some(self, count_max: int = 5) -> list[Row]:
+        found = []
+        for row_id in self._chance.sample(range(1, self._ids + 1), self._chance.randint(1, count_max)):
+            try:
+                found.append(self._table.row(row_id))
+            except RowNotFound:
+                continue
+        return found
+
+    def _value(self) -> int:
+        self._made += 1
+        return self._number * 1_000_000 + self._made
+
+    def _commit(self, change: Change) -> None:
+        if getattr(change, "rows", True) == []:
+            return
+        try:
+            done = self._table.change([change])
+        except RowConflict:
+            self.conflicts += 1
+            return
+        self._note(changes_json([change])[0], done)
+
+    def _note(self, change: Any, done: Changed) -> None:
+        self._write({"change": change, "versions": list(done.versions), "ids": list(done.row_ids)})
+
+    def _write(self, line: Any) -> None:
+        self._log.write(json.dumps(line) + "\n")
+        self._log.flush()
+
+
+def main() -> None:
+    folder, number, rows, until, path = sys.argv[1:]
+    with dm.local(folder) as instance, Path(path).open("w") as log:
+        editor = Editor(instance.row_table("flights"), int(number), int(rows), log)
+        editor.edit(float(until))
+        log.write(json.dumps({"conflicts": editor.conflicts}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What tests of the indexes of row tables share: rows of all kinds, questions until there is an answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dormouse as dm
+from dormouse.errors import IndexNotReady
+from dormouse.rows.builds import Builds
+from dormouse.rows.pages import Page
+from dormouse.rows.row_table import RowTable
+
+COLUMNS = [
+    dm.Column("name", "STRING", size_max=50),
+    dm.Column("n", "INTEGER"),
+    dm.Column("x", "DOUBLE"),
+    dm.Column("d", "DATE"),
+    dm.Column("b", "BOOLEAN"),
+    dm.Column("j", "JSON"),
+]
+_NAMES = [
+    "a",
+    "ab",
+    "abc",
+    "%",
+    "_",
+    "b\\c",
+    "it's",
+    "",
+    "Ä",
+    "z9",
+    "\uffff",
+    "\U0001f600",
+    "; drop table t",
+    None,
+]
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    """Rows with nulls, NaN, infinities, and text that means something elsewhere."""
+    doubles = [0.5, -1.0, None, float("nan"), 2.25, float("inf"), 100.0, -0.0, 0.125]
+    return [
+        {
+            "name": _NAMES[i % len(_NAMES)],
+            "n": None if i % 11 == 0 else i % 17 - 5,
+            "x": doubles[i % len(doubles)],
+            "d": None if i % 13 == 0 else (i % 5) * 43_200_000,
+            "b": (None, True, False)[i % 3],
+            "j": None if i % 4 else {"i": i, "text": "\"\\'\u0000"},
+        }
+        for i in range(count)
+    ]
+
+
+def asked(rows: RowTable, *args: Any, seconds_max: float = 60, **more: Any) -> Page:
+    """Asks again while the index is worked on."""
+    deadline = time.monotonic() + seconds_max
+    while True:
+        try:
+            return rows.query(*args, **more)
+        except IndexNotReady:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def all_pages(rows: RowTable, page: Page) -> list[Page]:
+    """A page, and all that follow."""
+    found = [page]
+    while found[-1].next_page:
+        found.append(rows.query(page=found[-1].next_page))
+    return found
+
+
+def builds_of(instance: dm.Instance, rows: RowTable) -> tuple[Builds, int]:
+    """Where the index of a table is."""
+    looked = instance.row_indexes.indexing.placements.look(rows.table_id)
+    assert looked.database is not None
+    assert looked.build_id is not None
+    return instance.row_indexes.indexing.builds(looked.database), looked.build_id
+
+
+def of_files(rows: RowTable, version: int | None = None) -> list[tuple[Any, ...]]:
+    """The rows that the files have, by id."""
+    with rows.current(version) as reader:
+        return [tuple(row.values()) for row in reader.read_all().to_pylist()]
+
+
+def of_index(rows: RowTable) -> list[tuple[Any, ...]]:
+    """The rows that the index has, by id."""
+    names = ", ".join(column.name for column in rows.columns() if column.type != "JSON")
+    page = asked(rows, f"select row_id, row_version, {names} from {rows.name}", 100_000)
+    return page.rows
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether rows are equal; NaN is itself, and a sum of doubles is rounded."""
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float) and isinstance(right, float | int):
+        return left == right or (left != left and right != right) or abs(left - right) <= 1e-9 * abs(left)
+    return bool(left == right) and type(left) is type(right)

@@ -1,0 +1,376 @@
+"""CSV files of row tables: what is read, and how each fault is told."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dormouse.errors import InvalidData, InvalidInput, InvalidRow
+from dormouse.rows import csv_reader
+from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.changes import LoadCsv
+from dormouse.rows.columns import Column
+from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.csv_loads import loads
+from dormouse.rows.csv_reader import CsvFile
+
+COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
+Write = Callable[[bytes], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def made(content: bytes) -> Path:
+        path = tmp_path / "rows.csv"
+        path.write_bytes(content)
+        return path
+
+    return made
+
+
+def read(path: Path, **how: Any) -> list[list[str | None]]:
+    return rows_of(CsvFile(path, CsvFormat(**how)))
+
+
+def rows_of(file: CsvFile) -> list[list[str | None]]:
+    return [
+        list(row) for b in file.batches() for row in zip(*(c.to_pylist() for c in b.columns), strict=True)
+    ]
+
+
+def fault(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
+    """What is said of a file, without its name."""
+    with pytest.raises(kind) as caught:
+        read(path, **how)
+    return str(caught.value).replace(f"file '{path}'", "it")
+
+
+@pytest.mark.parametrize(
+    ("content", "how", "rows"),
+    [
+        (b"a,b\n1,2\n", {}, [["1", "2"]]),
+        (b"a,b\r\n1,2\r\n3,4", {}, [["1", "2"], ["3", "4"]]),
+        (b"a,b\r1,2\r3,4\r", {}, [["1", "2"], ["3", "4"]]),
+        (b"\xef\xbb\xbfa,b\n1,2\n", {}, [["1", "2"]]),
+        (b'\xef\xbb\xbf"1","2"\n', {"header": False}, [["1", "2"]]),
+        (b'a,b\n"x\r\ny","p,""q"""\n', {}, [["x\r\ny", 'p,"q"']]),
+        (b'a,b\n"",\n', {}, [["", None]]),
+        (b"a,b\n\n1,2\n\n\n3,4\n\n", {}, [["1", "2"], ["3", "4"]]),
+        (b"a\n1\n\n2\n", {}, [["1"], [None], ["2"]]),
+        (b'# notes, "open\n#\na,b\n1,2\n', {"skip_lines": 2}, [["1", "2"]]),
+        (b'a\tb\n1\t"2\t3"\n', {"separator": "tab"}, [["1", "2\t3"]]),
+        (b"a;b\n'1;2';3\n", {"separator": ";", "quote": "'"}, [["1;2", "3"]]),
+        (b'a,b\n1\\,2,"3\\"4"\n', {"escape": "\\"}, [["1,2", '3"4']]),
+        (b'a,b\n1,"2\n', {"quote": None}, [["1", '"2']]),
+        (b'a,b\nNA,"NA"\nXNA,\n', {"null": "NA"}, [[None, "NA"], ["XNA", None]]),
+        (b"a,b\n", {}, []),
+        (b"a,b", {}, []),
+        ("näme,b\n1,ö\n".encode(), {}, [["1", "ö"]]),
+    ],
+)
+def test_what_is_read(write: Write, content: bytes, how: dict[str, Any], rows: list[list[str]]) -> None:
+    assert read(write(content), **how) == rows
+
+
+def test_a_header_may_be_quoted_over_lines(write: Write) -> None:
+    assert CsvFile(write(b'"a""x","b\nc"\n1,2\n'), CsvFormat()).names == ('a"x', "b\nc")
+
+
+@pytest.mark.parametrize(
+    ("content", "how", "said"),
+    [
+        (b"", {}, "it is empty: it has no header"),
+        (b"\n\r\n", {}, "it is empty: it has no header"),
+        (b"", {"header": False}, "it is empty: it has no first row"),
+        (b"#\n", {"skip_lines": 3}, "it has 1 line: there is nothing after the 3 to skip"),
+        ("a,b\n".encode("utf-16"), {}, "it is UTF-16: save it as UTF-8"),
+        (b"a,\xff\n", {}, "the header of it is not UTF-8 text: '\\xff' at byte 3"),
+        (b'a,"b\n1,2\n', {}, "the header of it cannot be read: a quote is opened in it and never closed"),
+        (
+            b"a" * (1 << 20) + b"\n",
+            {},
+            "the header of it is longer than 1,048,576 bytes: is a quote opened in it that is never closed?",
+        ),
+        (b"a,b\n1,2\n3\n4,5\n", {}, "it, row 2: it has 1 cell, not 2 as the others: '3'"),
+        (b"a,b\n\n1,2\n\n3,4,5\n", {}, "it, row 2: it has 3 cells, not 2 as the others: '3,4,5'"),
+        (
+            b"a,b\n1,2\n3\n",
+            {},
+            "it, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others",
+        ),
+        (
+            b"a,b\n1,2\n3",
+            {},
+            "it, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others",
+        ),
+        (b'a,b\n1,2\n3,"x\n', {}, "it, row 2: a quote is opened in it and never closed"),
+        (b'a,b\n1,2\n"3,x\n5,6\n', {}, "it, row 2: a quote is opened in it and never closed"),
+        (b'a\n"x', {}, "it, row 1: a quote is opened in it and never closed"),
+        (b"a,b\n1,2\n3,4\xff\n", {}, "it, row 2, column 'b': '4\\xff' is not UTF-8 text"),
+        (b"1,2\n3,4\xff\n", {"header": False}, "it, row 2, column 'number 2': '4\\xff' is not UTF-8 text"),
+    ],
+)
+def test_what_is_wrong_with_a_file(write: Write, content: bytes, how: dict[str, Any], said: str) -> None:
+    assert fault(write(content), **how) == said
+
+
+def test_rows_before_one_that_is_wrong_are_given_and_counted(write: Write) -> None:
+    """Over many blocks, of which some begin within a row."""
+    rows = [f'{n},"{"x" * (n % 7)}\n"\n' for n in range(300_000)]
+    rows[250_000] = "1,2,3\n"
+    said = fault(write(("a,b\n" + "".join(rows)).encode()))
+    assert said == "it, row 250001: it has 3 cells, not 2 as the others: '1,2,3'"
+
+
+def test_cells_of_ten_megabytes(write: Write) -> None:
+    long = b"x" * 10_000_000
+    path = write(b"a,b\n" + b"1,2\n" * 300_000 + b'3,"' + long + b'"\n4,' + long + b"\n5,6\n")
+    rows = read(path)
+    assert len(rows) == 300_003
+    assert [len(row[1] or "") for row in rows[-3:]] == [10_000_000, 10_000_000, 1]
+    path.write_bytes(path.read_bytes() + b"7\n")
+    assert fault(path).startswith("it, row 300004: the file ends in the middle of it")
+
+
+def test_a_quote_that_is_never_closed_is_not_read_for_ever(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (1 << 12, 1 << 16))
+    said = fault(write(b"a,b\n" + b"1,2\n" * 5_000 + b'3,"' + b"x,y\n" * 50_000))
+    assert said == (
+        "it, row 5001: it is larger than 65,536 bytes; is a quote opened in it that is never closed?"
+    )
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert fault(tmp_path / "none.csv") == "cannot read it: No such file or directory"
+    assert fault(tmp_path) == "cannot read it: Is a directory"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"separator": ",,"}, "separator must be one ASCII character, not ',,'"),
+        ({"separator": "é"}, "separator must be one ASCII character, not 'é'"),
+        ({"separator": None}, "separator must be one ASCII character, not None"),
+        ({"quote": "\n"}, "quote must not be '\\n', which ends a row or is no text"),
+        ({"separator": '"'}, "separator, quote and escape must differ: '\"', '\"'"),
+        ({"skip_lines": -1}, "skip_lines must be from 0 to 10,000, not -1"),
+        ({"null": ""}, "null must be a text, like NA, not ''"),
+        ({"header": 1}, "header must be True or False, not 1"),
+    ],
+)
+def test_formats_that_cannot_be(how: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        CsvFormat(**how)
+    assert str(caught.value) == said
+
+
+def test_the_name_of_a_file_tells_its_separator() -> None:
+    assert CsvFormat.of_file("a.TSV").separator == "\t"
+    assert CsvFormat.of_file("a.csv").separator == ","
+    assert CsvFormat.of_file("a.tsv", separator=";", header=False) == CsvFormat(";", header=False)
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6)
+
+
+@given(
+    st.integers(2, 4).flatmap(
+        lambda width: st.lists(st.lists(TEXTS, min_size=width, max_size=width), min_size=1, max_size=20)
+    ),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
+def test_what_python_writes_is_read_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], ending: str, ends: bool
+) -> None:
+    """Also in blocks of some bytes, where each row is read by a larger block."""
+    path = tmp_path_factory.getbasetemp() / "written.csv"
+    text = io.StringIO()
+    csv.writer(text, lineterminator=ending, quoting=csv.QUOTE_ALL).writerows(rows)
+    written = text.getvalue() if ends else text.getvalue().removesuffix(ending)
+    path.write_bytes(written.encode())
+    sizes, csv_reader.BLOCK_BYTES = csv_reader.BLOCK_BYTES, (512, 1 << 20)
+    try:
+        assert read(path, header=False) == rows
+    finally:
+        csv_reader.BLOCK_BYTES = sizes
+
+
+def loaded(path: Path, **how: Any) -> list[RowBatch]:
+    return list(loads(LoadCsv(path, **how), COLUMNS))
+
+
+def refused(path: Path, kind: type[Exception] = InvalidData, **how: Any) -> str:
+    with pytest.raises(kind) as caught:
+        loaded(path, **how)
+    return str(caught.value).replace(f"file '{path}'", "it")
+
+
+def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
+    """Those of a file with ids: no id inserts, only id and version deletes; columns in any order."""
+    path = write(b'ROW_ID,row_version,n,name\n4,9,1,a\n,,,"b"\n5,2\n6,3\n7,1,2,""\n')
+    found = loaded(path)
+    assert [one.ids.tolist() for one in found] == [[4, 0], [5, 6], [7]]
+    assert [one.versions.tolist() for one in found] == [[9, -1], [2, 3], [1]]
+    assert [None if one.deletes is None else one.deletes.tolist() for one in found] == [
+        None,
+        [True] * 2,
+        None,
+    ]
+    assert [{name: cells.to_pylist() for name, cells in one.cells.items()} for one in found] == [
+        {"n": [1, None], "name": ["a", "b"]},
+        {},
+        {"n": [2], "name": [""]},
+    ]
+    assert [one.label(0) for one in found] == ["row 1", "row 3", "row 5"]
+
+
+def test_a_file_of_ids_and_versions_deletes(write: Write) -> None:
+    [batch] = loaded(write(b"ROW_ID,ROW_VERSION\n4,9\n5,1\n"))
+    assert batch.deletes is not None
+    assert batch.deletes.all()
+    assert batch.ids.tolist() == [4, 5]
+
+
+def test_a_file_without_header_has_the_columns_of_the_table_or_those_named(write: Write) -> None:
+    path = write(b"a,1,2.5\n")
+    assert set(loaded(path, header=False)[0].cells) == {"name", "n", "x"}
+    assert set(loaded(write(b"2,1\n"), header=False, columns=["x", "n"])[0].cells) == {"x", "n"}
+    assert set(loaded(write(b"a,b\n2,1\n"), columns=["x", "n"])[0].cells) == {"x", "n"}
+
+
+def test_blocks_are_full(write: Write) -> None:
+    count = 3 * BLOCK_ROWS_MAX + 10
+    path = write(b"n,name\n" + b"".join(b'%d,"%s"\n' % (n, b"x" * (n % 50)) for n in range(count)))
+    found = loaded(path)
+    assert [len(one) for one in found] == [BLOCK_ROWS_MAX] * 3 + [10]
+    assert [value for one in found for value in one.cells["n"].to_pylist()] == list(range(count))
+    assert [one.label(1) for one in found] == [f"row {n * BLOCK_ROWS_MAX + 2}" for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("content", "how", "kind", "said"),
+    [
+        (
+            b"nme,n\nx,1\n",
+            {},
+            InvalidData,
+            "it has column 'nme', which the table does not have; did you mean 'name'?",
+        ),
+        (
+            b"other\nx\n",
+            {},
+            InvalidData,
+            "it has column 'other', which the table does not have; its columns are name, n, x",
+        ),
+        (b"n,name,n\n1,x,1\n", {}, InvalidData, "it has column 'n' twice"),
+        (
+            b"ROW_ID,n\n1,1\n",
+            {},
+            InvalidData,
+            "it has ROW_ID and no ROW_VERSION: updates need both, and inserts neither",
+        ),
+        (
+            b"row_version,n\n1,1\n",
+            {},
+            InvalidData,
+            "it has ROW_VERSION and no ROW_ID: updates need both, and inserts neither",
+        ),
+        (
+            b"a,1\n",
+            {"header": False},
+            InvalidData,
+            "it has rows of 2 cells, and the table has 3 columns: give the name of each cell's column",
+        ),
+        (
+            b"x,y\n1,a\n",
+            {"columns": ["n"]},
+            InvalidData,
+            "it has rows of 2 cells, and names are given for 1 column: give the name of each cell's column",
+        ),
+        (
+            b"n,name\n1,a\nx,b\n",
+            {},
+            InvalidRow,
+            "row 2, column 'n' (INTEGER): 'x' is not a whole number",
+        ),
+        (
+            b"n,name\n1,a\n2," + b"b" * 10_000_000 + b"\n",
+            {},
+            InvalidRow,
+            f"row 2, column 'name' (STRING): '{'b' * 59}… has 10,000,000 characters, and may have 50",
+        ),
+        (
+            b"n,name\n1,a\n2,b\0\n",
+            {},
+            InvalidRow,
+            "row 2, column 'name' (STRING): 'b\\x00' has a NUL character",
+        ),
+        (
+            b"ROW_ID,ROW_VERSION,n\n1,1,1\n2,,1\n",
+            {},
+            InvalidRow,
+            "row 2: it has no ROW_VERSION: send the version that it was read with",
+        ),
+        (
+            b"ROW_ID,ROW_VERSION,n\n,2,1\n",
+            {},
+            InvalidRow,
+            "row 1: it has ROW_VERSION and no ROW_ID: a new row has neither",
+        ),
+        (b"ROW_ID,ROW_VERSION\n1,1\n,\n", {}, InvalidRow, "row 2: it has no ROW_ID, and nothing else"),
+        (
+            b"ROW_ID,ROW_VERSION,n\n1,1,1\nx7,1,1\n",
+            {},
+            InvalidRow,
+            "row 2: ROW_ID 'x7' is not the id of a row",
+        ),
+        (
+            b"ROW_ID,ROW_VERSION,n\n1,-1,1\n",
+            {},
+            InvalidRow,
+            "row 1: ROW_VERSION '-1' is not the version of a row",
+        ),
+        (
+            b"ROW_ID,ROW_VERSION,n\n1,1,1\n2,1\n3\n",
+            {},
+            InvalidData,
+            "it, row 3: the file ends in the middle of it: it has 1 cell, not 3 as the others",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_table(
+    write: Write, content: bytes, how: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    assert refused(write(content), kind, **how) == said
+
+
+def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
+    """As a reader of Python counts them, with short rows at random, over blocks of some hundred bytes."""
+    numbers = random.Random(5)
+    lines, deleted = ["ROW_ID,ROW_VERSION,name"], []
+    for number in range(1, 5_001):
+        if numbers.random() < 0.2:
+            lines.append(f"{number},1")
+            deleted.append(number)
+        else:
+            lines.append(f'{number},1,"{"y" * numbers.randrange(40)}"')
+    path = write("\n".join(lines).encode())
+    sizes, csv_reader.BLOCK_BYTES = csv_reader.BLOCK_BYTES, (300,)
+    try:
+        found = loaded(path)
+    finally:
+        csv_reader.BLOCK_BYTES = sizes
+    assert [int(i) for one in found for i in one.ids] == list(range(1, 5_001))
+    assert [int(i) for one in found if one.deletes is not None for i in one.ids] == deleted
+    assert all(one.label(0) == f"row {one.ids[0]}" for one in found)

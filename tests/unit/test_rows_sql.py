@@ -1,0 +1,172 @@
+"""Queries of row tables: what is on the list is bound and written anew, and all else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dormouse.errors import InvalidPage, InvalidQuery
+from dormouse.rows import page_tokens, paging
+from dormouse.rows.binding import statement_of
+from dormouse.rows.emit import DUCKDB, POSTGRES
+from dormouse.rows.expressions import Statement
+from dormouse.rows.page_tokens import PageToken
+from tests.row_queries import COLUMNS, HOSTILE, grouped, is_ours, plain
+
+
+def bound(text: str) -> Statement:
+    return statement_of(text, "t", COLUMNS)
+
+
+def written(statement: Statement) -> list[tuple[str, dict[str, Any]]]:
+    """All that PostgreSQL is sent for it: first and later pages, counts."""
+    found = [paging.count(statement, "source", POSTGRES)]
+    if not statement.is_plain:
+        return [*found, paging.grouped(statement, "source", POSTGRES, 11, statement.offset)]
+    samples: dict[str, Any] = {"STRING": "'; drop table t", "DOUBLE": float("nan"), "BOOLEAN": True}
+    place = [samples.get(order.expression.kind, 7) for order in paging.total_order(statement)]
+    has_nulls = len(paging.parts(statement, None)) == 2
+    nulls = [None if has_nulls else place[0], *[None] * (len(place) - 2), place[-1]]
+    for one in (None, place, nulls if len(place) > 1 else None):
+        for part in paging.parts(statement, one):
+            found.append(paging.plain(statement, part, "source", POSTGRES, 11, statement.offset))
+    return found
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_not_on_the_list_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InvalidQuery) as refused:
+        bound(text)
+    assert str(refused.value) and "\n" not in str(refused.value)
+
+
+@given(st.one_of(plain(), grouped()))
+def test_what_is_sent_are_words_of_ours_and_parameters(text: str) -> None:
+    for sent, values in written(bound(text)):
+        assert is_ours(sent), sent
+        assert sent.count("%(") == sum(sent.count(f"%({name})s") for name in values)
+
+
+_FRAGMENTS = [
+    "select", "from", "t", "where", "n", "name", "*", ",", "(", ")", "'", "''", '"', "--", "/*", "*/",
+    ";", "$$",
+    "\\", "::", "regclass", "union", "and", "or", "not", "=", "1", "count(*)", "group by", "order by",
+    "limit",
+    "pg_sleep(1)", "U&'", "e'", "\n", "`", "[", "]", "{", "}", "%(p0)s", "%s", "$1", "?", "in", "like", "j",
+    "current_user", "for update", "into", "as", "x", "null", "is", "between", "\u2019", "\uff07",
+    "\xa0", "c_5",
+    "row_id", '"Odd_name"', "'; drop table t --'",
+]  # fmt: skip
+
+
+_several = st.lists(st.sampled_from(_FRAGMENTS), max_size=8)
+
+
+@given(
+    st.one_of(
+        st.text(),
+        st.lists(st.sampled_from(_FRAGMENTS), max_size=14).map(" ".join),
+        st.lists(st.sampled_from(_FRAGMENTS), max_size=14).map("".join),
+        st.tuples(plain(), st.sampled_from(_FRAGMENTS), st.integers(0, 200)).map(
+            lambda x: x[0][: x[2]] + x[1] + x[0][x[2] :]
+        ),
+        _several.map(lambda some: f"select {' '.join(some)} from t"),
+        _several.map(lambda some: f"select * from t where {' '.join(some)}"),
+        st.text(max_size=30).map(lambda x: f'select "{x}" from t where name = \'{x}\' order by "{x}"'),
+    )
+)
+def test_whatever_is_sent_is_refused_or_written_anew(text: str) -> None:
+    try:
+        statement = bound(text)
+    except InvalidQuery as error:
+        assert "\n" not in str(error)
+        return
+    for sent, _ in written(statement):
+        assert is_ours(sent), (text, sent)
+
+
+def test_nests_and_lengths_have_bounds() -> None:
+    for text in (
+        "select * from t where " + "(" * 60 + "b" + ")" * 60,
+        "select * from t where " + "not " * 5_000 + "b",
+        "select " + "- " * 5_000 + "n from t",
+        "select " + "n + " * 10_000 + "n from t",
+        "select * from t where name = '" + "x" * 300_000 + "'",
+        "select * from t where n in (" + ", ".join(map(str, range(30_000))) + ")",
+        "select * from t where name = 'a\0b'",
+        "select * from t where name = '\ud800'",
+        "",
+        None,
+        7,
+    ):
+        with pytest.raises(InvalidQuery):
+            bound(text)  # type: ignore[arg-type]
+    assert bound("select * from t where " + " and ".join(["n = 1"] * 3_000))
+    assert bound("select * from t where n in (" + ", ".join(map(str, range(10_000))) + ")")
+
+
+def test_names_are_columns_aliases_and_numbers() -> None:
+    found = bound('SELECT N, "Odd_name", Row_Id AS id, t.x FROM T ORDER BY id DESC, 2')
+    assert [(item.name, item.type, item.column_id) for item in found.selected] == [
+        ("n", "INTEGER", 5), ("Odd_name", "INTEGER", 10), ("id", "INTEGER", -1), ("x", "DOUBLE", 6)
+    ]  # fmt: skip
+    assert [order.descending for order in found.orders] == [True, False]
+    assert bound("select u.n from t as u where u.n = 1;").where is not None
+    for text in (
+        'select "N" from t',
+        'select n from "T"',
+        "select n from t order by 2",
+        "select t.n from t u",
+    ):
+        with pytest.raises(InvalidQuery):
+            bound(text)
+
+
+def test_values_travel_as_parameters_of_their_columns_types() -> None:
+    found = bound("select n from t where d > '1970-01-02' and x = 'NaN' and b = 'true' and n < 1e3 and x < 1")
+    (text, values), *_ = written(found)
+    assert [repr(value) for value in values.values()] == ["86400000", "nan", "True", "1000", "1.0"]
+    assert "c_5 < cast(%(p3)s as bigint)" in text
+
+
+def test_of_duckdb_the_same_is_written() -> None:
+    found = bound("select n / 2 from t where name like 'a!%b\\' escape '!' and n % 2 = 1")
+    text, values = paging.plain(found, paging.parts(found, None)[0], "source", DUCKDB, 5, 0)
+    assert values["p2" if "p2" in values else "p1"] is not None
+    assert "like cast($p" in text and "escape '\\'" in text and " % " in text
+    assert "a\\%b\\\\" in values.values()
+
+
+KEY, TABLE = b"k" * 32, uuid4()
+TOKEN = PageToken("select n from t", 3, 10, 5, [1, None, "ä", float("nan"), True], "1", 17)
+
+
+def test_a_token_comes_back_as_it_was_given() -> None:
+    found = page_tokens.read(TOKEN.written(KEY, TABLE), KEY, TABLE)
+    assert repr(found) == repr(TOKEN)
+
+
+@given(st.data())
+def test_a_token_that_was_tampered_with_is_refused(data: st.DataObject) -> None:
+    token = TOKEN.written(KEY, TABLE)
+    place = data.draw(st.integers(0, len(token) - 1))
+    other = data.draw(st.sampled_from("ABCxyz0189-_=+/ é\n").filter(lambda one: one != token[place]))
+    for changed in (token[:place] + other + token[place + 1 :], token[:place], token + other, other):
+        with pytest.raises(InvalidPage):
+            page_tokens.read(changed, KEY, TABLE)
+
+
+def test_a_token_is_of_one_table_and_one_instance() -> None:
+    token = TOKEN.written(KEY, TABLE)
+    for key, table, one in (
+        (KEY, uuid4(), token),
+        (b"x" * 32, TABLE, token),
+        (KEY, TABLE, ""),
+        (KEY, TABLE, None),
+    ):
+        with pytest.raises(InvalidPage):
+            page_tokens.read(one, key, table)
