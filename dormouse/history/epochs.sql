@@ -168,12 +168,19 @@ cross join lateral (
 where e.table_id = b.table_id and e.epoch = b.created_epoch and {overlap}
 
 -- name: lives
--- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when.
-select coalesce(c.epoch, 0), t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch,
-    p.sealed_rows, p.sealed_bytes
+-- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when. The epochs are
+-- given, or are those of two moments, which the first row tells, up to a page of them.
+with w as materialized ({ends})
+select case when row_number() over (order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '')) = 1
+    then w.ends end, coalesce(c.epoch, 0), t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch,
+    p.sealed_epoch, p.sealed_rows, p.sealed_bytes
 from tables t
 left join truncation c on c.table_id = t.table_id
-cross join lateral (select %(after)s::bigint as epoch) e
+cross join w
+cross join lateral (select coalesce(%(after)s::bigint, (w.ends->0->>'epoch')::bigint) as epoch) e
+cross join lateral (
+    select coalesce(%(till)s::bigint, least((w.ends->1->>'epoch')::bigint, e.epoch + %(limit)s::bigint)) as epoch
+) l
 left join lateral (
     select * from ({leaves_then}) p where %(with_leaves)s
     union all
@@ -183,7 +190,7 @@ left join lateral (
     cross join lateral (
         select * from partition p where p.table_id = n.table_id and p.partition_id = made.partition_id offset 0
     ) p
-    where n.table_id = t.table_id and n.epoch > e.epoch and n.epoch <= %(till)s
+    where n.table_id = t.table_id and n.epoch > e.epoch and n.epoch <= l.epoch
 ) p on true
 where t.table_id = %(table_id)s
 order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '');
