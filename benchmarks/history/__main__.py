@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -50,6 +51,11 @@ class Plan:
     rounds: int = amount(5, 2, help="of looks at rows")
     rows: int = amount(2_000_000, 100_000)
     look_ups: int = amount(200, 20)
+    paced: bool = amount(
+        False,
+        action="store_true",
+        help="a line on stderr, and one of input waited for, before each piece that is measured",
+    )
     collecting_seconds: int = amount(20, 2, help="of the collection of old epochs [20]")
 
 
@@ -63,17 +69,26 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             with one.supplier.connection() as conn:
                 found[f"bytes_per_epoch_{size}"] = round(bytes_on_disk(conn) / one.epochs_there, 1)
         for name in OPERATIONS:
-            tell(name)
+            _begin(name, plan, tell)
             found |= _operation(name, asked, plan)
         found |= _growth(found, sizes)
-        tell("old epochs are collected")
+        _begin("old epochs are collected", plan, tell)
         for size, one in asked.items():
             rate, longest = one.forget(plan.collecting_seconds)
             found |= {f"collected_per_s_{size}": round(rate), f"collected_ms_max_{size}": round(longest, 1)}
-        tell("one value for the whole history")
+        _begin("one value for the whole history", plan, tell)
         found |= _blob(place, plan)
+        _begin("rows", plan, tell)
         found |= rows.measure(place, plan.rows, plan.look_ups, plan.rounds, tell)
     return found
+
+
+def _begin(piece: str, plan: Plan, tell: Tell) -> None:
+    """A piece of the measuring; `paced`, other things can run between two."""
+    tell(piece)
+    if plan.paced:
+        print(piece, file=sys.stderr, flush=True)
+        sys.stdin.readline()
 
 
 @contextmanager

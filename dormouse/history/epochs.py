@@ -177,7 +177,7 @@ class Epochs:
 
     def lives(self, first: int, last: int) -> Iterator[Life]:
         """As `partitions_between`, and while which epochs each was a leaf."""
-        return _flat(self._life_pages(None, _bounded(first), _bounded(last)))
+        return _flat(self._life_pages(None, first, last))
 
     def lives_between(self, ends: Ends) -> Iterator[Life]:
         """As `lives`, of the epochs of two moments. `InvalidCut`, `CutExpired`."""
@@ -212,21 +212,25 @@ class Epochs:
                 return
 
     def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
-        given = {"after": first, "till": min(last, first + PAGE_EPOCHS)}
-        if ends is not None:
-            given = {"after": None, "till": None, **ends.values}
-        rows = self._rows("lives", **{**NO_ENDS, **given}, limit=PAGE_EPOCHS, with_leaves=True)
-        if ends is not None:
-            first, last = _epochs_of(ends, rows)
-        after = first
+        """Of epochs, or of those of two moments, which the first page tells."""
+        if ends is None:
+            after, end = _bounded(first), _bounded(last)
+            rows = self._lives(after, end)
+        else:
+            values = {**ends.values, "after": None, "till": None, "limit": PAGE_EPOCHS}
+            rows = self._rows("lives", **values, with_leaves=True)
+            first, last = after, end = _epochs_of(ends, rows)
         while True:
             self._checked([row[1:] for row in rows[:1]], first, last)
             yield [self._life(row[3:]) for row in rows if row[3] is not None]
             after += PAGE_EPOCHS
-            if after >= last:
+            if after >= end:
                 return
-            given = {"after": after, "till": min(last, after + PAGE_EPOCHS)}
-            rows = self._rows("lives", **NO_ENDS, **given, limit=PAGE_EPOCHS, with_leaves=False)
+            rows = self._lives(after, end, with_leaves=False)
+
+    def _lives(self, after: int, end: int, *, with_leaves: bool = True) -> list[Any]:
+        values = {"after": after, "till": min(end, after + PAGE_EPOCHS), "limit": None}
+        return self._rows("lives", **NO_ENDS, **values, with_leaves=with_leaves)
 
     def _checked(self, rows: Sequence[Any], first: int | None, last: int | None) -> tuple[int, int]:
         """The table's first and last epoch, which each row begins with, when the epochs wanted are there."""
