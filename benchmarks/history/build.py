@@ -160,9 +160,20 @@ def build(tables: Tables, epochs: int, tell: Tell) -> StateTable:
         values = {"table_id": table_id, "pairs": cuts // 2, "epochs": epochs, "away": AWAY, "time": BEGAN}
         conn.execute(_SQL["add_cuts"].on(), values)
         tell(f"{epochs:,} epochs: vacuum")
-        conn.execute("vacuum analyze partition, epoch, history_chunk, cut")
+        _into_memory(conn)
         conn.execute("checkpoint")
     return table
+
+
+def _into_memory(conn: psycopg.Connection[Any]) -> None:
+    """Every page of the tables and of their indexes, as far as the server has room."""
+    # not through a small ring of buffers
+    conn.execute(
+        "vacuum (analyze, disable_page_skipping, buffer_usage_limit 0) partition, epoch, history_chunk, cut"
+    )
+    conn.execute(_SQL["by_indexes_alone"].on())
+    for (walk,) in conn.execute(_SQL["walks"].on()).fetchall():
+        conn.execute(walk)
 
 
 def bytes_on_disk(conn: psycopg.Connection[Any]) -> int:

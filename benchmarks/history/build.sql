@@ -62,3 +62,17 @@ order by e.at;
 -- name: size
 -- The bytes of a history on disk, with its indexes.
 select pg_total_relation_size('partition') + pg_total_relation_size('epoch') + pg_total_relation_size('history_chunk');
+
+-- name: by_indexes_alone
+-- For the walks.
+set enable_seqscan = off; set enable_bitmapscan = off; set enable_sort = off;
+
+-- name: walks
+-- For each index a statement that walks all of it.
+select format(
+    'select count(*) from (select from %s where %s order by %s offset 0) x', i.indrelid::regclass,
+    coalesce(pg_get_expr(i.indpred, i.indrelid), 'true'),
+    (select string_agg(pg_get_indexdef(i.indexrelid, n, true), ', ' order by n) from generate_series(1, i.indnkeyatts) n)
+)
+from pg_index i
+where i.indrelid in ('partition'::regclass, 'epoch'::regclass);

@@ -242,6 +242,9 @@ OPERATIONS: dict[str, Callable[[Asked], Call]] = {
     )
 }
 
+WRITES = ("record_cut", "split", "merge", "scale", "truncate", "apply_retention")
+"""Each is one transaction, of several round trips: it locks before it looks."""
+
 
 def round_trips(supplier: ConnectionSupplier, call: Call) -> int:
     """How often the call sends something and waits for the answer, by libpq's own trace of what was sent.

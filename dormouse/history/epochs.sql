@@ -83,11 +83,12 @@ where t.table_id = %(table_id)s
 order by e.epoch;
 
 -- name: scales
--- The epochs at two times, what was done by those after the former up to the latter, from the running totals; and the first
--- epoch that is not truncated.
-select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.splits)),
-    sum(x.sign * (coalesce(c.merges, 0) + s.merges)), sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sealed_rows)),
-    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sealed_bytes)),
+-- The epochs at two times, what was done by those after the former up to the latter, from the nearest running totals; and the
+-- first epoch that is not truncated.
+select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.sign * s.splits)),
+    sum(x.sign * (coalesce(c.merges, 0) + s.sign * s.merges)),
+    sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sign * s.sealed_rows)),
+    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sign * s.sealed_bytes)),
     coalesce((select epoch from truncation where table_id = %(table_id)s), 0)
 from (
     select {epoch_then} as epoch, w.sign
@@ -97,15 +98,17 @@ from (
 ) x
 left join lateral (
     select * from history_chunk c
-    where c.table_id = %(table_id)s and c.chunk <= x.epoch / 1000
+    where c.table_id = %(table_id)s and c.chunk <= (x.epoch + 500) / 1000
     order by c.chunk desc
     limit 1
 ) c on true
+cross join lateral (select coalesce(c.chunk, 0) * 1000 as epoch) n
 cross join lateral (
-    select coalesce(sum(e.splits), 0) as splits, coalesce(sum(e.merges), 0) as merges,
+    -- those beside the totals come to them, or are taken off
+    select sign(x.epoch - n.epoch) as sign, coalesce(sum(e.splits), 0) as splits, coalesce(sum(e.merges), 0) as merges,
         coalesce(sum(e.sealed_rows), 0) as sealed_rows, coalesce(sum(e.sealed_bytes), 0) as sealed_bytes
     from epoch e
-    where e.table_id = %(table_id)s and e.epoch > coalesce(c.chunk, 0) * 1000 and e.epoch <= x.epoch
+    where e.table_id = %(table_id)s and e.epoch > least(n.epoch, x.epoch) and e.epoch <= greatest(n.epoch, x.epoch)
 ) s;
 
 -- name: overlap

@@ -13,13 +13,11 @@ import pytest
 from benchmarks.history.__main__ import BENCHMARK, EPOCHS, _growth
 from benchmarks.history.blob import Blob
 from benchmarks.history.build import BEGAN, LEAVES, build, bytes_on_disk
-from benchmarks.history.operations import OPERATIONS, Asked, round_trips
+from benchmarks.history.operations import OPERATIONS, WRITES, Asked, round_trips
 from benchmarks.state_tables import open_tables
 from dormouse.postgres import ConnectionSupplier
 
 BUILT = 2_345
-WRITES = ("record_cut", "split", "merge", "scale", "truncate", "apply_retention")
-"""Each takes more than one round trip: it locks before it looks."""
 
 
 @pytest.fixture(scope="module")
