@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 import psycopg
 
@@ -36,6 +37,8 @@ GROWN_BY_MAX = "3.1m"
 """The longest history of which growth is told; a longer one may be larger than the memory."""
 _BLOB = ("epoch_at", "split")
 _WARMING = 50
+STRETCHES = 10
+"""Of calls; a percentile is the median of theirs."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,19 @@ def _operation(name: str, asked: Mapping[str, Asked], plan: Plan) -> Figures:
     finally:
         gc.enable()
     found: Figures = {
-        f"p{percent}_ms_{name}_{size}": round(percentile(some, percent), 3)
+        f"p{percent}_ms_{name}_{size}": round(_usual(some, percent), 3)
         for size, some in milliseconds.items()
         for percent in (50, 99)
     }
     found[f"roundtrips_{name}"] = max(round_trips(one.supplier, make(one)) for one in asked.values())
     return found
+
+
+def _usual(milliseconds: Sequence[float], percent: int) -> float:
+    """The median of the percentiles of ten stretches: what else the machine does for a while is not counted."""
+    length = max(1, len(milliseconds) // STRETCHES)
+    parts = [milliseconds[n : n + length] for n in range(0, len(milliseconds), length)]
+    return median(percentile(part, percent) for part in parts[:STRETCHES])
 
 
 def _growth(found: Figures, sizes: Sequence[str]) -> Figures:

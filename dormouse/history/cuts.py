@@ -65,8 +65,8 @@ def cuts(context: TableContext) -> Iterator[Cut]:
         oldest(context)  # which refuses a table that is gone
 
 
-def cut(context: TableContext, which: str | int) -> Cut:
-    """The cut of a name or id. `InvalidCut`."""
+def cut(context: TableContext, which: Cut | str | int) -> Cut:
+    """The cut itself, or of a name or id, as it is there. `InvalidCut`."""
     return Ends(context, which).look_up()[0].cut(context)
 
 

@@ -10,7 +10,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from benchmarks.history.__main__ import BENCHMARK, EPOCHS, _growth
+from benchmarks.history.__main__ import BENCHMARK, EPOCHS, _growth, _usual
 from benchmarks.history.blob import Blob
 from benchmarks.history.build import BEGAN, LEAVES, build, bytes_on_disk
 from benchmarks.history.operations import OPERATIONS, WRITES, Asked, round_trips
@@ -95,3 +95,10 @@ def test_growth_is_from_the_shortest_history_to_the_longest_of_which_it_is_told(
     shown = BENCHMARK.text({**found, **grown, "roundtrips_split": 9})
     assert "at most 1.25, of epoch_at" in shown
     assert grown.keys() | found.keys() <= BENCHMARK.keys
+
+
+def test_a_percentile_is_that_of_most_stretches() -> None:
+    """A while in which all is slow counts for nothing; what is slow again and again does."""
+    assert _usual([1.0] * 800 + [50.0] * 200, 99) == 1
+    assert _usual(([1.0] * 19 + [50.0]) * 50, 99) == 50
+    assert _usual([2.0], 99) == 2
