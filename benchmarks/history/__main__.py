@@ -139,7 +139,7 @@ def _operation(name: str, asked: Mapping[str, Asked], plan: Plan) -> Figures:
 
 
 def _usual(milliseconds: Sequence[float], percent: int) -> float:
-    """The median of the percentiles of ten stretches: what else the machine does for a while is not counted."""
+    """The median of the percentiles of ten stretches: a while in which all is slow counts for nothing."""
     length = max(1, len(milliseconds) // STRETCHES)
     parts = [milliseconds[n : n + length] for n in range(0, len(milliseconds), length)]
     return median(percentile(part, percent) for part in parts[:STRETCHES])
