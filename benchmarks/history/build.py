@@ -28,6 +28,8 @@ CHUNK_EPOCHS = 1_000
 """After so many there is a running total."""
 CUTS_MIN, CUT_EPOCHS = 3_000, 1_800
 """A cut each half hour, and enough for each truncation to have one."""
+AWAY = 10
+"""Epochs between two that are asked for together."""
 _AT_ONCE = 100_000
 _NULL = "\\N"
 _SQL = load(__file__, "build")
@@ -155,12 +157,23 @@ def build(tables: Tables, epochs: int, tell: Tell) -> StateTable:
         conn.execute(_SQL["link"].on(), {"table_id": table_id, "before": list(before), "now": list(now)})
         conn.execute(_SQL["end_history"].on(), {"table_id": table_id, "epoch": epochs, "time": BEGAN})
         cuts = max(CUTS_MIN, epochs // CUT_EPOCHS)
-        values = {"table_id": table_id, "cuts": cuts, "epochs": epochs, "time": BEGAN}
+        values = {"table_id": table_id, "pairs": cuts // 2, "epochs": epochs, "away": AWAY, "time": BEGAN}
         conn.execute(_SQL["add_cuts"].on(), values)
         tell(f"{epochs:,} epochs: vacuum")
-        conn.execute("vacuum analyze partition, epoch, history_chunk, cut")
+        _into_memory(conn)
         conn.execute("checkpoint")
     return table
+
+
+def _into_memory(conn: psycopg.Connection[Any]) -> None:
+    """Every page of the tables and of their indexes, as far as the server has room."""
+    # not through a small ring of buffers
+    conn.execute(
+        "vacuum (analyze, disable_page_skipping, buffer_usage_limit 0) partition, epoch, history_chunk, cut"
+    )
+    conn.execute(_SQL["by_indexes_alone"].on())
+    for (walk,) in conn.execute(_SQL["walks"].on()).fetchall():
+        conn.execute(walk)
 
 
 def bytes_on_disk(conn: psycopg.Connection[Any]) -> int:

@@ -50,13 +50,29 @@ set epoch = %(epoch)s, created_at = %(time)s, history_since = %(time)s
 where table_id = %(table_id)s;
 
 -- name: add_cuts
--- So many cuts, evenly spread; an epoch is a second. All see the files that there are.
+-- So many pairs of cuts, evenly spread, each some epochs apart; an epoch is a second. All see the files that there are.
 insert into cut (table_id, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
-select %(table_id)s, %(time)s + e.at * interval '1 second', floor(e.at), pg_current_snapshot(), 1000000::bigint * n, 40000000::bigint * n, 1
-from generate_series(1, %(cuts)s) n
-cross join lateral (select n * %(epochs)s::numeric / %(cuts)s as at) e
-order by n;
+select %(table_id)s, %(time)s + e.at * interval '1 second', floor(e.at), pg_current_snapshot(),
+    1000000 * row_number() over (order by e.at), 40000000 * row_number() over (order by e.at), 1
+from generate_series(1, %(pairs)s) n
+cross join (values (0), (%(away)s)) as k (later)
+cross join lateral (select n * (%(epochs)s - %(away)s)::numeric / %(pairs)s + k.later as at) e
+order by e.at;
 
 -- name: size
 -- The bytes of a history on disk, with its indexes.
 select pg_total_relation_size('partition') + pg_total_relation_size('epoch') + pg_total_relation_size('history_chunk');
+
+-- name: by_indexes_alone
+-- For the walks.
+set enable_seqscan = off; set enable_bitmapscan = off; set enable_sort = off;
+
+-- name: walks
+-- For each index a statement that walks all of it.
+select format(
+    'select count(*) from (select from %s where %s order by %s offset 0) x', i.indrelid::regclass,
+    coalesce(pg_get_expr(i.indpred, i.indrelid), 'true'),
+    (select string_agg(pg_get_indexdef(i.indexrelid, n, true), ', ' order by n) from generate_series(1, i.indnkeyatts) n)
+)
+from pg_index i
+where i.indrelid in ('partition'::regclass, 'epoch'::regclass);

@@ -16,17 +16,12 @@ from typing import Any
 
 from psycopg.pq import Trace
 
-from benchmarks.history.build import BEGAN
+from benchmarks.history.build import AWAY, BEGAN
 from benchmarks.state_tables import StateTable
 from dormouse.context import TableContext
 from dormouse.files import old_epochs
-from dormouse.history import cuts as recorded
-from dormouse.history.changes import references_at
 from dormouse.history.epochs import Epochs
-from dormouse.history.moments import position_of
-from dormouse.history.retention import apply_retention as retain
-from dormouse.history.retention import truncate as truncate_at
-from dormouse.history.sizes import size_between as size_of
+from dormouse.history.history import History
 from dormouse.model.cut import Cut
 from dormouse.model.keys import min_value
 from dormouse.model.partition_tree import Partition
@@ -35,8 +30,6 @@ from dormouse.objects import open_store
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres import ConnectionSupplier
 
-AWAY = 10
-"""Epochs between two that are asked for together."""
 _MAX = (1 << 63) - 1
 Call = Callable[[], Any]
 
@@ -57,7 +50,10 @@ class Asked:
         self.context = TableContext(self.dsn, self.supplier, open_store(self.objects), record)
         self.epochs = Epochs(self.supplier, record)
         self.partitions = PartitionStore(self.supplier, record)
-        self.cuts = list(recorded.cuts(self.context))
+        self.history = History(self.context, lambda: None)
+        self.cuts = list(self.history.cuts())
+        at = {cut.epoch: cut for cut in self.cuts}
+        self.pairs = [(cut, at[cut.epoch + AWAY]) for cut in self.cuts if cut.epoch + AWAY in at]
         self._truncations = iter(self.cuts[:-AWAY])
 
     def epoch(self) -> int:
@@ -70,7 +66,7 @@ class Asked:
         """Truncates at the last cut, and collects epochs for a while; how many in a second, and the longest
         transaction, in milliseconds.
         """
-        truncate_at(self.context, self.cuts[-1])
+        self.history.truncate(self.cuts[-1])
         began = last = time.perf_counter()
         longest, epochs = 0.0, 0
         for piece in old_epochs.forget(self.supplier, self.table.record):
@@ -126,8 +122,9 @@ def predecessors(asked: Asked) -> Call:
 
 
 def partitions_between(asked: Asked) -> Call:
-    first = asked.epoch()
-    return lambda: list(asked.epochs.partitions_between(first, first + AWAY))
+    """Between two cuts, of as many epochs whatever the history's length."""
+    first, last = asked.chosen.choice(asked.pairs)
+    return lambda: list(asked.history.partitions_between(first, last))
 
 
 def _middle(*neighbours: Partition) -> int | None:
@@ -175,7 +172,7 @@ def scale(asked: Asked) -> Call:
 
 
 def record_cut(asked: Asked) -> Call:
-    return lambda: recorded.record_cut(asked.context)
+    return asked.history.record_cut
 
 
 def _two(asked: Asked) -> tuple[Cut, Cut]:
@@ -185,22 +182,28 @@ def _two(asked: Asked) -> tuple[Cut, Cut]:
 
 def compare(asked: Asked) -> Call:
     first, last = _two(asked)
-    return lambda: recorded.compare(asked.context, first, last)
+    return lambda: asked.history.compare(first, last)
 
 
 def size_between(asked: Asked) -> Call:
     first, last = _two(asked)
-    return lambda: size_of(asked.context, first, last)
+    return lambda: asked.history.size_between(first, last)
 
 
 def files_at(asked: Asked) -> Call:
     cut = asked.chosen.choice(asked.cuts)
-    return lambda: list(references_at(asked.context, position_of(asked.context, cut)))
+    return lambda: list(asked.history.files_at(cut))
+
+
+def changes_between(asked: Asked) -> Call:
+    """From the beginning, as all files of the table were there at its first cut."""
+    cut = asked.chosen.choice(asked.cuts)
+    return lambda: list(asked.history.changed_files(None, cut))
 
 
 def truncate(asked: Asked) -> Call:
     cut = asked.next_cut()
-    return lambda: truncate_at(asked.context, cut)
+    return lambda: asked.history.truncate(cut)
 
 
 def apply_retention(asked: Asked) -> Call:
@@ -209,7 +212,7 @@ def apply_retention(asked: Asked) -> Call:
 
     def call() -> Cut | None:
         seconds = (datetime.now(UTC) - cut.recorded_at).total_seconds()
-        return retain(asked.context, seconds=seconds).truncated_at
+        return asked.history.apply_retention(seconds=seconds).truncated_at
 
     return call
 
@@ -229,6 +232,7 @@ OPERATIONS: dict[str, Callable[[Asked], Call]] = {
         compare,
         size_between,
         files_at,
+        changes_between,
         record_cut,
         split,
         merge,
@@ -237,6 +241,9 @@ OPERATIONS: dict[str, Callable[[Asked], Call]] = {
         apply_retention,
     )
 }
+
+WRITES = ("record_cut", "split", "merge", "scale", "truncate", "apply_retention")
+"""Each is one transaction, of several round trips: it locks before it looks."""
 
 
 def round_trips(supplier: ConnectionSupplier, call: Call) -> int:

@@ -25,8 +25,9 @@ from dormouse.errors import InvalidInput, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
+from dormouse.history.ends import check_since
 from dormouse.history.events import has_events_since
-from dormouse.history.moments import check_since, now
+from dormouse.history.moments import now
 from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared

@@ -7,7 +7,7 @@ away since, each ingested row is found in the region of exactly one such referen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,7 +15,8 @@ from uuid import UUID
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
-from dormouse.history.moments import expired_by_erasure, now, oldest, position_of
+from dormouse.history.ends import ENDS, Ends, Known, oldest
+from dormouse.history.moments import end_of, expired_by_erasure
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.region import Region
@@ -27,6 +28,7 @@ BEFORE_ALL = "1:1:"
 """A snapshot in which nothing is visible."""
 
 _QUERIES = load(__package__ or "", "changes")
+_PAGE, _REFERENCES_AT = (_QUERIES[name].including(ends=ENDS) for name in ("page", "references_at"))
 _NO_FILE = UUID(int=0)
 
 
@@ -47,27 +49,28 @@ class ChangedFile:
     region: Region | None
 
 
-def beginning(context: TableContext) -> Position:
-    """Before the table's first row; `CutExpired` where the history does not reach back so far."""
-    rows = context.store.own.rows(_QUERIES["beginning"], operation="look up a table's beginning")
-    if not rows:
-        raise CutExpired(
-            f"the history of table {context.table.name!r} does not reach back to its beginning any more: "
-            "read what the table has by a query as of a cut, and its changes after that cut"
-        )
-    [(since,)] = rows
-    return Position(0, BEFORE_ALL, since)
-
-
 def span(context: TableContext, after: When | None, till: When | None) -> tuple[Position, Position]:
-    """Where two moments are: `after` None is before the first row, `till` None is now."""
-    start = beginning(context) if after is None else position_of(context, after)
-    return start, now(context, start) if till is None else position_of(context, till)
+    """Where two moments are: `after` None is before the first row, `till` None is now.
+
+    `CutExpired` where the history does not reach back so far.
+    """
+    ends = ends_between(context, after, till)
+    start, end = ends.positions(ends.look_up())
+    return start, end
+
+
+def ends_between(context: TableContext, after: When | None, till: When | None) -> Ends:
+    """As `span`, to be found by the statement that looks between them."""
+    return Ends(
+        context,
+        Known.BEGINNING if after is None else end_of(context, after),
+        Known.NOW if till is None else end_of(context, till),
+    )
 
 
 def changes_between(context: TableContext, after: When | None, till: When | None) -> Iterator[ChangedFile]:
     """The files that came after one moment and up to another, streamed; as `pages_between`."""
-    return chain.from_iterable(pages_between(context, *span(context, after, till)))
+    return chain.from_iterable(_pages(context, ends_between(context, after, till)))
 
 
 def pages_between(context: TableContext, after: Position, till: Position) -> Iterator[list[ChangedFile]]:
@@ -76,11 +79,19 @@ def pages_between(context: TableContext, after: Position, till: Position) -> Ite
     Raises `InvalidCut` when `till` is the earlier one, `CutExpired` when a file was collected: before the
     first page whichever it is, later only when it was collected meanwhile.
     """
+    _check_order(after, till)
+    return _pages(context, Ends(context, after, till))
+
+
+def _check_order(after: Position, till: Position) -> None:
     if till.at < after.at:
         raise InvalidCut(
             f"there is nothing after {after.at} and up to {till.at}: give the earlier moment first"
         )
-    found = _ChangePages(context, after, till)
+
+
+def _pages(context: TableContext, ends: Ends) -> Iterator[list[ChangedFile]]:
+    found = _ChangePages(context, ends)
     page = found.next_page()
     if not found.is_over and found.is_collected():
         raise found.expired()
@@ -91,28 +102,29 @@ def _following(page: list[ChangedFile], found: _ChangePages) -> Iterator[list[Ch
     while page:
         yield page
         page = [] if found.is_over else found.next_page()
-        found.check_log()
 
 
 class _ChangePages:
     """The pages of one read, one statement each; none keeps a connection or a snapshot until the next."""
 
-    def __init__(self, context: TableContext, after: Position, till: Position) -> None:
+    def __init__(self, context: TableContext, ends: Ends) -> None:
         self._context = context
         self._schema = context.schema
         self._own = context.store.own
-        self._after = after
-        self._values: dict[str, Any] = {
-            "after": after.snapshot,
-            "till": till.snapshot,
-            "limit": PAGE_REFERENCES,
-        }
-        self._from = (after.snapshot.partition(":")[0], _NO_FILE, "")
+        self._ends = ends
+        self._from: tuple[Any, ...] = ("0", _NO_FILE, "")
         self.is_over = False
 
     def next_page(self) -> list[ChangedFile]:
         keys = dict(zip(("from_xid", "from_file", "from_partition"), self._from, strict=True))
-        rows = self._own.rows(_QUERIES["page"], {**self._values, **keys}, operation="look up changes")
+        rows = self._own.looked_up(
+            _PAGE, {**self._ends.values, **keys, "limit": PAGE_REFERENCES}, operation="look up changes"
+        )
+        # the log may have been dropped before: what was removed since is missing then
+        self._after, self._till = _there(self._context, self._ends, rows)
+        _check_order(self._after, self._till)
+        self._ends = Ends(self._context, self._after, self._till)
+        rows = [row[1:] for row in rows if row[1] is not None]
         if rows:
             self._from = rows[-1][:3]
         self.is_over = len(rows) < PAGE_REFERENCES
@@ -120,12 +132,9 @@ class _ChangePages:
 
     def is_collected(self) -> bool:
         """Whether a file of any page is gone; of one page, its rows tell."""
-        rows = self._own.rows(_QUERIES["collected"], self._values, operation="look up changes")
+        values = {"after": self._after.snapshot, "till": self._till.snapshot}
+        rows = self._own.rows(_QUERIES["collected"], values, operation="look up changes")
         return bool(rows[0][0])
-
-    def check_log(self) -> None:
-        """`CutExpired` when the last page may miss what was removed, as the log does not reach back."""
-        _check_log(self._context, self._after)
 
     def _changed_file(
         self,
@@ -149,38 +158,58 @@ class _ChangePages:
         return expired(self._context, self._after)
 
 
-def references_at(context: TableContext, position: Position) -> Iterator[FileReference]:
-    """Exactly the references of a moment, by partition; streamed.
+def references_at(context: TableContext, when: When) -> Iterator[FileReference]:
+    """Exactly the references of a moment, by partition; streamed, and the first page is there at once.
 
-    `CutExpired` when a file was collected since.
+    `InvalidCut`; `CutExpired`, also when a file was collected since.
     """
-    own, start = context.store.own, ("", _NO_FILE)
-    limits = {"snapshot": position.snapshot, "limit": PAGE_REFERENCES}
+    pages = _reference_pages(context, Ends(context, end_of(context, when)))
+    return chain(next(pages), chain.from_iterable(pages))
+
+
+def _reference_pages(context: TableContext, ends: Ends) -> Iterator[list[FileReference]]:
+    start: tuple[Any, ...] = ("", _NO_FILE)
     while True:
-        values = {**limits, "from_partition": start[0], "from_file": start[1]}
-        rows = own.looked_up(_QUERIES["references_at"], values, operation="look up references")
-        _check_log(context, position)
-        for partition_id, _, filename, row_count, is_approximate, is_whole in rows:
-            if filename is None:
-                raise expired(context, position)
-            yield FileReference(
-                filename=filename,
-                partition_id=partition_id,
-                row_count=row_count,
-                count_approximate=is_approximate,
-                only_contains_data_for_this_partition=is_whole,
-            )
+        values = {"limit": PAGE_REFERENCES, "from_partition": start[0], "from_file": start[1]}
+        rows = context.store.own.looked_up(
+            _REFERENCES_AT, {**ends.values, **values}, operation="look up references"
+        )
+        [position] = _there(context, ends, rows)
+        rows = [row[1:] for row in rows if row[1] is not None]
+        yield [_reference(context, position, *row) for row in rows]
         if len(rows) < PAGE_REFERENCES:
             return
-        start = rows[-1][:2]
+        start, ends = rows[-1][:2], Ends(context, position)
 
 
-def _check_log(context: TableContext, position: Position) -> None:
-    values = {"at": position.at}
-    own = context.store.own
-    rows = own.looked_up(_QUERIES["reaches_back"], values, operation="look up a table's history")
-    if rows != [(True,)]:
+def _reference(
+    context: TableContext,
+    position: Position,
+    partition_id: str,
+    _: UUID,
+    filename: str | None,
+    row_count: int,
+    is_approximate: bool,
+    is_whole: bool,
+) -> FileReference:
+    if filename is None:
         raise expired(context, position)
+    return FileReference(
+        filename=filename,
+        partition_id=partition_id,
+        row_count=row_count,
+        count_approximate=is_approximate,
+        only_contains_data_for_this_partition=is_whole,
+    )
+
+
+def _there(context: TableContext, ends: Ends, rows: Sequence[Any]) -> list[Position]:
+    """Where the ends of a page are; `CutExpired` where the log of removals does not reach back to them."""
+    found = ends.found(rows[0][0] if rows else None)
+    positions = ends.positions(found)
+    if found[0].since > positions[0].at:
+        raise expired(context, positions[0])
+    return positions
 
 
 def expired(context: TableContext, position: Position) -> CutExpired:

@@ -15,8 +15,8 @@ from typing import Any
 from dormouse.context import TableContext
 from dormouse.errors import ConsumerExpired, ConsumerOvertaken, CutExpired, InvalidInput, InvalidName
 from dormouse.files.holds import MARGIN_SECONDS
+from dormouse.history.ends import oldest
 from dormouse.history.events import has_events_since
-from dormouse.history.moments import oldest
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
 from dormouse.model.text import check_text

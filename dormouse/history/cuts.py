@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidCut, InvalidInput, TableNotFound
-from dormouse.history.moments import find_cut, oldest, position_of
+from dormouse.history.ends import Ends, oldest
+from dormouse.history.moments import end_of
 from dormouse.model.cut import BEGINNING, Cut, When, when_of_text
 from dormouse.model.text import check_text
 from dormouse.postgres.queries import load
@@ -64,29 +65,23 @@ def cuts(context: TableContext) -> Iterator[Cut]:
         oldest(context)  # which refuses a table that is gone
 
 
-def cut(context: TableContext, which: str | int) -> Cut:
-    """The cut of a name or id. `InvalidCut`."""
-    return find_cut(context, which).cut
+def cut(context: TableContext, which: Cut | str | int) -> Cut:
+    """The cut itself, or of a name or id, as it is there. `InvalidCut`."""
+    return Ends(context, which).look_up()[0].cut(context)
 
 
 def drop_cut(context: TableContext, which: Cut | str | int) -> None:
     """Forgets a cut; what it alone has kept is collected. `InvalidCut`."""
-    found = find_cut(context, which).cut
+    found = cut(context, which)
     if not _run(context, "drop", {"cut_id": found.cut_id})[0][0]:
         raise InvalidCut(f"table {context.table.name!r} has no cut {found.name or found.cut_id!r} any more")
 
 
 def compare(context: TableContext, a: When, b: When) -> Literal["before", "equal", "after"]:
     """Where a moment of a table lies, seen from another. `InvalidCut`, and `CutExpired`."""
-    first, second = (_place(context, when) for when in (a, b))
+    ends = Ends(context, *(end_of(context, when) for when in (a, b)))
+    first, second = ((found.at, found.cut_id or 0) for found in ends.look_up())
     return "before" if first < second else "equal" if first == second else "after"
-
-
-def _place(context: TableContext, when: When) -> tuple[datetime, int]:
-    if isinstance(when, datetime):
-        return position_of(context, when).at, 0
-    found = find_cut(context, when).cut
-    return found.recorded_at, found.cut_id
 
 
 def _check_name(name: object) -> None:

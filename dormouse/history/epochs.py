@@ -22,6 +22,7 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
+from dormouse.history.ends import ENDS, NO_ENDS, Ends
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
@@ -176,7 +177,11 @@ class Epochs:
 
     def lives(self, first: int, last: int) -> Iterator[Life]:
         """As `partitions_between`, and while which epochs each was a leaf."""
-        return _flat(self._life_pages(first, last))
+        return _flat(self._life_pages(None, first, last))
+
+    def lives_between(self, ends: Ends) -> Iterator[Life]:
+        """As `lives`, of the epochs of two moments. `InvalidCut`, `CutExpired`."""
+        return _flat(self._life_pages(ends))
 
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
         """Of some partitions, by their ids; without those that there are none of."""
@@ -206,16 +211,26 @@ class Epochs:
             if wanted > last:
                 return
 
-    def _life_pages(self, first: int, last: int) -> Iterator[list[Life]]:
-        after, end = _bounded(first), _bounded(last)
+    def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
+        """Of epochs, or of those of two moments, which the first page tells."""
+        if ends is None:
+            after, end = _bounded(first), _bounded(last)
+            rows = self._lives(after, end)
+        else:
+            values = {**ends.values, "after": None, "till": None, "limit": PAGE_EPOCHS}
+            rows = self._rows("lives", **values, with_leaves=True)
+            first, last = after, end = _epochs_of(ends, rows)
         while True:
-            till = min(end, after + PAGE_EPOCHS)
-            rows = self._rows("lives", after=after, till=till, with_leaves=after == first)
-            self._checked(rows, first, last)
-            yield [self._life(row[2:]) for row in rows if row[2] is not None]
-            after = till
+            self._checked([row[1:] for row in rows[:1]], first, last)
+            yield [self._life(row[3:]) for row in rows if row[3] is not None]
+            after += PAGE_EPOCHS
             if after >= end:
                 return
+            rows = self._lives(after, end, with_leaves=False)
+
+    def _lives(self, after: int, end: int, *, with_leaves: bool = True) -> list[Any]:
+        values = {"after": after, "till": min(end, after + PAGE_EPOCHS), "limit": None}
+        return self._rows("lives", **NO_ENDS, **values, with_leaves=with_leaves)
 
     def _checked(self, rows: Sequence[Any], first: int | None, last: int | None) -> tuple[int, int]:
         """The table's first and last epoch, which each row begins with, when the epochs wanted are there."""
@@ -315,6 +330,13 @@ def _by_id(rows: Sequence[Any]) -> dict[str, list[str]]:
     return {other: list(predecessors) for other, predecessors, *_ in rows if other is not None}
 
 
+def _epochs_of(ends: Ends, rows: Sequence[Any]) -> tuple[int, int]:
+    first, last = ends.positions(ends.found(rows[0][0] if rows else None))
+    if last.at < first.at:
+        raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
+    return first.epoch, last.epoch
+
+
 def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
     """What is on pages; the first of them is there, and checked, at once."""
     first = next(pages)
@@ -323,6 +345,7 @@ def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
 
 def _statements(queries: Queries) -> dict[str, Statement]:
     parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then", "is_kept")}
+    parts["ends"] = ENDS
     parts["predecessors_of"] = queries["predecessors_of"].including(overlap=parts["overlap"])
     return {
         name: Statement(query.including(**parts).on())

@@ -83,11 +83,12 @@ where t.table_id = %(table_id)s
 order by e.epoch;
 
 -- name: scales
--- The epochs at two times, what was done by those after the former up to the latter, from the running totals; and the first
--- epoch that is not truncated.
-select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.splits)),
-    sum(x.sign * (coalesce(c.merges, 0) + s.merges)), sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sealed_rows)),
-    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sealed_bytes)),
+-- The epochs at two times, what was done by those after the former up to the latter, from the nearest running totals; and the
+-- first epoch that is not truncated.
+select min(x.epoch), max(x.epoch), sum(x.sign * (coalesce(c.splits, 0) + s.sign * s.splits)),
+    sum(x.sign * (coalesce(c.merges, 0) + s.sign * s.merges)),
+    sum(x.sign * (coalesce(c.sealed_rows, 0) + s.sign * s.sealed_rows)),
+    sum(x.sign * (coalesce(c.sealed_bytes, 0) + s.sign * s.sealed_bytes)),
     coalesce((select epoch from truncation where table_id = %(table_id)s), 0)
 from (
     select {epoch_then} as epoch, w.sign
@@ -97,15 +98,17 @@ from (
 ) x
 left join lateral (
     select * from history_chunk c
-    where c.table_id = %(table_id)s and c.chunk <= x.epoch / 1000
+    where c.table_id = %(table_id)s and c.chunk <= (x.epoch + 500) / 1000
     order by c.chunk desc
     limit 1
 ) c on true
+cross join lateral (select coalesce(c.chunk, 0) * 1000 as epoch) n
 cross join lateral (
-    select coalesce(sum(e.splits), 0) as splits, coalesce(sum(e.merges), 0) as merges,
+    -- those beside the totals come to them, or are taken off
+    select sign(x.epoch - n.epoch) as sign, coalesce(sum(e.splits), 0) as splits, coalesce(sum(e.merges), 0) as merges,
         coalesce(sum(e.sealed_rows), 0) as sealed_rows, coalesce(sum(e.sealed_bytes), 0) as sealed_bytes
     from epoch e
-    where e.table_id = %(table_id)s and e.epoch > coalesce(c.chunk, 0) * 1000 and e.epoch <= x.epoch
+    where e.table_id = %(table_id)s and e.epoch > least(n.epoch, x.epoch) and e.epoch <= greatest(n.epoch, x.epoch)
 ) s;
 
 -- name: overlap
@@ -168,12 +171,19 @@ cross join lateral (
 where e.table_id = b.table_id and e.epoch = b.created_epoch and {overlap}
 
 -- name: lives
--- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when.
-select coalesce(c.epoch, 0), t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch, p.sealed_epoch,
-    p.sealed_rows, p.sealed_bytes
+-- The leaves of an epoch, if wanted, and those that came after it up to another: which were leaves, and when. The epochs are
+-- given, or are those of two moments, which the first row tells, up to a page of them.
+with w as materialized ({ends})
+select case when row_number() over (order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '')) = 1
+    then w.ends end, coalesce(c.epoch, 0), t.epoch, p.partition_id, p.parent_id, p.min_keys, p.max_keys, p.created_epoch,
+    p.sealed_epoch, p.sealed_rows, p.sealed_bytes
 from tables t
 left join truncation c on c.table_id = t.table_id
-cross join lateral (select %(after)s::bigint as epoch) e
+cross join w
+cross join lateral (select coalesce(%(after)s::bigint, (w.ends->0->>'epoch')::bigint) as epoch) e
+cross join lateral (
+    select coalesce(%(till)s::bigint, least((w.ends->1->>'epoch')::bigint, e.epoch + %(limit)s::bigint)) as epoch
+) l
 left join lateral (
     select * from ({leaves_then}) p where %(with_leaves)s
     union all
@@ -183,7 +193,7 @@ left join lateral (
     cross join lateral (
         select * from partition p where p.table_id = n.table_id and p.partition_id = made.partition_id offset 0
     ) p
-    where n.table_id = t.table_id and n.epoch > e.epoch and n.epoch <= %(till)s
+    where n.table_id = t.table_id and n.epoch > e.epoch and n.epoch <= l.epoch
 ) p on true
 where t.table_id = %(table_id)s
 order by greatest(p.created_epoch, e.epoch), array_replace(p.min_keys, null, '');

@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Literal
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidCut
 from dormouse.history.changes import ChangedFile, changes_between, references_at
 from dormouse.history.cuts import (
     INTERVAL_SECONDS,
@@ -18,8 +17,9 @@ from dormouse.history.cuts import (
     record_cut,
     record_if_due,
 )
+from dormouse.history.ends import Ends, Known
 from dormouse.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
-from dormouse.history.moments import now, position_of
+from dormouse.history.moments import end_of
 from dormouse.history.retention import RetentionReport, TruncationReport, apply_retention, truncate
 from dormouse.history.sizes import Size, size_between
 from dormouse.model.cut import Cut, When
@@ -30,8 +30,8 @@ from dormouse.model.partition_tree import Partition
 class History:
     """What a table was, and what became of its partitions.
 
-    Each method is one round trip, whatever the history's length; what is streamed is one a page. Times are
-    aware: a naive one is `InvalidCut`.
+    Each method is one round trip, whatever the history's length; what is streamed is one a page. A moment
+    that is given as a time is looked up before, in two. Times are aware: a naive one is `InvalidCut`.
     """
 
     def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
@@ -124,13 +124,12 @@ class History:
         `a` None: from where the table was truncated, or its beginning; `b` None: till now. First the leaves
         of then, then those that came, in their order. `InvalidCut`, when b is before a, too; `CutExpired`.
         """
-        last = now(self._context) if b is None else position_of(self._context, b)
-        if a is None:
-            return self._epochs.partitions_between(self._epochs.head(), last.epoch)
-        first = position_of(self._context, a)
-        if last.at < first.at:
-            raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
-        return self._epochs.partitions_between(first.epoch, last.epoch)
+        ends = Ends(
+            self._context,
+            Known.HEAD if a is None else end_of(self._context, a),
+            Known.NOW if b is None else end_of(self._context, b),
+        )
+        return (life.partition for life in self._epochs.lives_between(ends))
 
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
         """While which epochs some partitions were leaves, by id; without ids that there are none of."""
@@ -151,7 +150,7 @@ class History:
 
     def files_at(self, when: When) -> Iterator[FileReference]:
         """Exactly the file references of a moment, by partition; streamed. `InvalidCut`, `CutExpired`."""
-        return references_at(self._context, position_of(self._context, when))
+        return references_at(self._context, when)
 
     def changed_files(self, after: When | None, till: When | None = None) -> Iterator[ChangedFile]:
         """The files that `Table.changes` reads, and which rows of each; streamed. As it, `CutExpired`."""

@@ -153,33 +153,3 @@ select case
     when pg_snapshot_xmax(pg_current_snapshot())::text::numeric - h.added_xid::text::numeric between 0 and 2147483648
     then pg_xact_commit_timestamp(h.added_xid::xid)
 end as committed_at
-
--- name: cut
--- Where a cut is, and from when on its table can be read. That of the truncation is forgotten, and can be read.
-select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id, c.snapshot::text, greatest(t.history_since, u.recorded_at),
-    (
-        select (extract(epoch from e.created_at) * 1000000)::bigint
-        from epoch e
-        where e.table_id = c.table_id and e.epoch = c.epoch
-    )
-from (
-    select table_id, cut_id, name, recorded_at, epoch, snapshot from cut
-    union all
-    select u.table_id, u.cut_id, null, u.recorded_at, u.epoch, u.snapshot
-    from truncation u
-    where not exists (select from cut c where c.table_id = u.table_id and c.cut_id = u.cut_id offset 0)
-) c
-join tables t using (table_id)
-left join truncation u using (table_id)
-where c.table_id = %(table_id)s and case
-    when %(name)s::text is null then c.cut_id = %(cut_id)s
-    else c.name = %(name)s
-end;
-
--- name: since
--- From when on a table can be read.
-select greatest(t.history_since, u.recorded_at) from tables t left join truncation u using (table_id) where t.table_id = %(table_id)s;
-
--- name: names
--- The first names of a table's cuts, the newest first.
-select name from cut where table_id = %(table_id)s and name is not null order by cut_id desc limit %(limit)s;

@@ -15,7 +15,8 @@ from typing import Any
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, NotWhole, TableNotFound
-from dormouse.history.moments import check_since, expired_by_erasure, position_of
+from dormouse.history.ends import check_since
+from dormouse.history.moments import expired_by_erasure, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import PartitionTree

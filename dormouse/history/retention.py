@@ -14,8 +14,8 @@ from typing import Any
 
 from dormouse.context import TableContext
 from dormouse.errors import InvalidCut, InvalidInput
+from dormouse.history.cuts import cut as cut_of
 from dormouse.history.cuts import record_if_due
-from dormouse.history.moments import find_cut
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Cut, Position
 from dormouse.model.properties import SECONDS_MAX
@@ -81,7 +81,7 @@ def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) ->
     Cuts without a name before it are dropped. Raises `InvalidCut` when it is behind the truncation, or a
     named cut or a consumer stands before it.
     """
-    wanted = find_cut(context, cut).cut
+    wanted = cut_of(context, cut)
 
     def work(conn: Any) -> TruncationReport:
         rows = _Rows(context, conn)

@@ -9,7 +9,7 @@ from dormouse.context import TableContext
 from dormouse.files.last_rounds import LastRound
 from dormouse.files.totals import Totals
 from dormouse.history.consumers import Consumers, ConsumerStatus
-from dormouse.history.moments import oldest
+from dormouse.history.ends import oldest
 from dormouse.history.retention import Holder, holders
 from dormouse.model.keyed import is_keyed
 

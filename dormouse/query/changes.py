@@ -194,6 +194,7 @@ class _Reading:
         self._after = after
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
+        self._kinds: dict[str, pa.Array] = {}
 
     def rows(self, steps: Iterable[_Pages | PastEvent]) -> Iterator[pa.RecordBatch]:
         with kept(self._context, self._after):
@@ -283,8 +284,11 @@ class _Reading:
         )
 
     def _marked(self, batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
-        kinds = pa.repeat(pa.scalar(change), batch.num_rows)
-        columns = [*batch.columns, kinds]
+        kinds = self._kinds.get(change)
+        if kinds is None or len(kinds) < batch.num_rows:
+            # batches are mostly of one size: the column is made once
+            kinds = self._kinds[change] = pa.repeat(pa.scalar(change), batch.num_rows)
+        columns = [*batch.columns, kinds[: batch.num_rows]]
         return exact(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
 
 

@@ -22,7 +22,8 @@ from dormouse.errors import (
 )
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.reads import KeyBounds, PlannedRows
-from dormouse.history.moments import check_since, expired_by_erasure, position_of
+from dormouse.history.ends import check_since
+from dormouse.history.moments import expired_by_erasure, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keys import number_of_value
 from dormouse.model.partition_tree import PartitionTree

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +103,7 @@ def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
         some = tuple(cast(Sequence[FileSplit], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
         numbers = spark.range(0, len(some), 1, max(1, len(some)))
         return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)
-    frame = source if isinstance(source, DataFrame) else spark.read.parquet(*source)  # type: ignore[arg-type]
+    frame = source if isinstance(source, DataFrame) else spark.read.parquet(*source)
     return frame.select(f"`{draw.field.name}`").mapInArrow(stage(draw), _DRAWN)
 
 

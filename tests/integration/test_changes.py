@@ -15,7 +15,7 @@ from dormouse.errors import CutExpired, InvalidCut, InvalidQuery, ObjectNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.history import changes as files_of
-from dormouse.history.changes import beginning, pages_between
+from dormouse.history.changes import pages_between, span
 from dormouse.model.cut import Position
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
@@ -92,7 +92,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
         assert read(table, middle) == later
         assert read(table, start, middle) == first
         assert read(table, start) == sorted(first + later)
-        assert read(table, beginning(table)) == sorted(first + later)
+        assert read(table, span(table, None, None)[0]) == sorted(first + later)
     assert table.partitions.tree().leaf_count > 3
     assert read(table, now(table)) == []
 

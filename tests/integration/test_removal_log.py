@@ -20,7 +20,7 @@ from dormouse.errors import CutExpired
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.holds import moment_held
-from dormouse.history import changes, consumers, cuts, moments
+from dormouse.history import changes, consumers, cuts, ends, moments
 from dormouse.model.cut import Position
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
@@ -260,7 +260,7 @@ def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
     query(table.supplier, "update tables set created_at = '2000-01-01', history_since = '2000-01-01'")
     removal_log.roll(table.supplier)
     assert LONG_AGO not in days(table)
-    since = moments.oldest(table)
+    since = ends.oldest(table)
     assert since.date() == LONG_AGO, "what was removed may have been committed a while later"
     with pytest.raises(CutExpired):
         moments.position_of(table, since - timedelta(seconds=1))
@@ -330,7 +330,7 @@ def test_what_was_just_before_a_consumers_position_cannot_be_read_when_its_day_i
     query(table.supplier, "update hold set since = %s::timestamptz - interval '10 minutes'", position_at)
     removal_log.roll(table.supplier)
     assert LONG_AGO not in days(table)
-    assert moments.oldest(table) == position_at
+    assert ends.oldest(table) == position_at
     assert [one.rows_behind for one in consumers.Consumers(table).statuses()] == [0]
 
 
