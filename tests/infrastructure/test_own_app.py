@@ -112,6 +112,9 @@ def test_the_example_makes_what_our_own_app_makes_beside_its_own_stack(site: Pat
     as_minimal = named_apart_from_places(reviewable(ours))
     assert as_minimal.keys() == as_reviewed.keys()
     for name, template in as_reviewed.items():
+        for resources in (as_minimal[name]["Resources"], template["Resources"]):
+            # a digest of names and tags, which differ
+            resources.get("Guarded", {}).get("Properties", {}).pop("Changes", None)
         assert as_minimal[name]["Resources"] == template["Resources"], name
     assert report["Outputs"].keys() == {"Data", "Database", "Queue1", "DeadLetters1"}
     kinds = sorted(body["Type"] for body in report["Resources"].values())
@@ -182,7 +185,7 @@ def test_names_of_roles_stay_when_an_instance_moves_into_an_own_app(tmp_path: Pa
         sorted(re.findall(r"acme-minimal-[0-9a-f]{8}", json.dumps(stacks_of(folder))))
         for folder in (tmp_path / "ours", tmp_path / "own/assembly-test")
     )
-    assert len(set(ours)) == 7 and own == ours
+    assert len(set(ours)) == 8 and own == ours
 
 
 def test_what_runs_and_owns_gets_queues_too() -> None:

@@ -97,7 +97,7 @@ def test_a_size_that_is_not_known_is_not_checked(lake: Lake, read: Reader) -> No
 
 
 @pytest.mark.parametrize("read", [by_query, by_scan, by_sql])
-def test_an_object_in_s3_is_held_against_its_size_once(
+def test_an_object_in_s3_is_held_against_its_size_once_at_most(
     dsn: str, supplier: Any, tmp_path: Path, s3_store: ObjectStore, read: Reader
 ) -> None:
     sizes = Sizes(s3_store)
@@ -106,11 +106,12 @@ def test_an_object_in_s3_is_held_against_its_size_once(
     sizes.asked.clear()
     for _ in range(3):
         assert read(lake)
-    assert len(sizes.asked) == 1
+    # a look-up needs none: PostgreSQL knows it, and the footer would not be where it is said to be
+    assert len(sizes.asked) == (read is not by_query)
     [other] = lake.add([{"k": k, "v": "another"} for k in range(7)])
     other_bytes = s3_store.get(other)
     s3_store.delete([other])
-    s3_store.put(other, other_bytes + b"more")
+    s3_store.put(other, b"more" + other_bytes)
     with pytest.raises(ObjectDamaged, match=other):
         read(lake)
     s3_store.delete([other])

@@ -271,7 +271,7 @@ def test_a_server_that_amazon_did_not_certify_is_not_spoken_to(
 def test_an_answer_that_is_not_taken_is_given_again(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migrate.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(answers.time, "sleep", lambda seconds: None)
     cloudformation.refusals = 2
     handler({**event, "RequestType": "Delete", "PhysicalResourceId": PHYSICAL_ID}, Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
