@@ -20,6 +20,7 @@ from dormouse.errors import (
     InstanceReadOnly,
     InvalidQuery,
     ObjectStoreError,
+    TableAlreadyExists,
 )
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
@@ -38,7 +39,7 @@ from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.rows.row_tables import RowTables
 from dormouse.settings import Settings, load_settings
 from dormouse.table import Table
-from dormouse.tables import Tables, properties_asked, schema_asked
+from dormouse.tables import Tables, properties_asked, schema_asked, there_already
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -190,20 +191,25 @@ class Instance(Durable, RowTables):
         layout: str = "file_table",
         split_points: Sequence[KeyValue] | None = (),
         properties: TableProperties | None = None,
+        exist_ok: bool = False,
     ) -> Table:
         """Makes a table; `split_points` divide it from the start, on the first row key, ascending.
 
-        In place of a schema it takes the columns of a file, `like` the path of one in Parquet or CSV, of
-        which the keys are named. Raises `TableAlreadyExists`, `InvalidName`, `InvalidSchema`, `InvalidData`,
-        `InvalidRange` and `InvalidProperties`.
+        In place of a schema, `like` is a Parquet or CSV file with such columns, and the keys are named.
+        `exist_ok` takes a table that is there with the same columns. Raises `TableAlreadyExists`,
+        `InvalidName`, `InvalidSchema`, `InvalidData`, `InvalidRange` and `InvalidProperties`.
         """
         self._check_writable()
         schema = schema_asked(schema, like, row_keys, sort_keys)
         properties = properties_asked(name, schema, properties)
-        split_points = () if split_points is None else split_points
-        made = self._table(self._catalog.create(name, schema, properties, layout, split_points))
+        try:
+            record = self._catalog.create(name, schema, properties, layout, split_points or ())
+        except TableAlreadyExists:
+            if not exist_ok:
+                raise
+            return self._table(there_already(self._catalog, name, schema))
         self._tables.note_activity()
-        return made
+        return self._table(record)
 
     def table(self, name: str) -> Table:
         """The table of this name; `TableNotFound`."""

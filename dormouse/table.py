@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.context import TableContext
@@ -18,10 +18,10 @@ from dormouse.model.cut import When
 from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
-from dormouse.model.region import Region
 from dormouse.model.table import TableRecord
 from dormouse.partitions.store import PartitionStore
 from dormouse.table_changes import Changing, Engine
+from dormouse.table_reading import Reading
 from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
@@ -30,17 +30,15 @@ if TYPE_CHECKING:
     from dormouse.history.history import History
     from dormouse.history.restore import RestoreReport
     from dormouse.partitions.leaves import SmallPair
-    from dormouse.query import PlanSummary
     from dormouse.query.consumer import Consumer
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
-    from dormouse.sql.values import Parameters
 
 
-class Table(Changing):
+class Table(Reading, Changing):
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
     def __init__(
@@ -135,35 +133,6 @@ class Table(Changing):
         with self.changing():
             return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 
-    def query(
-        self,
-        where: Mapping[str, Any] | Region | None = None,
-        columns: Sequence[str] | None = None,
-        *,
-        limit: int | None = None,
-        as_of: When | None = None,
-        interruption: Interruption | None = None,
-    ) -> pa.RecordBatchReader:
-        """The rows of a region, in key order, streamed.
-
-        `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
-        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
-        a cut, a cut's name, or an aware time, which means all that was committed at or before it. Another
-        thread ends what is read by `interruption.set()`. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`,
-        and `CutExpired` for a moment that cannot be read any more.
-        """
-        from dormouse.query import query
-
-        return query(self._context, where, columns, limit=limit, interruption=interruption, as_of=as_of)
-
-    def explain(
-        self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
-    ) -> PlanSummary:
-        """What a query would read: partitions, files, bytes. Raises as `query` does."""
-        from dormouse.query import explain
-
-        return explain(self._context, where, as_of)
-
     def changes(
         self,
         after: When | None,
@@ -213,17 +182,6 @@ class Table(Changing):
         """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
         self._check_writable()
         Consumers(self._context).drop(name)
-
-    def sql(
-        self,
-        statement: str,
-        parameters: Parameters | None = None,
-        *,
-        as_of: When | None = None,
-        interruption: Interruption | None = None,
-    ) -> pa.RecordBatchReader:
-        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
-        return self._tables.sql(statement, parameters, interruption, as_of=as_of)
 
     def compact(
         self,

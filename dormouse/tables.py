@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
 from dormouse.context import JobCommits, TableContext
-from dormouse.errors import InstanceError, InvalidProperties, InvalidSchema, TableNotFound, not_installed
+from dormouse.errors import (
+    InstanceError,
+    InvalidProperties,
+    InvalidSchema,
+    TableAlreadyExists,
+    TableNotFound,
+    not_installed,
+)
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
@@ -203,3 +210,14 @@ def compact_on_spark(
     from dormouse.spark import compaction_tasks
 
     return compaction_tasks.compact_on_spark(context, now_ms, run_id=run_id)
+
+
+def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:
+    """The table of this name, if it has these columns; else `TableAlreadyExists`."""
+    found = catalog.get(name)
+    if list(found.schema.fields) != list(schema.fields) or found.schema.key_names != schema.key_names:
+        raise TableAlreadyExists(
+            f"table {name!r} exists already, with other columns: "
+            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}"
+        )
+    return found

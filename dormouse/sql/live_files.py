@@ -1,0 +1,72 @@
+"""A table's files for readers that know nothing of it, each with the condition on the rows that count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dormouse.context import TableContext
+from dormouse.data.transform import Transform, quoted
+from dormouse.errors import InvalidQuery
+from dormouse.history.moments import position_of
+from dormouse.model.cut import When
+from dormouse.model.keyed import is_keyed
+from dormouse.model.reshaping import is_as_stored
+from dormouse.objects.names import schema_version_of
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.planner import Scan
+from dormouse.query.schemas import on_current
+from dormouse.query.table_view import plan_tables
+from dormouse.sql.conditions import all_of, in_slices, remains
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A Parquet file of a table: a path, or a URL of S3, and a condition in SQL; None: all of its rows count.
+
+    `byte_count` is its size, 0 where it is not known.
+    """
+
+    path: str
+    condition: str | None
+    byte_count: int
+
+
+def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFile]:
+    """The files that hold the table's rows now, or at another moment, each once, by their names.
+
+    A row is in as many files as it was ingested. Conditions are DuckDB's SQL, on columns of the file. Raises
+    `InvalidQuery` where no condition on a file's rows says which count: of tables that merge or hide rows,
+    and of files that were written before columns were changed.
+    """
+    properties, name = context.properties, context.table.name
+    transform = Transform.parse(context.schema, properties)
+    if is_keyed(properties) or transform.aggregates or transform.age_off:
+        which = "keep" if is_keyed(properties) else "aggregate" if transform.aggregates else "filter"
+        raise InvalidQuery(
+            f"the property {which} of table {name!r} makes rows what no file has: read it by query, sql or "
+            "instance.duckdb()"
+        )
+    at = None if as_of is None else position_of(context, as_of)
+
+    def listed(then: TableContext) -> list[LiveFile]:
+        [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
+        return [_told(then, scan) for group in plan.groups for scan in group]
+
+    return on_current(context, listed) if at is None else listed(context.as_of(at))
+
+
+def _told(context: TableContext, scan: Scan) -> LiveFile:
+    schema, objects = context.schema, context.objects
+    written = context.stored_schema.as_written(schema_version_of(scan.filename))
+    if not is_as_stored(written, schema):
+        raise InvalidQuery(
+            f"file {scan.filename!r} of table {context.table.name!r} was written before its columns were "
+            "changed: compact the table, or read it by query, sql or instance.duckdb()"
+        )
+    left = remains(schema, scan.deletions, lambda field: quoted(field.name))
+    path = objects.local_path(scan.filename)
+    return LiveFile(
+        objects.uri(scan.filename) if path is None else str(path),
+        all_of([in_slices(schema, scan.slices), left]),
+        scan.byte_count or 0,
+    )

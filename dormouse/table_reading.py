@@ -1,0 +1,91 @@
+"""How a table's rows are read, as a part of `Table`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dormouse.data.transform import quoted
+from dormouse.model.cut import When
+from dormouse.model.region import Region
+from dormouse.shaped_table import ShapedTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.query import PlanSummary
+    from dormouse.query.interruption import Interruption
+    from dormouse.sql.live_files import LiveFile
+    from dormouse.sql.values import Parameters
+
+
+class Reading(ShapedTable):
+    """The methods, over a table's name and columns."""
+
+    def query(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+        as_of: When | None = None,
+        interruption: Interruption | None = None,
+    ) -> pa.RecordBatchReader:
+        """The rows of a region, in key order, streamed.
+
+        `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
+        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
+        a cut, a cut's name, or an aware time, which means all that was committed at or before it. Another
+        thread ends what is read by `interruption.set()`. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`,
+        and `CutExpired` for a moment that cannot be read any more.
+        """
+        from dormouse.query import query
+
+        return query(self._context, where, columns, limit=limit, interruption=interruption, as_of=as_of)
+
+    def explain(
+        self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
+    ) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises as `query` does."""
+        from dormouse.query import explain
+
+        return explain(self._context, where, as_of)
+
+    def head(
+        self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
+    ) -> pa.Table:
+        """The first rows in key order, at most so many. Raises as `query` does."""
+        return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
+
+    def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
+        """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does.
+
+        Of all rows mostly the files' footers are read.
+        """
+        if where:
+            first = [self._context.schema.key_names[0]]
+            return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of))
+        answer = self.sql(f"select count(*) from {quoted(self.name)}", as_of=as_of)
+        return int(answer.read_all().column(0)[0].as_py())
+
+    def live_files(self, as_of: When | None = None) -> list[LiveFile]:
+        """The Parquet files that hold the table's rows, now or at a moment, to be read without Dormouse.
+
+        Each has a `path`, and a `condition` in SQL where not all of its rows count. Files that are compacted
+        are kept for `gc_delay_seconds`. Raises `InvalidQuery` where no condition can say it, `InvalidCut` and
+        `CutExpired`.
+        """
+        from dormouse.sql.live_files import live_files
+
+        return live_files(self._context, as_of)
+
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        interruption: Interruption | None = None,
+    ) -> pa.RecordBatchReader:
+        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        return self._tables.sql(statement, parameters, interruption, as_of=as_of)

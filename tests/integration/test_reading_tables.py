@@ -1,0 +1,104 @@
+"""What users ask of a table first: how many rows, the first of them, its files; and a table that is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import InvalidQuery, TableAlreadyExists
+from dormouse.instance import Instance
+from dormouse.table import Table
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG)],
+    [],
+    [dm.Field("name", dm.STRING, nullable=True), dm.Field("x", dm.DOUBLE)],
+)
+
+
+def rows(start: int, end: int) -> pa.Table:
+    numbers = range(start, end)
+    return pa.table({"k": numbers, "name": [f"n{n % 7}" for n in numbers], "x": [n / 4 for n in numbers]})
+
+
+@pytest.fixture
+def table(instance: Instance) -> Table:
+    made = instance.create_table("order", SCHEMA, split_points=[500])
+    made.ingest(rows(0, 1_000))
+    made.ingest(rows(800, 1_200))
+    return made
+
+
+def read_by_duckdb(table: Table, as_of: Any = None) -> list[tuple[Any, ...]]:
+    found = []
+    for file in table.live_files(as_of):
+        where = f" where {file.condition}" if file.condition else ""
+        found += duckdb.execute(f"select * from read_parquet(?){where}", [file.path]).fetchall()
+    return sorted(found)
+
+
+def test_rows_are_counted(table: Table) -> None:
+    assert table.count() == 1_400
+    assert table.count({"k": dm.Range(790, 810)}) == 30
+    assert table.count({"k": -1}) == 0
+    before = table.history.record_cut("before")
+    table.delete({"name": "n3"})
+    assert table.count() == table.query().read_all().num_rows < 1_400
+    assert table.count({"k": 3}) == 0
+    assert table.count(as_of=before) == 1_400
+
+
+def test_the_first_rows_are_in_order(table: Table) -> None:
+    assert table.head(3).to_pylist() == rows(0, 3).to_pylist()
+    assert table.head(2, ["name"]).to_pylist() == [{"name": "n0"}, {"name": "n1"}]
+    assert table.head().num_rows == 10
+    assert table.head(0).num_rows == 0
+
+
+def test_files_are_read_without_dormouse(table: Table) -> None:
+    """Divided files, deletions, other moments: DuckDB has the rows by the conditions alone."""
+
+    def expected(as_of: Any = None) -> list[tuple[Any, ...]]:
+        return sorted(tuple(row.values()) for row in table.query(as_of=as_of).read_all().to_pylist())
+
+    assert all(
+        file.condition is None and Path(file.path).stat().st_size == file.byte_count
+        for file in table.live_files()
+    )
+    assert read_by_duckdb(table) == expected()
+    cut = table.history.record_cut()
+    table.partitions.scale([one.partition_id for one in table.partitions.leaves()][:1], [("k", 250)])
+    table.split()
+    table.delete({"name": ["n1", None]})
+    table.delete({"k": dm.Range(240, 260)})
+    assert any(file.condition for file in table.live_files())
+    assert read_by_duckdb(table) == expected() != expected(cut)
+    assert read_by_duckdb(table, cut) == expected(cut)
+    table.compact()
+    assert read_by_duckdb(table) == expected()
+
+
+def test_what_no_condition_says_is_refused(instance: Instance, table: Table) -> None:
+    table.add_column(dm.Field("more", dm.LONG, nullable=True))
+    with pytest.raises(InvalidQuery, match="was written before its columns were changed: compact the table"):
+        table.live_files()
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("x", dm.LONG)])
+    for name, value in (("keep", "newest_row"), ("aggregate", "max(x)"), ("filter", "age_off(k, 5)")):
+        made = instance.create_table(name, schema, properties=dm.TableProperties(**{name: value}))
+        with pytest.raises(InvalidQuery, match=f"the property {name} of table '{name}' makes rows"):
+            made.live_files()
+
+
+def test_a_table_that_is_there_is_taken_if_it_is_the_same(instance: Instance, table: Table) -> None:
+    with pytest.raises(TableAlreadyExists):
+        instance.create_table(table.name, SCHEMA)
+    again = instance.create_table(table.name, SCHEMA, exist_ok=True)
+    assert again.count() == 1_400
+    with pytest.raises(TableAlreadyExists, match="exists already, with other columns: k "):
+        instance.create_table(table.name, dm.Schema([dm.Field("k", dm.STRING)]), exist_ok=True)
+    assert instance.create_table("fresh", SCHEMA, exist_ok=True).count() == 0
