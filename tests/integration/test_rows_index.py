@@ -81,7 +81,7 @@ def test_a_page_takes_no_look_at_the_build(rows: RowTable, monkeypatch: pytest.M
     monkeypatch.setattr(Builds, "read", lambda *given: pytest.fail("it was looked at"))
     pages = [rows.query(TEXT, 150)]
     pages.append(rows.query(page=pages[0].next_page))
-    assert [row for page in pages for row in page.rows] == expected
+    assert same([row for page in pages for row in page.rows], expected)
 
 
 @pytest.mark.parametrize("page_rows", [100, 1_000])
