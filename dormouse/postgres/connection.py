@@ -113,6 +113,7 @@ class ConnectionSupplier:
         self._revive = revive
         self._limits_ms: Mapping[str, int] = {}
         self._waits_for_disk = True
+        self._scans = False
         self._reached_before = False
         self._lock = threading.Lock()
         self._pool: Pool | None = None
@@ -156,6 +157,15 @@ class ConnectionSupplier:
         """
         made = self._another()
         made._waits_for_disk = False
+        return made
+
+    def scanning(self) -> ConnectionSupplier:
+        """Another supplier alike, in whose sessions also a lone statement may scan, as with `scans`.
+
+        Sessions of a pooler stay as they are.
+        """
+        made = self._another()
+        made._scans = True
         return made
 
     def is_standby(self) -> bool:
@@ -207,6 +217,8 @@ class ConnectionSupplier:
                 conn.execute(_QUERIES["limit"].on(), limits)
             if not self._waits_for_disk and not conn.is_pooled:
                 conn.execute(_QUERIES["hurry"].on())
+            if self._scans and not conn.is_pooled:
+                conn.execute(_QUERIES["scan"].on(), {"names": list(SCAN_SETTINGS)})
         except BaseException as error:
             conn.close()
             if isinstance(error, psycopg.OperationalError):

@@ -15,6 +15,13 @@ select sum(numbackends) <= 0.75 * current_setting('max_connections')::integer, p
     )
 from pg_stat_database;
 
+-- name: scan
+-- Has the statements of a session be planned as those that read much of a table, each for the sizes of now.
+select set_config(name, 'on', false),
+    set_config('work_mem', '64MB', false),
+    set_config('plan_cache_mode', 'force_custom_plan', false)
+from unnest(%(names)s::text[]) name;
+
 -- name: hurry
 -- Has the commits of a session not wait for the disk, and remembers what they would wait for.
 select set_config('dormouse.durability', current_setting('synchronous_commit'), false),

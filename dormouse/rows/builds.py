@@ -7,7 +7,7 @@ killed has done all of it, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,8 +17,9 @@ import psycopg
 from psycopg import sql
 
 from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_alone, run_transaction
+from dormouse.postgres.transaction import run_alone, run_lookup, run_transaction
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import column_name
 from dormouse.rows.placements import Looked
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 ANALYZED_ROWS_MIN = 5_000
 TYPES = {"long": "bigint", "double": "float8", "string": 'text collate "C"', "boolean": "boolean"}
 _QUERIES = load(__package__ or "", "builds")
+_IS_AT = _QUERIES["is_at"].text.removesuffix(";")
 T = TypeVar("T")
 
 
@@ -57,6 +59,10 @@ class BuildSize:
     retired_seconds: float | None
 
 
+class Unsure(Exception):
+    """A look at the build itself has to tell."""
+
+
 class BuildBusy(Exception):
     """Another process works on it."""
 
@@ -80,6 +86,36 @@ class Builds:
             self._supplier, both, isolation=Isolation.REPEATABLE_READ, read_only=True, scans=True,
             operation="ask an index of rows",
         )  # fmt: skip
+
+    def rows_at(
+        self, looked: Looked, build_id: int, text: str, values: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        """The rows of a query of `current_N`, if the build is of the version that was looked at.
+
+        It is one statement, so of one moment, and one round trip. `Unsure` without rows: there are none, or
+        the build is of another version, retired or gone.
+        """
+        wanted = {
+            "at_build_id": build_id,
+            "at_version": looked.version,
+            "at_table_uuid": looked.table_uuid,
+            "at_incarnation_id": looked.incarnation_id,
+        }
+        # planned as a gate: nothing is read when it is shut
+        gated = f"select page.* from ({text}) as page where ({_IS_AT})".encode()
+
+        def work(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+            if isinstance(conn, Connection) and conn.is_pooled:
+                raise Unsure  # its sessions do not scan
+            return conn.execute(gated, {**values, **wanted}).fetchall()
+
+        try:
+            rows = run_lookup(self._supplier, work, operation="ask an index of rows")
+        except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+            raise Unsure from None
+        if not rows:
+            raise Unsure
+        return rows
 
     def build(self, looked: Looked, columns: Sequence[Column], rows: pa.RecordBatchReader) -> int:
         """Makes a build of the rows of the version that was looked at; gives its id. `BuildBusy`."""

@@ -4,6 +4,12 @@ select build_id, version, purged_version, column_ids, indexed_ids, row_count, re
 from build
 where build_id = %(build_id)s and table_uuid = %(table_uuid)s and incarnation_id = %(incarnation_id)s;
 
+-- name: is_at
+-- Whether the build of a table is of this version, and another has not taken its place: no row when it is gone.
+select version = %(at_version)s and retired_at is null
+from build
+where build_id = %(at_build_id)s and table_uuid = %(at_table_uuid)s and incarnation_id = %(at_incarnation_id)s;
+
 -- name: alone
 -- Whether nobody else builds an index of the table here; until the transaction ends.
 select pg_try_advisory_xact_lock(7236154, hashtext(%(table_uuid)s::text));

@@ -61,6 +61,7 @@ class IndexCluster:
             )
             .limited(statement_timeout=QUERY_SECONDS_MAX * 1_000)
             .hurried()
+            .scanning()
         )
         try:
             try:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +25,9 @@ from dormouse.errors import (
 )
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows import page_tokens, pages, paging
-from dormouse.rows.binding import statement_of
-from dormouse.rows.builds import Build, BuildBusy
+from dormouse.rows.answering import Asked, bound, build_of, count_of, page_at_once, page_of
+from dormouse.rows.builds import Build, BuildBusy, Unsure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
-from dormouse.rows.columns import Column
-from dormouse.rows.emit import POSTGRES, column_name
-from dormouse.rows.expressions import Statement
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
@@ -49,20 +46,6 @@ SLOW_SECONDS = 0.02
 """A query that takes longer has the columns indexed that it looks for rows in."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A query as it is asked; `place` and `given` say where a page begins that is not the first."""
-
-    table: Source
-    text: str
-    statement: Statement
-    columns: tuple[Column, ...]
-    version: int
-    page_rows: int | None = None
-    place: Sequence[Any] | None = None
-    given: int = 0
 
 
 class RowIndexes:
@@ -166,7 +149,8 @@ class RowIndexes:
             raise InvalidPage("the page token is of another query: begin the query again")
         if version is not None and (version != token.version or token.build_id is not None):
             raise InvalidPage("the page token is of another version: begin the query again")
-        looked = self._placements.look(table.table_id, token.version)
+        if looked.version != token.version:
+            looked = self._placements.look(table.table_id, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
         asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows)
         asked = replace(asked, place=token.place, given=token.given)
@@ -198,9 +182,9 @@ class RowIndexes:
         Then the work has begun.
         """
         began = time.monotonic()
-        found: tuple[Rows, Build] | int | None = None
+        found: tuple[Rows, Build | None] | int | None = None
         if looked.database is not None and looked.build_id is not None:
-            found = self._read(looked, asked, _page)
+            found = self._read(looked, asked, page_of, page_at_once)
         if not isinstance(found, tuple):
             self._start(looked)
             return found
@@ -208,10 +192,22 @@ class RowIndexes:
         self._note(asked, looked, build, time.monotonic() - began)
         return self._page(asked, looked, rows, partial(self._count, asked, looked))
 
-    def _read(self, looked: Looked, asked: Asked, work: Callable[..., Any]) -> Any:
-        """What the index says; None when it cannot be asked. `InvalidQuery`, `PageExpired`."""
+    def _read(
+        self,
+        looked: Looked,
+        asked: Asked,
+        work: Callable[..., Any],
+        at_once: Callable[..., Any] | None = None,
+    ) -> Any:
+        """What the index says, `at_once` if that can; None when it cannot be asked.
+
+        `InvalidQuery`, `PageExpired`.
+        """
         database, build_id = looked.database or "", looked.build_id or 0
         try:
+            if at_once is not None:
+                with suppress(Unsure):
+                    return at_once(asked, self.indexing.builds(database), looked, build_id)
             return self.indexing.builds(database).read(looked, build_id, partial(work, asked))
         except psycopg.errors.NumericValueOutOfRange as error:
             raise InvalidQuery(f"a result does not fit its type: {one_line(error)}") from None
@@ -260,7 +256,7 @@ class RowIndexes:
         )  # fmt: skip
 
     def _count(self, asked: Asked, looked: Looked) -> int:
-        found = self._read(looked, asked, _count)
+        found = self._read(looked, asked, count_of)
         if found is None:
             raise PageExpired(f"table {asked.table.name!r}: its index was made anew: begin the query again")
         return int(found)
@@ -272,11 +268,13 @@ class RowIndexes:
             f"worked on: ask again{why}"
         )
 
-    def _note(self, asked: Asked, looked: Looked, build: Build, seconds: float) -> None:
+    def _note(self, asked: Asked, looked: Looked, build: Build | None, seconds: float) -> None:
         """How much an index is asked; and the columns that queries look for rows in."""
-        sought = [one for one in paging.sought(asked.statement) if one not in build.indexed_ids]
-        if sought and seconds > SLOW_SECONDS and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
-            self._start(looked, sought)
+        if seconds > SLOW_SECONDS and (sought := paging.sought(asked.statement)):
+            build = build or self._read(looked, asked, build_of)
+            sought = [one for one in sought if build is not None and one not in build.indexed_ids]
+            if build and sought and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
+                self._start(looked, sought)
         with self._lock:
             # what comes to be behind from here on is worked on at once
             self._started.pop((looked.table_id, looked.version, ()), None)
@@ -330,54 +328,3 @@ class RowIndexes:
                         self._worker = None
 
         threading.Thread(target=run, name="dormouse-rows", daemon=True).start()
-
-
-def bound(table: Source, text: str, looked: Looked, version: int, page_rows: int | None) -> Asked:
-    """A query of a table as it was looked at; `InvalidQuery`."""
-    statement = statement_of(text, looked.name, looked.columns)
-    return Asked(table, text, statement, looked.columns, version, page_rows)
-
-
-def _page(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
-    """The rows of a page, or the version of an index that is behind. `PageExpired`."""
-    is_first = asked.place is None and not asked.given
-    if build.version < asked.version or (build.is_retired and is_first):
-        return build.version
-    rows = pages.rows_max(asked.columns, asked.page_rows)
-    source = _source(asked, build)
-    found = pages.read(
-        asked.statement,
-        partial(_ask, conn),
-        source,
-        POSTGRES,
-        rows=rows,
-        place=asked.place,
-        given=asked.given,
-    )
-    return found, build
-
-
-def _count(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> int:
-    return pages.count(asked.statement, partial(_ask, conn), _source(asked, build), POSTGRES)
-
-
-def _source(asked: Asked, build: Build) -> str:
-    """The rows of a version: of the index's own its table, of one before also what was superseded since."""
-    if asked.version < build.purged_version:
-        raise PageExpired(
-            f"table {asked.table.name!r}: the rows of version {asked.version} are kept no longer: begin the "
-            "query again"
-        )
-    current, version = f"current_{build.build_id:d}", asked.version
-    if version == build.version:
-        return current
-    names = ", ".join(["row_id", "row_version", *(column_name(c.column_id or 0) for c in asked.columns)])
-    return (
-        f"(select {names} from {current} where row_version <= {version:d} union all "
-        f"select {names} from superseded_{build.build_id:d} "
-        f"where row_version <= {version:d} and until_version > {version:d}) as rows_then"
-    )
-
-
-def _ask(conn: psycopg.Connection[Any], text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    return conn.execute(text.encode(), values).fetchall()

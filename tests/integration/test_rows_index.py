@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +20,7 @@ import dormouse as dm
 from dormouse.errors import IndexNotReady, InstanceError, PageExpired
 from dormouse.instance import Instance
 from dormouse.rows import indexes
+from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import Indexing, balanced
 from dormouse.rows.placements import Placed
 from dormouse.rows.row_table import RowTable
@@ -72,6 +74,37 @@ def test_no_answer_is_older_than_the_question(rows: RowTable) -> None:
         page = rows.query(text, wait_seconds=60) if number % 2 else asked(rows, text)
         assert page.rows == [(1_000 + number,)]
         assert (page.version, page.row_versions) == (version, [version])
+
+
+def test_a_page_takes_no_look_at_the_build(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = asked(rows, TEXT).rows
+    monkeypatch.setattr(Builds, "read", lambda *given: pytest.fail("it was looked at"))
+    pages = [rows.query(TEXT, 150)]
+    pages.append(rows.query(page=pages[0].next_page))
+    assert same([row for page in pages for row in page.rows], expected)
+
+
+@pytest.mark.parametrize("page_rows", [100, 1_000])
+def test_a_page_of_two_statements_is_of_one_version(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
+) -> None:
+    """Those with a value, and those without, of a table that is changed and indexed between."""
+    rows.change([dm.Patch([(row_id, None, {"n": None}) for row_id in range(1, 200, 2)])])
+    text = "select row_id, n from t order by n desc, row_id"
+    expected = asked(rows, text, page_rows).rows
+    rows_at, is_changed = Builds.rows_at, []
+
+    def changed_after(*given: Any) -> list[tuple[Any, ...]]:
+        found = rows_at(*given)
+        if not is_changed:
+            is_changed.append(True)
+            rows.change([dm.Patch([(row_id, None, {"n": None}) for row_id in range(2, 201, 2)])])
+            of(instance).bring(rows)
+        return found
+
+    monkeypatch.setattr(Builds, "rows_at", changed_after)
+    assert rows.query(text, page_rows).rows == expected
+    assert is_changed
 
 
 def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None:
