@@ -13,9 +13,7 @@ from dormouse.model.keyed import check_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BOOLEAN, LONG, Field
-from dormouse.rows import store
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns
-from dormouse.rows.row_table import RowTable
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from dormouse.model.table import TableRecord
     from dormouse.postgres import ConnectionSupplier
     from dormouse.rows.indexes import RowIndexes
+    from dormouse.rows.row_table import RowTable
     from dormouse.settings import Settings
     from dormouse.table import Table
     from dormouse.tables import Tables
@@ -82,6 +81,8 @@ class RowTables:
 
         Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`.
         """
+        from dormouse.rows import store
+
         self._check_writable()
         listed = [
             replace(column, column_id=n) for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
@@ -94,19 +95,21 @@ class RowTables:
         check_keyed(schema, edited)
         made = self._catalog.create(name, schema, edited, with_it=partial(store.create, columns=listed))
         self._tables.note_activity()
-        return RowTable(self._table(made), lambda: self.row_indexes)
+        return self._row_table(made)
 
     def row_table(self, name: str) -> RowTable:
         """The row table of this name. `TableNotFound`, `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
             raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
-        return RowTable(self._table(found), lambda: self.row_indexes)
+        return self._row_table(found)
 
     def row_tables(self) -> list[RowTable]:
         """All row tables, by name."""
-        return [
-            RowTable(self._table(one), lambda: self.row_indexes)
-            for one in self._catalog.tables()
-            if is_edited(one.properties)
-        ]
+        return [self._row_table(one) for one in self._catalog.tables() if is_edited(one.properties)]
+
+    def _row_table(self, record: TableRecord) -> RowTable:
+        # lambdas open instances, too, and have no numpy
+        from dormouse.rows.row_table import RowTable
+
+        return RowTable(self._table(record), lambda: self.row_indexes)

@@ -237,6 +237,21 @@ print(*sorted(set({HEAVY!r}) & set(sys.modules)))
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", [])
 
 
+def test_lambdas_load_without_what_their_packages_have_not() -> None:
+    """A module of each is imported where the others' libraries cannot be."""
+    names = [
+        path.stem
+        for path in sorted((ROOT / "lambdas").glob("*.py"))
+        if path.stem not in ("__init__", "build")
+    ]
+    script = (
+        "import sys\n"
+        "for name in ('numpy', 'pyarrow', 'datafusion', 'duckdb', 'sqlglot'): sys.modules[name] = None\n"
+        + "".join(f"import lambdas.{name}\n" for name in names)
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
 def test_the_package_loads_its_parts_when_they_are_asked_for() -> None:
     script = """
 import sys, dormouse
