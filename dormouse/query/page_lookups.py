@@ -30,16 +30,18 @@ def looked_up(
 
     It does where more than a key is asked for, and of a table whose rows are not what its files have.
     """
-    if len(scans) > FILES_MAX or asked.conditions or transform.aggregates or transform.age_off:
+    keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
+    if not all(keys) or asked.conditions or transform.aggregates or transform.age_off:
         return None
-    if is_keyed(context.properties):
+    if is_keyed(context.properties) or not all(_is_plain(schema, scan) for scan in scans):
         return None
     columns = [schema.field(name) for name in dict.fromkeys((*schema.key_names, *asked.columns))]
     if not can_look_up(schema.key_fields, columns):
         return None
+    names = [field.name for field in columns]
     tables: list[pa.Table] = []
-    for scan in scans:
-        found = _rows_of(context, schema, scan, [field.name for field in columns])
+    for scan, key in zip(scans, keys, strict=True):
+        found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
         if found is None:
             return None
         tables += found
@@ -52,16 +54,11 @@ def looked_up(
     return batches
 
 
-def _rows_of(
-    context: TableContext, schema: Schema, scan: Scan, columns: Sequence[str]
-) -> list[pa.Table] | None:
-    key = _key_of(schema, scan)
-    if not key or scan.deletions or not scan.byte_count:
-        return None
+def _is_plain(schema: Schema, scan: Scan) -> bool:
+    """Whether all rows of a file count, as they were written."""
     written = written_schema(schema, scan.filename)
-    if written is not schema and not is_as_stored(written, schema):
-        return None
-    return rows_of(context.objects, scan.filename, scan.byte_count, key, columns)
+    is_whole = not scan.deletions and bool(scan.byte_count)
+    return is_whole and (written is schema or is_as_stored(written, schema))
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
