@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dormouse import row_work
 from dormouse.errors import InvalidData, InvalidInput, ObjectNotFound
@@ -26,6 +26,7 @@ from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where import LIMIT_MAX
 from dormouse.query.where_json import parse_where
+from dormouse.row_work import WorkAsked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,11 +37,7 @@ OBJECTS_MAX = 10_000
 _SUFFIXES = (".parquet", ".pq", ".csv")
 
 
-class _Asked(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class QueryAsked(_Asked):
+class QueryAsked(WorkAsked):
     """A statement with parameters, or a table with what is wanted of it: as the query service takes both."""
 
     statement: str | None = None
@@ -62,7 +59,7 @@ class QueryAsked(_Asked):
         return self
 
 
-class IngestAsked(_Asked):
+class IngestAsked(WorkAsked):
     """Objects of the instance's own store, below incoming/, that become rows of a table, once for each id."""
 
     table: str
@@ -70,14 +67,14 @@ class IngestAsked(_Asked):
     ingest_id: str | None = None
 
 
-class IndexAsked(_Asked):
+class IndexAsked(WorkAsked):
     """The index of a row table, which is behind; `columns` are ids of those to have an index of their own."""
 
     table: str
     columns: list[int] = Field(default_factory=list, max_length=100)
 
 
-class RoundAsked(_Asked):
+class RoundAsked(WorkAsked):
     """A round of a table."""
 
     table: str

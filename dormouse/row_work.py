@@ -43,18 +43,20 @@ _WAIT_SECONDS = 1.0
 _STARTS_MAX = 1_000
 
 
-class _Asked(BaseModel):
+class WorkAsked(BaseModel):
+    """What long work is asked with: nothing that it does not know, of exactly its types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class CreateAsked(_Asked):
+class CreateAsked(WorkAsked):
     """A row table to make."""
 
     name: str
     columns: list[dict[str, Any]]
 
 
-class ChangeAsked(_Asked):
+class ChangeAsked(WorkAsked):
     """Changes, in their order, as one transaction."""
 
     table: str
@@ -62,7 +64,7 @@ class ChangeAsked(_Asked):
     dry_run: bool = False
 
 
-class UpsertAsked(_Asked):
+class UpsertAsked(WorkAsked):
     """Rows that are found by the values of some columns."""
 
     table: str
@@ -71,7 +73,7 @@ class UpsertAsked(_Asked):
     dry_run: bool = False
 
 
-class UploadAsked(_Asked):
+class UploadAsked(WorkAsked):
     """A CSV file that was sent with the job."""
 
     table: str
@@ -85,10 +87,10 @@ class UploadAsked(_Asked):
     dry_run: bool = False
 
     def format(self) -> CsvFormat:
-        return CsvFormat(self.separator, self.quote, self.escape, self.header, self.skip_lines, self.null)
+        return CsvFormat.like(self)
 
 
-class QueryAsked(_Asked):
+class QueryAsked(WorkAsked):
     """A page of a query's rows."""
 
     table: str
@@ -100,7 +102,7 @@ class QueryAsked(_Asked):
     count: bool = False
 
 
-class SnapshotAsked(_Asked):
+class SnapshotAsked(WorkAsked):
     """A name for the newest version, or one to drop."""
 
     table: str
@@ -108,7 +110,7 @@ class SnapshotAsked(_Asked):
     drop: bool = False
 
 
-KINDS: Mapping[str, type[_Asked]] = {
+KINDS: Mapping[str, type[WorkAsked]] = {
     "row_create": CreateAsked,
     "row_change": ChangeAsked,
     "row_upsert": UpsertAsked,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike, fspath
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from dormouse.errors import InvalidInput
 
@@ -58,6 +58,11 @@ class CsvFormat:
             raise InvalidInput(f"skip_lines must be from 0 to {SKIP_LINES_MAX:,}, not {self.skip_lines!r}")
         if self.null is not None and (not isinstance(self.null, str) or not self.null):
             raise InvalidInput(f"null must be a text, like NA, not {self.null!r}")
+
+    @classmethod
+    def like(cls, given: Any) -> CsvFormat:
+        """That of something which has all of its fields."""
+        return cls(**{field.name: getattr(given, field.name) for field in fields(cls)})
 
     @classmethod
     def of_file(cls, path: str | PathLike[str], **given: Unpack[CsvOptions]) -> CsvFormat:

@@ -29,10 +29,7 @@ def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
     Raises `InvalidData` for a file that is no CSV, or whose columns are others than the table's, and
     `InvalidRow` for what does not fit; each names the row.
     """
-    how = CsvFormat(
-        change.separator, change.quote, change.escape, change.header, change.skip_lines, change.null
-    )
-    file = CsvFile(change.path, how)
+    file = CsvFile(change.path, CsvFormat.like(change))
     found = matched(file, columns, change.columns)
     keys_first = len(found) > 2 and tuple(found[:2]) == _KEYS
     for batch in _blocks(file.batches(2 if keys_first else None)):
