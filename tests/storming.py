@@ -6,7 +6,12 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+PATIENCE_SECONDS = 600
+TURNS_A_KILL = 5
 
 
 class Workers:
@@ -20,6 +25,30 @@ class Workers:
     def _start(self, role: str) -> subprocess.Popen[bytes]:
         with (self._folder / "errors").open("a") as errors:
             return subprocess.Popen([*self._command, role], stderr=errors)
+
+    def storm(
+        self,
+        turn: Callable[[int], None],
+        seconds: float,
+        is_enough: Callable[[], bool],
+        rng: random.Random | None,
+    ) -> None:
+        """Turns, amid which all goes on, for a while, and until it is enough on a machine that is busy.
+
+        With random numbers, one of the processes is killed every so many turns. In the end all have ended.
+        """
+        began, turns = time.monotonic(), 0
+        try:
+            while time.monotonic() - began < seconds or not is_enough():
+                assert time.monotonic() - began < PATIENCE_SECONDS
+                turn(turns)
+                turns += 1
+                self.check()
+                if rng is not None and turns % TURNS_A_KILL == 0:
+                    self.kill_one(rng)
+            self.end()
+        finally:
+            self.leave_nobody()
 
     def kill_one(self, rng: random.Random) -> None:
         at = rng.randrange(len(self._roles))

@@ -81,7 +81,6 @@ WORKER = dedent("""
                 time.sleep(0.1)
 """)
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG), dm.Field("id", dm.STRING)])
-PATIENCE_SECONDS = 600
 
 
 @dataclass
@@ -197,20 +196,12 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, erasures: in
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", SCHEMA, properties=properties)
         workers = Workers(WORKER, roles, dsn, objects, folder=folder)
-        try:
-            began, turns = time.monotonic(), 0
-            # on a machine that is busy, until enough was done
-            while time.monotonic() - began < seconds or _erased(folder) < erasures:
-                assert time.monotonic() - began < PATIENCE_SECONDS
-                check_read(table, turns % 2, folder)
-                check_files(folder)
-                turns += 1
-                workers.check()
-                if kills and turns % 5 == 0:
-                    workers.kill_one(rng)
-            workers.end()
-        finally:
-            workers.leave_nobody()
+
+        def turn(number: int) -> None:
+            check_read(table, number % 2, folder)
+            check_files(folder)
+
+        workers.storm(turn, seconds, lambda: _erased(folder) >= erasures, rng if kills else None)
         found = sorted(read(table, 0))
         while table.compact(engine="local").jobs_run:
             assert sorted(read(table, 1)) == found

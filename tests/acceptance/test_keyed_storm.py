@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import defaultdict
 from pathlib import Path
 from textwrap import dedent
@@ -73,7 +72,6 @@ WORKER = dedent("""
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG), dm.Field("w", dm.LONG)])
 WRITERS = 3
 GONE = 0
-PATIENCE_SECONDS = 600
 
 
 class Notes:
@@ -130,21 +128,13 @@ def storm(dsn: str, folder: Path, roles: list[str], seconds: float, kills: bool,
     with dm.connect(dsn, objects) as instance:
         table = instance.create_table("t", SCHEMA, properties=given)
         workers = Workers(WORKER, roles, dsn, objects, folder=folder)
-        try:
-            began, turns = time.monotonic(), 0
-            # on a machine that is busy, until enough was done
-            while time.monotonic() - began < seconds or len(Notes(folder).acknowledged) < 30:
-                assert time.monotonic() - began < PATIENCE_SECONDS
-                before = Notes(folder)
-                found = read(table, turns % 2)
-                check(found, before, Notes(folder))
-                turns += 1
-                workers.check()
-                if kills and turns % 5 == 0:
-                    workers.kill_one(rng)
-            workers.end()
-        finally:
-            workers.leave_nobody()
+
+        def turn(number: int) -> None:
+            before = Notes(folder)
+            found = read(table, number % 2)
+            check(found, before, Notes(folder))
+
+        workers.storm(turn, seconds, lambda: len(Notes(folder).acknowledged) >= 30, rng if kills else None)
         notes = Notes(folder)
         found = read(table, 0)
         check(found, notes, notes)

@@ -23,7 +23,16 @@ from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier
+from tests.cloudformation import CloudFormation
 from tests.databases import name_of
+
+
+@pytest.fixture
+def cloudformation() -> Iterator[CloudFormation]:
+    """What waits for the answer of a custom resource."""
+    stack = CloudFormation()
+    yield stack
+    stack.close()
 
 
 @pytest.fixture(scope="module")

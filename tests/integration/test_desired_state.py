@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from tests.cloudformation import Aws, CloudFormation
 
 FUNCTION = "dormouse-dev-migrate-Migrate"
 SECRET = "the ARN of a secret"  # noqa: S105
-
-
-@pytest.fixture
-def cloudformation() -> Iterator[CloudFormation]:
-    stack = CloudFormation()
-    yield stack
-    stack.close()
 
 
 @pytest.fixture

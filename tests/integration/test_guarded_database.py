@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ REFUSED = (
     "the instance is paused, and AWS changes no database that is stopped: "
     "resume it, deploy, and pause it again"
 )
-
-
-@pytest.fixture
-def cloudformation() -> Iterator[CloudFormation]:
-    stack = CloudFormation()
-    yield stack
-    stack.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -193,13 +192,6 @@ def test_an_odd_event_is_one_line_that_names_what_is_missing(name: str) -> None:
 @pytest.mark.parametrize("event", [{}, *NO_OBJECTS])
 def test_collection_needs_nothing_of_its_event(event: Any) -> None:
     assert garbage.handler(event, Context())["tables"] == 0
-
-
-@pytest.fixture
-def cloudformation() -> Iterator[CloudFormation]:
-    stack = CloudFormation()
-    yield stack
-    stack.close()
 
 
 @pytest.mark.parametrize("handler", [migrate.begin, migrate.handler])
