@@ -92,6 +92,10 @@ class Erasure:
         [(all_of_them, free)] = self._rows("referenced")
         return all_of_them, free
 
+    def is_undone(self) -> bool:
+        """Whether a restore to a moment before it took its deletion back."""
+        return bool(self._rows("is_undone")[0][0])
+
     def release_others(self, *, running_too: bool) -> int:
         """Takes files with rows from jobs that no process runs, or from all others; how many still hold some.
 

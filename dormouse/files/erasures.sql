@@ -19,6 +19,14 @@ with older as (
 )
 select deletion_id from older;
 
+-- name: is_undone
+-- Whether a restore took an erasure's deletion back.
+select exists (
+    select from deletion d
+    join restored r on r.table_id = d.table_id and r.restored_xid = d.retired_xid
+    where d.table_id = %(table_id)s and d.deletion_id = %(deletion_id)s
+);
+
 -- name: candidates
 -- A page of the files, referenced or not, that may have rows of an erasure, as their keys and looks at them tell; each with
 -- whether it was found to have some.

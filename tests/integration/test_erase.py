@@ -19,7 +19,7 @@ from dormouse.files.erasures import Erasure
 from dormouse.files.holds import held
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance, connect
-from dormouse.rounds.erasing import EraseReport
+from dormouse.rounds.erasing import EraseReport, _Erasing
 from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.table import Table
@@ -348,3 +348,35 @@ def test_of_a_keyed_table_every_row_of_a_key_is_erased(instance: Instance, tmp_p
     assert is_erased(tmp_path)
     table.upsert(data(3, v=2))
     assert people(table, where={"k": 3}) == [(3, GONE)]
+
+
+def test_an_erasure_goes_on_whose_deletion_is_retired_while_another_has_files(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector retires a deletion as soon as no file has rows of it: nothing was restored."""
+    table = made(instance)
+    table.ingest(data(*range(10)))
+    look = _Erasing._look
+
+    def stopped(self: Any) -> int:
+        look(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(_Erasing, "_look", stopped)
+        quick(table)
+
+    def retired(self: Any) -> int:
+        found = look(self)
+        with table.context.supplier.connection() as conn:
+            conn.execute(
+                "update deletion set retired_xid = pg_current_xact_id(), retired_at = clock_timestamp() "
+                "where deletion_id = 2 and retired_xid is null"
+            )
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Erasing, "_look", retired)
+        assert quick(table, {"who": "nobody"}).is_finished
+    assert quick(table).is_finished
+    assert people(table) == [(k, f"person {k % 7}") for k in range(10) if k != 3]
