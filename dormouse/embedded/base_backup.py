@@ -6,7 +6,9 @@ import gzip
 import subprocess
 import tarfile
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
@@ -14,6 +16,8 @@ from dormouse.embedded.server import _binaries
 from dormouse.errors import BackupDamaged, InstanceError
 
 _CHUNK_BYTES = 1 << 20
+_AS_DATA: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Python has it from 3.11.4 on; Debian 12's does not."""
 
 
 def base_backup(dsn: str, path: Path) -> None:
@@ -35,7 +39,7 @@ def extract(path: Path, data: Path) -> None:
     data.mkdir(mode=0o700)
     try:
         with gzip.open(path) as file, tarfile.open(fileobj=file) as tar:
-            tar.extractall(data, filter="data")
+            tar.extractall(data, members=_inside(tar), **_AS_DATA)  # noqa: S202  # members are checked
             while file.read(_CHUNK_BYTES):  # its checksum stands at the end, which tarfile does not read
                 pass
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
@@ -43,3 +47,12 @@ def extract(path: Path, data: Path) -> None:
             raise
         raise BackupDamaged(f"the database of the backup cannot be unpacked: {error}") from error
     data.chmod(0o700)
+
+
+def _inside(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The files and folders of an archive, which has nothing else, and none beside the place they go to."""
+    for member in tar:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isreg() or member.isdir()):
+            raise tarfile.ReadError(f"{member.name!r} is no file of a database")
+        yield member

@@ -1,0 +1,49 @@
+"""A base backup is unpacked into its own folder, whatever the archive says, on each Python 3.11."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dormouse.embedded import base_backup
+from dormouse.embedded.base_backup import extract
+from dormouse.errors import BackupDamaged
+
+
+@pytest.fixture(params=[True, False])
+def has_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has filters of archives from 3.11.4 on."""
+    if not request.param:
+        monkeypatch.setattr(base_backup, "_AS_DATA", {})
+
+
+def archive(path: Path, *members: tuple[str, bytes | None]) -> Path:
+    """A file for each name and content, for None a link to a folder outside."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.SYMTYPE, str(path.parent)
+            info.size = len(content or b"")
+            tar.addfile(info, io.BytesIO(content or b""))
+    return path
+
+
+@pytest.mark.usefixtures("has_filters")
+def test_files_are_unpacked(tmp_path: Path) -> None:
+    extract(archive(tmp_path / "a.tar.gz", ("PG_VERSION", b"18"), ("base/1/2", b"x")), tmp_path / "data")
+    assert (tmp_path / "data/base/1/2").read_bytes() == b"x"
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("has_filters")
+@pytest.mark.parametrize("hostile", [("../escaped", b"x"), ("/tmp/escaped", b"x"), ("link", None)])  # noqa: S108
+def test_nothing_is_unpacked_elsewhere(tmp_path: Path, hostile: Any) -> None:
+    made = archive(tmp_path / "a.tar.gz", ("PG_VERSION", b"18"), hostile)
+    with pytest.raises(BackupDamaged, match=f"{hostile[0]!r} is no file of a database"):
+        extract(made, tmp_path / "data")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.tar.gz", "data"}
