@@ -87,14 +87,19 @@ lambdas: $(VENV)/.installed ## Build the code of the lambdas into build/lambdas
 	@$(BIN)/python -m lambdas.build
 
 .PHONY: docs
-docs: $(VENV)/.installed ## Write the reference of a deployment's settings and the picture of its stacks anew
+docs: $(VENV)/.installed ## Write the pages anew that are made of the code, and the picture of the stacks
+	@$(BIN)/python -m documentation
 	@$(BIN)/python -m dormouse.settings.reference
 	@$(BIN)/python -m stacks.diagram
+
+.PHONY: site
+site: $(VENV)/.installed ## The documentation as a site that needs no network, into build/site
+	@$(BIN)/mkdocs build --quiet --strict
 
 .PHONY: requirements
 requirements: $(VENV)/.installed ## Pin the newest versions that pyproject.toml allows
 	@$(PIP) uv
-	@$(BIN)/uv pip compile --quiet --upgrade --all-extras --no-header --no-annotate --python-version 3.11 \
+	@$(BIN)/uv pip compile --quiet --upgrade --all-extras --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		--output-file requirements.txt pyproject.toml
 
 .PHONY: clean

@@ -1,13 +1,16 @@
 """What pyproject.toml cannot say: the wheel also has `dormouse_cdk`, for CDK apps of others.
 
-It is the folder stacks/ under a name that collides with no folder of theirs, and within it, as files, what
-uploads are built from.
+That is the folder stacks/ under a name that collides with no folder of theirs, and within it, as files, what
+uploads are built from. And where the repository is: `DORMOUSE_REPOSITORY=https://…` at a release gives the
+links of the README and of the index; a build of a checkout needs none.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import tomllib
 from pathlib import Path
 
 from setuptools import setup
@@ -18,6 +21,11 @@ NAME = "dormouse_cdk"
 FOLDERS = ("lambdas", "emr", "query_image", "packages")
 FILES = ("cdk.json", "pyproject.toml", "requirements.txt")
 OURS = re.compile(r"^(\s*(?:from|import) )stacks\b", re.MULTILINE)
+
+
+LINK = re.compile(r"(\]\()(?!\w+:|#)([^)\s]+\))")
+COMMENT = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+REPOSITORY = os.environ.get("DORMOUSE_REPOSITORY", "").rstrip("/")
 
 
 class Build(build_py):
@@ -40,5 +48,24 @@ def make_cdk(target: Path) -> None:
         shutil.copyfile(ROOT / name, made / "sources" / name)
 
 
+def readme(repository: str) -> str:
+    """The README as an index shows it: its links lead to the release's files in the repository."""
+    text = COMMENT.sub("", (ROOT / "README.md").read_text("utf-8"))
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    return LINK.sub(rf"\1{repository}/blob/v{version}/\2", text) if repository else text
+
+
+def urls(repository: str) -> dict[str, str]:
+    if not repository:
+        return {}
+    pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {"Repository": repository, **{name: f"{repository}/{path}" for name, path in pages.items()}}
+
+
 if __name__ == "__main__":
-    setup(cmdclass={"build_py": Build})
+    setup(
+        cmdclass={"build_py": Build},
+        long_description=readme(REPOSITORY),
+        long_description_content_type="text/markdown",
+        project_urls=urls(REPOSITORY),
+    )

@@ -3,6 +3,7 @@
 Spark: `repartitionByRange`, `sortWithinPartitions`, Parquet. Dormouse does the same and more: exact leaves,
 sketches, a transaction; once from a DataFrame, as Spark has it, and once from the files' paths, which its
 tasks read themselves. Both write as many partitions, with zstd at level 1, and the page cache is warm.
+Without Spark, beside DuckDB: see `local_ingest`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import dormouse as dm
+from benchmarks import local_ingest
 from benchmarks.compaction import (
     RATES,
     ROUNDS,
@@ -42,6 +44,8 @@ PARTITIONS = 16
 @dataclass(frozen=True)
 class Plan:
     rows: int = amount(8_000_000, 320_000, help="in all [8,000,000]")
+    local_rows: int = amount(6_000_000, 100_000, help="of lineitem, in this process [6,000,000]")
+    csv_files: int = amount(10_000, 200, help="of 100 rows each [10,000]")
     rounds: int = amount(5, 3, help=ROUNDS)
 
 
@@ -56,7 +60,7 @@ def make_source(folder: Path, rows: int) -> None:
         pq.write_table(pq.read_table(path).take(order), path, compression="zstd", row_group_size=250_000)
 
 
-def measure(plan: Plan, _: Tell) -> Figures:
+def measure(plan: Plan, tell: Tell) -> Figures:
     """Every side in this process: all share the session."""
     from dormouse.spark.session import spark_session
 
@@ -73,6 +77,12 @@ def measure(plan: Plan, _: Tell) -> Figures:
             }
             sides = {name: partial(timed, prepare) for name, prepare in prepared.items()}
             seconds, found = throughput(sides, plan.rounds, rows)
+            cases = (
+                local_ingest.lineitem(folder, plan.local_rows),
+                local_ingest.unsorted(folder / "in", rows),
+                local_ingest.many_files(folder / "csv", plan.csv_files),
+            )
+            found |= local_ingest.measure(instance, folder, cases, plan.rounds, tell)
         size = folder_bytes(folder / "in")
         facts = {"rows": rows, "partitions": PARTITIONS, "input_bytes": size, "rounds": plan.rounds}
     for side, key in (("dormouse", "vs_spark"), ("dormouse_paths", "vs_spark_paths")):
@@ -113,6 +123,11 @@ def _spark(spark: SparkSession, frame: DataFrame, output: Path) -> Callable[[], 
     return prepare
 
 
+_LOCAL = {
+    "lineitem": "TPC-H's lineitem, in order",
+    "unsorted": "rows in no order",
+    "csv": "small CSV files",
+}
 _SIDES = {
     "dormouse": "Dormouse, from a DataFrame",
     "dormouse_paths": "Dormouse, from paths",
@@ -127,7 +142,26 @@ BENCHMARK = Benchmark(
         "{rows:,} rows, {input_bytes:,} bytes, into {partitions} partitions; medians of {rounds} rounds",
         Grid(_SIDES, RATES),
         values({"vs_spark": "ours ÷ Spark's", "vs_spark_paths": "  from paths"}),
+        Grid(
+            _LOCAL,
+            {
+                "{}_rows": "rows",
+                "local_{}_seconds": "Dormouse s",
+                "local_{}_rows_per_second": "rows/s",
+                "duckdb_{}_seconds": "DuckDB s",
+                "duckdb_{}_rows_per_second": "rows/s",
+            },
+        ),
+        values(
+            {
+                "ingest_local_vs_duckdb": "DuckDB's time ÷ ours: the smaller of the two below",
+                "ingest_local_sorted_vs_duckdb": "  TPC-H's lineitem",
+                "ingest_local_unsorted_vs_duckdb": "  rows in no order",
+                "ingest_many_files_vs_duckdb": "  small CSV files",
+            }
+        ),
     ],
+    needed=["duckdb"],
 )
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """How fast do Spark's users read and write? `format("dormouse")` and `dormouse.spark.read`, beside
 Spark's own Parquet reader on the same files and its own writer of the same rows; and streams.
 
-A read is of all rows, of one column, or of the keys of one of the table's leaves. A stream's rate is that of
-a query that reads the table from its beginning on; its latency is from the end of an ingest of one row until
-a query has it in its batch. The page cache is warm.
+A read is of all rows, of one column, or of the keys of one of the table's leaves: of a few leaves, and of
+many, which is what a table comes to; Parquet's reader has the folder of the files, and its own statistics. A
+stream's rate is that of a query that reads the table from its beginning on; its latency is from the end of an
+ingest of one row until a query has it in its batch. The page cache is warm.
 """
 
 from __future__ import annotations
@@ -33,10 +34,7 @@ if TYPE_CHECKING:
 FILES = 4
 SUPPLIERS = 10_000
 PARTITIONS = 16
-STEP = SUPPLIERS // PARTITIONS
-POINTS = [f"Supplier#{number:09d}" for number in range(STEP, SUPPLIERS, STEP)]
 COLUMN = "price"
-LOW, HIGH = POINTS[6], POINTS[7]
 WAIT_SECONDS_MAX = 60.0
 Sides = Mapping[str, Callable[[], object]]
 
@@ -45,6 +43,7 @@ Sides = Mapping[str, Callable[[], object]]
 class Plan:
     rows: int = amount(4_000_000, 160_000, help="in all [4,000,000]")
     rounds: int = amount(3, 1, help=ROUNDS)
+    leaves: int = amount(1_000, 40, help="of the table of many [1,000]")
     ingests: int = amount(30, 3, help="of one row, for the latency of streams [30]")
 
 
@@ -57,12 +56,21 @@ def measure(plan: Plan, tell: Tell) -> Figures:
         make_files(folder, FILES, rows // FILES)
         spark = spark_session(cores=2, driver_memory="3g")
         with dm.local(folder / "lake") as instance:
-            table = instance.create_table("lines", SCHEMA, split_points=POINTS)
-            table.ingest(str(folder / "in"), engine="spark")
-            found: Figures = {"rows": rows, "partitions": PARTITIONS, "rounds": plan.rounds}
-            for question in ("all", "column", "range"):
+            table = _loaded(instance, folder, "lines", PARTITIONS)
+            found: Figures = {
+                "rows": rows,
+                "partitions": PARTITIONS,
+                "leaves": plan.leaves,
+                "rounds": plan.rounds,
+            }
+            reads = _Reads(spark, folder, table, PARTITIONS)
+            for question in ("all", "column", "small"):
                 tell(f"reads: {question}")
-                found |= _compared(_reads(spark, folder, table, question), plan.rounds, f"{question}_{{}}")
+                found |= _compared(reads.sides(question), plan.rounds, f"{question}_{{}}")
+            tell("reads: range")
+            many = _loaded(instance, folder, "many", plan.leaves)
+            reads = _Reads(spark, folder, many, plan.leaves)
+            found |= _compared(reads.sides("range"), plan.rounds, "range_{}")
             tell("writes")
             frame = spark.read.parquet(str(folder / "in"))
             found |= _compared(_writes(instance, frame, folder), plan.rounds, "write_{}")
@@ -70,34 +78,58 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             found |= _streamed(spark, instance, folder, plan.ingests)
     names = {"read": "all_source", "column": "column_source", "range_read": "range_source"}
     names |= {"read_function": "all_function", "column_function": "column_function"}
-    names |= {"range_function": "range_function", "write": "write_source"}
+    names |= {"range_function": "range_function", "small_range_read": "small_source"}
+    names |= {"small_range_function": "small_function", "write": "write_source"}
     ratios = {f"{name}_vs_parquet": found.pop(f"{key}_vs_parquet") for name, key in names.items()}
     return {**found, **ratios}
 
 
-def _reads(spark: SparkSession, folder: Path, table: Table, question: str) -> Sides:
-    source = spark.read.format("dormouse").options(instance=str(folder / "lake"), table="lines")
-    columns = [COLUMN] if question == "column" else None
-    where = {"supplier": dm.Range(LOW, HIGH)} if question == "range" else None
-    if columns:
-        source = source.option("columns", COLUMN)
-    if where:
-        source = source.option("where", f'{{"supplier": {{"min": "{LOW}", "max": "{HIGH}"}}}}')
-    files = [table.context.objects.uri(file.filename) for file in table.file_page(limit=1_000)]
+def _points(leaves: int) -> list[str]:
+    step = SUPPLIERS // leaves
+    return [f"Supplier#{number:09d}" for number in range(step, SUPPLIERS, step)]
 
-    def parquet() -> None:
-        frame = spark.read.parquet(*files)
+
+def _loaded(instance: Instance, folder: Path, name: str, leaves: int) -> Table:
+    table = instance.create_table(name, SCHEMA, split_points=_points(leaves))
+    table.ingest(str(folder / "in"), engine="spark")
+    return table
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """The sides of a read of a table of so many leaves."""
+
+    spark: SparkSession
+    folder: Path
+    table: Table
+    leaves: int
+
+    def sides(self, question: str) -> Sides:
+        """`all`, one `column`, or the keys of a leaf."""
+        columns = [COLUMN] if question == "column" else None
+        _, low, high, *_ = _points(self.leaves)
+        where = None if question in ("all", "column") else {"supplier": dm.Range(low, high)}
+        options = {"instance": str(self.folder / "lake"), "table": self.table.name}
         if columns:
-            frame = frame.select(*columns)
+            options["columns"] = COLUMN
         if where:
-            frame = frame.where(f"supplier >= '{LOW}' and supplier < '{HIGH}'")
-        _through(frame)
+            options["where"] = f'{{"supplier": {{"min": "{low}", "max": "{high}"}}}}'
+        file = next(iter(self.table.file_page(limit=1)))
+        place = self.table.context.objects.uri(file.filename).rpartition("/")[0]
 
-    return {
-        "parquet": parquet,
-        "source": lambda: _through(source.load()),
-        "function": lambda: _through(dormouse.spark.read(spark, table, where, columns)),
-    }
+        def parquet() -> None:
+            frame = self.spark.read.option("pathGlobFilter", "*.parquet").parquet(place)
+            if columns:
+                frame = frame.select(*columns)
+            if where:
+                frame = frame.where(f"supplier >= '{low}' and supplier < '{high}'")
+            _through(frame)
+
+        return {
+            "parquet": parquet,
+            "source": lambda: _through(self.spark.read.format("dormouse").options(**options).load()),
+            "function": lambda: _through(dormouse.spark.read(self.spark, self.table, where, columns)),
+        }
 
 
 def _writes(instance: Instance, frame: DataFrame, folder: Path) -> Sides:
@@ -105,7 +137,7 @@ def _writes(instance: Instance, frame: DataFrame, folder: Path) -> Sides:
 
     def dormouse() -> None:
         name = f"written_{next(numbers)}"
-        instance.create_table(name, SCHEMA, split_points=POINTS)
+        instance.create_table(name, SCHEMA, split_points=_points(PARTITIONS))
         options = {"instance": str(folder / "lake"), "table": name}
         frame.write.format("dormouse").options(**options).mode("append").save()
 
@@ -176,6 +208,13 @@ def _latency(table: Table, row: pa.Table, arrived: threading.Event) -> float:
     return (time.perf_counter() - began) * 1_000
 
 
+_QUESTIONS = {
+    "all": "all rows",
+    "column": "one column",
+    "small": "a leaf of 16",
+    "range": "a leaf of many",
+    "write": "write",
+}
 _READ = {
     "{}_parquet_seconds": "Parquet",
     "{}_source_seconds": "the source",
@@ -187,16 +226,18 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        "{rows:,} rows in {partitions} partitions; medians of {rounds} rounds",
-        Grid({"all": "all rows", "column": "one column", "range": "a range", "write": "write"}, _READ),
+        "{rows:,} rows in {partitions} partitions, or {leaves:,}; medians of {rounds} rounds",
+        Grid(_QUESTIONS, _READ),
         values(
             {
                 "read_vs_parquet": "the source ÷ Parquet",
                 "column_vs_parquet": "  one column",
-                "range_read_vs_parquet": "  a range",
+                "range_read_vs_parquet": "  a leaf of many",
+                "small_range_read_vs_parquet": "  a leaf of 16",
                 "read_function_vs_parquet": "dormouse.spark.read ÷ Parquet",
                 "column_function_vs_parquet": "  one column",
-                "range_function_vs_parquet": "  a range",
+                "range_function_vs_parquet": "  a leaf of many",
+                "small_range_function_vs_parquet": "  a leaf of 16",
                 "write_vs_parquet": "the sink ÷ Parquet",
                 "stream_rows_per_s": "a stream, rows a second",
                 "stream_latency_ms_p50": "  milliseconds to a batch",

@@ -16,9 +16,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dormouse import errors as errors
-from dormouse.errors import DormouseError
+from dormouse.errors import *  # noqa: F403  # each error is found here, too
+from dormouse.errors import DormouseError as DormouseError
 
 if TYPE_CHECKING:
+    from dormouse.data.data_files import Files
     from dormouse.embedded.local import local
     from dormouse.embedded.restoring import backups, restore
     from dormouse.instance import Instance, connect
@@ -82,6 +84,7 @@ __all__ = [
     "DormouseError",
     "DropColumn",
     "Field",
+    "Files",
     "Insert",
     "Instance",
     "LoadCsv",
@@ -109,6 +112,7 @@ _HOMES = {
     "Consumer": "dormouse.query.consumer",
     "Cut": "dormouse.model.cut",
     "Field": "dormouse.model.schema",
+    "Files": "dormouse.data.data_files",
     "Instance": "dormouse.instance",
     "Range": "dormouse.model.region",
     "Region": "dormouse.model.region",

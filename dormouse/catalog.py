@@ -19,7 +19,7 @@ from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord, check_table_name, table_of
-from dormouse.model.text import is_text
+from dormouse.model.text import did_you_mean, is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -68,7 +68,7 @@ class Catalog:
         """The table of this name; `TableNotFound`."""
         rows = self._rows("table", name=name) if is_text(name) else []
         if not rows:
-            raise TableNotFound(f"table {name!r} does not exist")
+            raise TableNotFound(f"table {name!r} does not exist{did_you_mean(name, self.names())}")
         return table_of(rows[0])
 
     def tables(self) -> list[TableRecord]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +16,7 @@ from dormouse.files.last_rounds import LastRounds
 from dormouse.files.round_reports import RoundReports
 from dormouse.files.shapes import Shapes
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.cut import Position
+from dormouse.model.cut import Cut, Position, Remembered
 from dormouse.model.keyed import stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -51,6 +51,9 @@ class TableAddress:
             )
         finally:
             supplier.close()
+
+
+CUTS_REMEMBERED_MAX = 64
 
 
 class JobCommits(Protocol):
@@ -110,7 +113,25 @@ class TableContext:
 
     def as_of(self, position: Position) -> TableContext:
         """The services of the table with the columns that it had then."""
-        then = self.shapes.at(position.snapshot)
+        return self._having(self.shapes.at(position.snapshot).table)
+
+    def at_cut(self, cut: Cut, find: Callable[[], Position]) -> tuple[TableContext, Position]:
+        """As `as_of`, and where the cut is. Both are remembered; whoever plans asks whether they hold."""
+        known: dict[Cut, tuple[TableContext, Position]] = self.__dict__.setdefault("_cuts", {})
+        if cut not in known:
+            position = find()
+            then = self.shapes.at(position.snapshot)
+            remembered = Remembered(cut.cut_id, then.version, then.properties)
+            if len(known) >= CUTS_REMEMBERED_MAX:
+                known.clear()
+            known[cut] = self._having(then.table), replace(position, remembered=remembered)
+        return known[cut]
+
+    def forget_cuts(self) -> None:
+        """What is remembered of cuts holds no more."""
+        self.__dict__.pop("_cuts", None)
+
+    def _having(self, then: TableRecord) -> TableContext:
         same = then.schema.version == self.schema.version and then.properties == self.properties
         return self if same else replace(self, table=then)
 
@@ -132,9 +153,11 @@ class TableContext:
         return newest
 
     @contextmanager
-    def writing(self, *, loads: bool = False) -> Iterator[tuple[TableContext, WriteAttempt]]:
+    def writing(
+        self, *, loads: bool = False, leftovers: bool = False
+    ) -> Iterator[tuple[TableContext, WriteAttempt]]:
         """A write attempt, as of `WriteAttempts`, and the services for the columns by which it writes."""
-        with self.attempts.attempt(self.table, loads=loads) as attempt:
+        with self.attempts.attempt(self.table, loads=loads, leftovers=leftovers) as attempt:
             if attempt.schema_version == self.schema.version:
                 yield self, attempt
                 return

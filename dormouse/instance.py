@@ -18,14 +18,13 @@ from dormouse.durability.ownership import Ownership, check_mark
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
-    InvalidQuery,
     ObjectStoreError,
     TableAlreadyExists,
+    names_what_is_missing,
 )
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.round_reports import RoundReports
-from dormouse.jobs import JobStore
 from dormouse.model.cut import When
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
@@ -34,10 +33,10 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.guarded import GuardedStore
 from dormouse.partitions.tree_cache import TreeCache
-from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.rows.row_tables import RowTables
 from dormouse.settings import Settings, load_settings
+from dormouse.shown import ShownInstance
 from dormouse.table import Table
 from dormouse.tables import Tables, properties_asked, schema_asked, there_already
 
@@ -46,11 +45,11 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from dormouse.commits.requests import CommitRequest
+    from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
     from dormouse.sql.engine import Sessions
-    from dormouse.sql.values import Parameters
     from dormouse.sql.workers import WorkerLimits, Workers
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,8 @@ NO_TABLE = 0
 """What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
 
 
-class Instance(Durable, RowTables):
+@names_what_is_missing
+class Instance(ShownInstance, RowTables, Durable):
     """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
 
     def __init__(
@@ -73,6 +73,7 @@ class Instance(Durable, RowTables):
         revive: Callable[[], bool] = lambda: False,
         base_backup: Callable[[Path], None] | None = None,
     ) -> None:
+        super().__init__()
         self._base_backup = base_backup
         self._metadata_backups = settings.metadata_backups
         self._jobs_retention_days = settings.jobs_retention_days
@@ -98,10 +99,6 @@ class Instance(Durable, RowTables):
         self._commits = CommitQueues(
             self._supplier, objects, settings, committer=committer, check=self._ownership.check
         )
-        self.payloads = PayloadStore(self._supplier, objects, self._check_writable)
-        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
-        self.jobs = JobStore(self._supplier, objects, self.payloads, self._check_writable)
-        """Jobs, which workers run sooner or later, and what rounds did."""
         self._tables = Tables(
             dsn,
             self._supplier,
@@ -141,14 +138,14 @@ class Instance(Durable, RowTables):
                 self._attempts.collect_abandoned(NO_TABLE)
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
-            self.jobs.roll()
+            self._roll_jobs()
         return self
 
     def close(self) -> None:
         """Ends committers and gives connections back; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
         self._close_rows()
-        self.jobs.close()
+        self._close_jobs()
         self._commits.close()
         self._tables.close()
         if first and not self._read_only:
@@ -185,7 +182,7 @@ class Instance(Durable, RowTables):
         name: str,
         schema: Schema | None = None,
         *,
-        like: Path | str | None = None,
+        like: Any = None,
         row_keys: Sequence[str] = (),
         sort_keys: Sequence[str] = (),
         layout: str = "file_table",
@@ -195,9 +192,9 @@ class Instance(Durable, RowTables):
     ) -> Table:
         """Makes a table; `split_points` divide it from the start, on the first row key, ascending.
 
-        In place of a schema, `like` is a Parquet or CSV file with such columns, and the keys are named.
-        `exist_ok` takes a table that is there with the same columns. Raises `TableAlreadyExists`,
-        `InvalidName`, `InvalidSchema`, `InvalidData`, `InvalidRange` and `InvalidProperties`.
+        In place of a schema, `like` is files or data with such columns, and the keys are named. `exist_ok`
+        takes a table that is there with the same columns. Raises `TableAlreadyExists`, `InvalidName`,
+        `InvalidSchema`, `InvalidData`, `InvalidRange` and `InvalidProperties`.
         """
         self._check_writable()
         schema = schema_asked(schema, like, row_keys, sort_keys)
@@ -269,9 +266,7 @@ class Instance(Durable, RowTables):
         The view of a table that has more than 10,000 files, or that could not be read at the moment, says so
         when it is used. Raises `InvalidQuery`.
         """
-        if where is not None and not isinstance(where, Mapping):
-            raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
-        return self._tables.duckdb(where or {}, as_of)
+        return self._tables.duckdb({} if where is None else where, as_of)
 
     def explain_sql(
         self,
@@ -389,8 +384,7 @@ class Instance(Durable, RowTables):
 def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:
     """The instance of a PostgreSQL database and an object store (`s3://bucket/prefix`, `file:///path`).
 
-    Makes it when both are new. Raises `InstanceError`: unreachable, of a newer Dormouse, or two halves of
-    different instances.
+    Made when both are new. `InstanceError`: unreachable, of a newer Dormouse, or halves of two instances.
     """
     instance = Instance(dsn, open_store(objects_url, **objects_options), load_settings(), read_only=read_only)
     try:

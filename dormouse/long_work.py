@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dormouse.sql.engine import Sessions
 
 OBJECTS_MAX = 10_000
-_SUFFIXES = (".parquet", ".pq", ".csv")
 
 
 class QueryAsked(WorkAsked):
@@ -207,7 +206,7 @@ def _local_files(instance: Instance, names: list[str], progress: Progress) -> It
             progress.check()
             path = objects.local_path(name)
             if path is None:
-                path = Path(folder) / f"{number}{Path(name).suffix}"
+                path = Path(folder) / f"{number}{''.join(Path(name).suffixes[-2:])}"
                 with objects.reader(name) as source, path.open("wb") as target:
                     shutil.copyfileobj(source, target, 1 << 20)
             elif not path.is_file():
@@ -220,8 +219,10 @@ def _check_object(name: str) -> None:
     check_name(name)
     if not name.startswith(f"{INCOMING}/"):
         raise InvalidInput(f"object {name!r} is not below {INCOMING}/: put there what is to be ingested")
-    if not name.lower().endswith(_SUFFIXES):
-        raise InvalidData(f"object {name!r} is neither .parquet nor .csv")
+    from dormouse.data.data_files import KNOWN, kind_of
+
+    if kind_of(Path(name)) is None:
+        raise InvalidData(f"object {name!r} is neither {KNOWN} by its name")
 
 
 def _compact(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:

@@ -26,6 +26,7 @@ from dormouse.errors import (
     JobNotFound,
     ObjectNotFound,
     ObjectStoreError,
+    RowLockHeld,
 )
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
@@ -39,6 +40,10 @@ from dormouse.rows.csv_format import CsvFormat
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
 
+LOCK_SECONDS_MAX = 6 * 3_600.0
+"""How long a change waits for others."""
+
+_LOCK_SECONDS = 10.0
 _WAIT_SECONDS = 1.0
 _STARTS_MAX = 1_000
 
@@ -187,19 +192,35 @@ def _create(instance: Instance, asked: CreateAsked, progress: Progress) -> Any:
 
 
 def _change(instance: Instance, asked: ChangeAsked, progress: Progress) -> Any:
-    table = instance.row_table(asked.table)
-    return table.change(parse_changes(asked.changes), asked.dry_run, **_by(progress)).to_json()
+    table, changes = instance.row_table(asked.table), parse_changes(asked.changes)
+    return _patiently(progress, lambda by: table.change(changes, asked.dry_run, **by)).to_json()
 
 
 def _upsert(instance: Instance, asked: UpsertAsked, progress: Progress) -> Any:
     table = instance.row_table(asked.table)
-    done: Changed = table.upsert(asked.rows, on=asked.on, dry_run=asked.dry_run, **_by(progress))
-    return done.to_json()
+    return _patiently(
+        progress, lambda by: table.upsert(asked.rows, on=asked.on, dry_run=asked.dry_run, **by)
+    ).to_json()
 
 
-def _by(progress: Progress) -> dict[str, Any]:
-    more = {} if progress.owner is None else {"changed_by": progress.owner}
-    return {"change_id": f"job:{progress.job_id}", "progress": progress, **more}
+def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) -> Changed:
+    """Makes a change, whose options are given: when others let it, who may load a file for an hour."""
+    owner = {} if progress.owner is None else {"changed_by": progress.owner}
+    by: dict[str, Any] = {
+        "change_id": f"job:{progress.job_id}",
+        "progress": progress,
+        "wait_seconds": _LOCK_SECONDS,
+        **owner,
+    }
+    deadline = time.monotonic() + LOCK_SECONDS_MAX
+    while True:
+        try:
+            return change(by)
+        except RowLockHeld as error:
+            if time.monotonic() > deadline:
+                raise
+            progress.check()
+            progress(message=f"waits: {error}")
 
 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
@@ -213,8 +234,11 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
             with suppress(ObjectNotFound), objects.reader(name) as source, path.open("wb") as target:
                 shutil.copyfileobj(source, target, 1 << 20)
         try:
-            done = table.upload_csv(
-                path, columns=asked.columns, dry_run=asked.dry_run, **options, **_by(progress)
+            done = _patiently(
+                progress,
+                lambda by: table.upload_csv(
+                    path, columns=asked.columns, dry_run=asked.dry_run, **options, **by
+                ),
             )
         except DormouseError as error:
             # whose file it was knows no path of here

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidProperties
+from dormouse.data.transform import quoted
+from dormouse.errors import InvalidData, InvalidProperties, names_what_is_missing
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.reads import FileFacts
 from dormouse.files.store import FileReferenceStore
@@ -17,9 +19,10 @@ from dormouse.history.status import TableStatus, status_of
 from dormouse.model.cut import When
 from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import TableProperties, unknown_property
 from dormouse.model.table import TableRecord
 from dormouse.partitions.store import PartitionStore
+from dormouse.shown import ShownTable
 from dormouse.table_changes import Changing, Engine
 from dormouse.table_reading import Reading
 from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
     from dormouse.rounds.splitting import SplitReport
 
 
-class Table(Reading, Changing):
+@names_what_is_missing
+class Table(ShownTable, Reading, Changing):
     """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
 
     def __init__(
@@ -51,9 +55,6 @@ class Table(Reading, Changing):
     ) -> None:
         super().__init__(context, tables, check_writable)
         self._read_only = read_only
-
-    def __repr__(self) -> str:
-        return f"Table({self.known_name!r})"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Table cannot be pickled: open its instance again in the other process")
@@ -99,9 +100,11 @@ class Table(Reading, Changing):
     ) -> IngestReport:
         """Adds rows: all of them, in one commit, or none.
 
-        `data` is a pyarrow Table, RecordBatch or RecordBatchReader, the path or paths of Parquet or CSV
-        files, or a Spark DataFrame. The same `ingest_id` again adds nothing. `auto` uses Spark for DataFrames
-        and for files of 256 MiB and more. `progress` is called with the rows done, and all rows if known.
+        `data` is a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas, Polars or Spark, a
+        dict of columns, a list of dicts, or the paths of Parquet, CSV or JSON files; `dm.Files` says how
+        these are to be read. The same `ingest_id` again adds nothing. `auto` uses Spark for DataFrames,
+        for files of 256 MiB and more where Spark has a cluster, and without one for more than this
+        machine's memory. `progress` is called with the rows done, and all rows if known.
 
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
@@ -130,8 +133,17 @@ class Table(Reading, Changing):
     def _load(self, data: Any, **how: Any) -> IngestReport:
         from dormouse.rounds.ingest import ingest
 
+        if (column := getattr(data, "row_number", None)) is not None:
+            data = replace(data, first_row_number=self._next_number(column))
         with self.changing():
             return ingest(self._context, data, **how, on_spark=ingest_on_spark)
+
+    def _next_number(self, column: str) -> int:
+        """One more than the largest of a column of running numbers."""
+        if column not in self.schema:
+            raise InvalidData(f"table {self.name!r} has no column {column!r} for running numbers")
+        answer = self.sql(f"select coalesce(max({quoted(column)}) + 1, 0) from {quoted(self.name)}")
+        return int(answer.read_all().column(0)[0].as_py())
 
     def changes(
         self,
@@ -276,8 +288,7 @@ class Table(Reading, Changing):
         self._check_writable()
         unknown = set(changes) - set(TableProperties.model_fields)
         if unknown:
-            known = ", ".join(TableProperties.model_fields)
-            raise InvalidProperties(f"{min(unknown)!r} is not a table property; they are {known}")
+            raise InvalidProperties(unknown_property(min(unknown)))
 
         def change(now: TableProperties) -> TableProperties:
             values = {**now.model_dump(exclude_defaults=True), **changes}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from dormouse.data.transform import quoted
+from dormouse.errors import not_installed
 from dormouse.model.cut import When
 from dormouse.model.region import Region
 from dormouse.shaped_table import ShapedTable
@@ -13,10 +16,11 @@ from dormouse.shaped_table import ShapedTable
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
+    from dormouse.query.where import Where
     from dormouse.sql.live_files import LiveFile
-    from dormouse.sql.values import Parameters
 
 
 class Reading(ShapedTable):
@@ -28,10 +32,15 @@ class Reading(ShapedTable):
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
+        offset: int = 0,
+        descending: bool = False,
         as_of: When | None = None,
         interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed.
+
+        The first `offset` of them are read and left out. `descending` has those of the largest keys first;
+        they are sorted by DuckDB.
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
         choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
@@ -40,8 +49,23 @@ class Reading(ShapedTable):
         and `CutExpired` for a moment that cannot be read any more.
         """
         from dormouse.query import query
+        from dormouse.query.where import LIMIT_MAX, checked_limit, checked_offset
 
-        return query(self._context, where, columns, limit=limit, interruption=interruption, as_of=as_of)
+        if descending:
+            from dormouse.sql.descending import descending as read
+
+            schema = self.schema if as_of is None else self.schema_at(as_of)
+            sql = partial(self.sql, as_of=as_of, interruption=interruption)
+            return read(sql, self.name, schema, where, columns, limit, offset)
+        most, offset = checked_limit(limit), checked_offset(offset)
+        if most is not None:
+            most = min(most + offset, LIMIT_MAX)
+        found = query(self._context, where, columns, limit=most, interruption=interruption, as_of=as_of)
+        if not offset:
+            return found
+        from dormouse.query.streams import without_first
+
+        return without_first(found, offset)
 
     def explain(
         self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
@@ -56,6 +80,20 @@ class Reading(ShapedTable):
     ) -> pa.Table:
         """The first rows in key order, at most so many. Raises as `query` does."""
         return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
+
+    def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
+        """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        if find_spec("pandas") is None:
+            raise not_installed("pandas", "pandas")
+        return self.query(where, columns, **how).read_all().to_pandas()
+
+    def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
+        """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        try:
+            import polars
+        except ImportError:
+            raise not_installed("polars", "polars") from None
+        return polars.from_arrow(self.query(where, columns, **how).read_all())
 
     def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does.

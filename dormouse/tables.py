@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.util import find_spec
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +14,10 @@ from dormouse.context import JobCommits, TableContext
 from dormouse.errors import (
     InstanceError,
     InvalidProperties,
+    InvalidQuery,
     InvalidSchema,
     TableAlreadyExists,
     TableNotFound,
-    not_installed,
 )
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
+    from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.sql.engine import Engine, Sessions
     from dormouse.sql.named import Named
-    from dormouse.sql.values import Parameters
 
 
 @dataclass(frozen=True)
@@ -94,13 +92,13 @@ class Tables:
         sessions: Sessions | None = None,
         as_of: When | None = None,
     ) -> pa.RecordBatchReader:
-        _check_installed()
         from dormouse.sql.statements import sql
 
         return sql(sessions or self._sessions(), self._named, statement, parameters, interruption, as_of)
 
     def duckdb(self, where: Mapping[str, Where], as_of: When | None) -> DuckDBPyConnection:
-        _check_installed()
+        if not isinstance(where, Mapping):
+            raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
         from dormouse.sql.views import opened
 
         while True:
@@ -122,7 +120,6 @@ class Tables:
         sessions: Sessions | None = None,
         as_of: When | None = None,
     ) -> dict[str, PlanSummary]:
-        _check_installed()
         from dormouse.sql.statements import explain_sql
 
         sessions = sessions or self._sessions()
@@ -164,15 +161,10 @@ class Tables:
         return {record.name: self.context(record) for record in records}
 
 
-def _check_installed() -> None:
-    if find_spec("duckdb") is None:
-        raise not_installed("duckdb", "sql")
-
-
 def schema_asked(
-    schema: Schema | None, like: Path | str | None, row_keys: Sequence[str], sort_keys: Sequence[str]
+    schema: Schema | None, like: Any, row_keys: Sequence[str], sort_keys: Sequence[str]
 ) -> Schema:
-    """The schema that is given, or that of the file `like`, of which the keys are named; `InvalidSchema`."""
+    """The schema that is given, or that of what `like` is, of which the keys are named; `InvalidSchema`."""
     if like is not None and schema is None:
         from dormouse.data.infer import schema_like
 

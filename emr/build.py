@@ -24,8 +24,8 @@ from packages import FIXED_TIME, ROOT, SPARK, Architecture, native
 OUTPUT = ROOT / "build" / "emr"
 LAUNCHER = Path(__file__).with_name("python")
 EXTRA = "query"
-BESIDE = ("botocore",)
-"""The IAM tokens of the database; EMR has it for another Python only."""
+BESIDE = ("botocore", "pandas")
+"""The IAM tokens of the database, and what Spark wants for Arrow; EMR has both for another Python only."""
 
 PRUNED = ("pyarrow/include", "pyarrow/src", "pyarrow/*flight*", "numpy/f2py", "numpy/doc")
 BOTOCORE_DATA = {
@@ -78,7 +78,7 @@ def build(architecture: Architecture, archive: Path, package: Path | None = None
 
 
 def pins() -> list[str]:
-    """All that Dormouse needs to compact: its core, what reads and writes Parquet, and for tokens."""
+    """All that Dormouse needs to compact and ingest: its core, and what reads and writes Parquet."""
     wanted = packages.closure([*packages.requirements(ROOT, EXTRA), *BESIDE], SPARK)
     return packages.pins((ROOT / "requirements.txt").read_text("utf-8"), wanted)
 

@@ -1,9 +1,11 @@
 """Brings the database up to date as a part of a deployment: a custom resource of CloudFormation.
 
 Its properties are Host, Port, Database, Secret (of the master user), Migrations (a checksum, so that the
-resource changes with them) and DeployPaused. CloudFormation resolves no secrets for custom resources, and
-from within the VPC there is no way to them: so `begin`, outside of it, adds User and Password, and hands the
-event to `handler`. It also makes the desired state, and answers itself while a paused instance may sleep on.
+resource changes with them), DeployPaused, and RowDatabases (names with blanks between, where row tables are
+indexed); of a database that has nothing but such indexes RowsOnly. CloudFormation resolves no secrets for
+custom resources, and from within the VPC there is no way to them: so `begin`, outside of it, adds User and
+Password, and hands the event to `handler`. It also makes the desired state, and answers itself while a paused
+instance may sleep on.
 Every event is answered, with one line of why when it fails; the password is in the event, so the event is
 never logged.
 
@@ -32,7 +34,7 @@ from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.opening import LoginRefused
 from dormouse.postgres.rds_iam import by_token
-from dormouse.schedules.migration import bring_up_to_date, own
+from dormouse.schedules.migration import bring_up_to_date, make_row_databases, own
 from dormouse.settings.certificates import CA_BUNDLE
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
@@ -120,7 +122,7 @@ def _sleeps_on(event: Mapping[str, Any], *, rolls_back: bool) -> str | None:
     new, old = event["ResourceProperties"], properties_before(event)
     if not old or any(new.get(name) != old.get(name) for name in _WHERE):
         return None
-    if new.get("Migrations") == old.get("Migrations"):
+    if all(new.get(name) == old.get(name) for name in ("Migrations", "RowDatabases")):
         return "nothing to migrate"
     if rolls_back:
         return "the instance is paused, and its database as it was before"
@@ -155,7 +157,11 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
     properties, old = field(event, "ResourceProperties", dict), properties_before(event)
     dsn = _dsn(properties, call.environment)
     connecting = partial(_connected, call.environment)
+    if properties.get("RowsOnly"):
+        return make_row_databases(dsn, [field(properties, "Database", str)], connecting)
     lines = [str(bring_up_to_date(dsn, connecting))]
+    if names := str(properties.get("RowDatabases") or "").split():
+        lines.append(make_row_databases(dsn, names, connecting))
     moved = any(properties.get(name) != old.get(name) for name in _WHERE)
     if moved:  # also back, when CloudFormation rolls back
         adopted = own(dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting)

@@ -76,7 +76,8 @@ PRUNED = (
 
 FIXED_TIME = 1_577_836_800  # 2020; zip files know none before 1980
 _SOURCES = (".py", ".sql", ".pem", ".toml", ".typed", ".properties")
-_PIN = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+_PIN = re.compile(r"^([a-z0-9-]+)==((?:.*\\\n)*.*)", re.MULTILINE)
+"""With the hashes of its files, on lines of their own."""
 
 
 def native() -> Architecture:
@@ -148,8 +149,9 @@ def _requires(name: str) -> list[str]:
 
 
 def pins(requirements: str, names: Iterable[str]) -> list[str]:
-    """The lines of a requirements.txt of these names."""
-    known, names = dict(_PIN.findall(requirements)), sorted(names)
+    """The lines of a requirements.txt of these names, each with the hashes that pip is to find."""
+    known = {name: " ".join(pin.replace("\\\n", " ").split()) for name, pin in _PIN.findall(requirements)}
+    names = sorted(names)
     if missing := [name for name in names if name not in known]:
         raise InvalidInput(f"requirements.txt does not pin {', '.join(missing)}: run make requirements")
     return [f"{name}=={known[name]}" for name in names]
@@ -166,9 +168,13 @@ def install(
     command = [
         sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
         "--no-compile", "--only-binary=:all:", "--implementation", "cp", "--python-version", runtime.python,
-        "--target", str(target), *(word for name in platforms for word in ("--platform", name)), *pins,
+        "--target", str(target), *(word for name in platforms for word in ("--platform", name)),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as pinned:
+        pinned.write("".join(f"{pin}\n" for pin in pins))
+        pinned.flush()
+        command += ["--require-hashes", "--requirement", pinned.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise DormouseError(f"the libraries cannot be installed: {' '.join(done.stderr.split())}")
     for path in sorted({path for pattern in (*PRUNED, *pruned) for path in target.glob(pattern)}):

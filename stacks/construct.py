@@ -103,11 +103,13 @@ class Dormouse(Construct):
         """
         stack = cdk.Stack.of(role)
         database, storage = self._foundation.database, self._foundation.storage
-        database.let_in(login, security_group, role)
+        database.let_in(login, security_group, role, to_rows=True)
         if not security_group.allow_all_outbound:
             let_out_to_s3(security_group)
         storage.allow_objects(role, ["s3:GetObject"] if login == "dormouse_read" else SPARK_OBJECT_ACTIONS)
         variables = {"DORMOUSE_DSN": database.dsn(stack, login), "DORMOUSE_OBJECTS": storage.objects}
+        if indexes := database.row_index_dsns(stack, login):
+            variables["DORMOUSE_ROW_INDEXES"] = indexes
         if self._commit is not None and login != "dormouse_read":
             variables |= _let_send(role, self._commit)
         return variables

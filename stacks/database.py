@@ -29,6 +29,9 @@ PORT = 5433
 """Not the default, which scanners know."""
 
 NAME = "dormouse"
+ROWS_NAME = "dormouse_rows"
+"""The database of indexes in a cluster of their own; `dormouse_rows_1` and on in the instance's."""
+
 ADMINISTRATOR = "dormouse_admin"
 """The master user, whose password RDS keeps and rotates; only the migrations use it."""
 
@@ -75,6 +78,7 @@ class DatabaseStack(InstanceStack):
         self.cluster = self._cluster()
         guard(self, self.cluster, assets)
         self._keep_logs()
+        self.row_clusters = self._row_clusters()
         self.proxy = (
             DatabaseProxy(
                 self,
@@ -108,10 +112,53 @@ class DatabaseStack(InstanceStack):
         proxy = "" if self.proxy is None else "&proxy=true"
         return f"rds-iam://{role}@{self.fact(stack, 'host')}:{self.port}/{NAME}?region={stack.region}{proxy}"
 
-    def let_in(self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
-        """Lets a security group and an IAM role of another stack connect as a database role."""
+    def row_indexes(self, stack: cdk.Stack) -> list[str]:
+        """Where row tables are indexed: `host:port/database` of each."""
+        hosts = (self._row_fact(stack, number, "host") for number in self._row_numbers)
+        own = [f"{host}:{PORT}/{ROWS_NAME}" for host in hosts]
+        return own or [f"{self.fact(stack, 'host')}:{self.port}/{name}" for name in self.row_databases]
+
+    def _own_row_indexes(self) -> list[str]:
+        """The same, within this stack."""
+        host = self.cluster.cluster_endpoint.hostname if self.proxy is None else self.proxy.endpoint
+        return [
+            *(f"{host}:{self.port}/{name}" for name in self.row_databases),
+            *(f"{one.cluster_endpoint.hostname}:{PORT}/{ROWS_NAME}" for one in self.row_clusters),
+        ]
+
+    @property
+    def row_databases(self) -> list[str]:
+        """The databases of the instance's cluster in which row tables are indexed."""
+        rows = self.settings.rows
+        count = 0 if rows is None or rows.own_clusters else rows.databases
+        return [f"{ROWS_NAME}_{number}" for number in range(1, count + 1)]
+
+    def row_index_dsns(self, stack: cdk.Stack, role: str) -> str:
+        """What `DORMOUSE_ROW_INDEXES` is for clients of another stack."""
+        proxied = self.proxy is not None and bool(self.row_databases)
+        more = f"?region={stack.region}{'&proxy=true' if proxied else ''}"
+        return " ".join(f"rds-iam://{role}@{where}{more}" for where in self.row_indexes(stack))
+
+    def row_cluster_facts(self, stack: cdk.Stack) -> list[dict[str, str]]:
+        """Of each cluster of row tables' own its host, and the secret of its master user."""
+        return [
+            {name: self._row_fact(stack, number, name) for name in ("host", "secret")}
+            for number in self._row_numbers
+        ]
+
+    def let_in(
+        self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
+    ) -> None:
+        """Lets a security group and an IAM role of another stack connect as a database role; also to what
+        row tables have of their own."""
         stack = cdk.Stack.of(grantee)
         users = user_arns(stack, self.fact(stack, "login"), [role])
+        for number in self._row_numbers if to_rows else ():
+            users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
+        if self.proxy is not None and self.row_clusters and to_rows:
+            security_group.connections.allow_to(
+                self.security_group, ec2.Port.tcp(PORT), "the indexes of rows"
+            )
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(self.port), "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
@@ -120,6 +167,9 @@ class DatabaseStack(InstanceStack):
         users = user_arns(
             cdk.Stack.of(grantee), self.fact(cdk.Stack.of(grantee), "resource"), [ADMINISTRATOR]
         )
+        for number in self._row_numbers:
+            resource = self._row_fact(cdk.Stack.of(grantee), number, "resource")
+            users += user_arns(cdk.Stack.of(grantee), resource, [ADMINISTRATOR])
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
@@ -133,6 +183,16 @@ class DatabaseStack(InstanceStack):
             self.security_group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
         for client in settings.client_security_groups:
             self.security_group.add_ingress_rule(ec2.Peer.security_group_id(client), port, "clients")
+
+    @property
+    def _row_numbers(self) -> range:
+        """Of the clusters of row tables' own."""
+        return range(1, len(self.row_clusters) + 1)
+
+    def _row_fact(self, stack: cdk.Stack, number: int, name: str) -> str:
+        stack.add_stack_dependency(self, "parameters of the database")
+        path = f"{PREFIX}/{self.settings.id}/database/rows/{number}/{name}"
+        return ssm.StringParameter.value_for_string_parameter(stack, path)
 
     def _parameter_name(self, name: Fact) -> str:
         return f"{PREFIX}/{self.settings.id}/database/{name}"
@@ -183,6 +243,68 @@ class DatabaseStack(InstanceStack):
             acknowledge(cluster, "AwsSolutions-RDS10", "the settings say that it may be destroyed")
         return cluster
 
+    def _row_clusters(self) -> list[rds.DatabaseCluster]:
+        """Serverless clusters of row tables' own: what they hold is made of objects again, and not kept."""
+        rows = self.settings.rows
+        if rows is None or not rows.own_clusters:
+            return []
+        engine = rds.DatabaseClusterEngine.aurora_postgres(
+            version=rds.AuroraPostgresEngineVersion.of(self.settings.database.engine_version, "17")
+        )
+        scope = Construct(self, "Rows")
+        seconds = self.settings.database.idle_session_seconds
+        group = rds.ParameterGroup(
+            scope,
+            "Parameters",
+            engine=engine,
+            description=f"Dormouse {self.settings.id}, rows",
+            parameters=parameters(seconds),
+        )
+        clusters = []
+        for number in range(1, rows.databases + 1):
+            cluster = rds.DatabaseCluster(
+                scope,
+                f"Cluster{number}",
+                engine=engine,
+                writer=self._serverless("Writer"),
+                serverless_v2_min_capacity=0,
+                serverless_v2_max_capacity=rows.max_acu,
+                serverless_v2_auto_pause_duration=cdk.Duration.seconds(300),
+                default_database_name=ROWS_NAME,
+                port=PORT,
+                credentials=rds.Credentials.from_username(ADMINISTRATOR, encryption_key=self.key),
+                manage_master_user_password=True,
+                iam_authentication=True,
+                parameter_group=group,
+                storage_encryption_key=self.key,
+                backup=rds.BackupProps(retention=cdk.Duration.days(1)),
+                removal_policy=cdk.RemovalPolicy.DESTROY,
+                vpc=self.placement.vpc,
+                vpc_subnets=ec2.SubnetSelection(subnets=self.placement.subnets),
+                security_groups=[self.security_group],
+            )
+            acknowledge(cluster, "AwsSolutions-RDS10", "what it holds is made of the objects again")
+            assert cluster.secret is not None  # noqa: S101
+            facts = {
+                "host": cluster.cluster_endpoint.hostname,
+                "resource": cluster.cluster_resource_identifier,
+                "secret": cluster.secret.secret_arn,
+            }
+            known = Construct(self, f"FactsRows{number}")
+            for name, value in facts.items():
+                path = f"{PREFIX}/{self.settings.id}/database/rows/{number}/{name}"
+                ssm.StringParameter(known, name.capitalize(), parameter_name=path, string_value=value)
+            clusters.append(cluster)
+        return clusters
+
+    def _serverless(self, name: str) -> rds.IClusterInstance:
+        return rds.ClusterInstance.serverless_v2(
+            name,
+            scale_with_writer=True,  # a reader that takes over must have the size of the writer
+            auto_minor_version_upgrade=self.settings.database.minor_upgrades,
+            publicly_accessible=False,
+        )
+
     @staticmethod
     def _keep_with(cluster: rds.DatabaseCluster) -> None:
         """What it is used by. A reader goes, as it holds nothing, and would cost on when the settings have
@@ -206,12 +328,7 @@ class DatabaseStack(InstanceStack):
         # CloudFormation asks for a version when the settings' changes: what AWS has upgraded stays so.
         settings = self.settings.database
         if isinstance(settings, ServerlessDatabase):
-            return rds.ClusterInstance.serverless_v2(
-                name,
-                scale_with_writer=True,  # a reader that takes over must have the size of the writer
-                auto_minor_version_upgrade=settings.minor_upgrades,
-                publicly_accessible=False,
-            )
+            return self._serverless(name)
         return rds.ClusterInstance.provisioned(
             name,
             instance_type=ec2.InstanceType(settings.instance_class),
@@ -253,5 +370,6 @@ class DatabaseStack(InstanceStack):
                 port=self.port,
                 name=NAME,
                 proxy=proxy.endpoint if proxy is not None else None,
+                row_indexes=tuple(self._own_row_indexes()) or None,
             )
         )

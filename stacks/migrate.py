@@ -18,7 +18,7 @@ from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironm
 from dormouse.settings.resources import state_parameter
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.function import Function
-from stacks.database import NAME, PORT
+from stacks.database import NAME, PORT, ROWS_NAME
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack
 
@@ -38,6 +38,7 @@ class MigrateStack(InstanceStack):
         self._foundation = foundation
         lambda_ = self._migrating()
         begin = self._beginning(lambda_)
+        rows = {"RowDatabases": " ".join(names)} if (names := database.row_databases) else {}
         migration = cdk.CustomResource(
             self,
             "Migration",
@@ -51,9 +52,26 @@ class MigrateStack(InstanceStack):
                 "Secret": database.fact(self, "secret"),
                 "Migrations": foundation.assets.migrations(),
                 "DeployPaused": str(settings.deploy_paused).lower(),
+                **rows,
             },
         )
         migration.node.add_dependency(lambda_, begin)
+        for number, facts in enumerate(database.row_cluster_facts(self), start=1):
+            cdk.CustomResource(
+                self,
+                f"Rows{number}",
+                resource_type=RESOURCE_TYPE,
+                service_token=begin.function.function_arn,
+                service_timeout=cdk.Duration.seconds(TIMEOUT_SECONDS),
+                properties={
+                    "Host": facts["host"],
+                    "Port": str(PORT),
+                    "Database": ROWS_NAME,
+                    "Secret": facts["secret"],
+                    "DeployPaused": str(settings.deploy_paused).lower(),
+                    "RowsOnly": "true",
+                },
+            ).node.add_dependency(migration)
 
     def _migrating(self) -> Function:
         foundation = self._foundation
@@ -98,7 +116,11 @@ class MigrateStack(InstanceStack):
                 instance_id=self.settings.id, migrate_function=migrating.function.function_name
             ),
         )
-        begin.allow(["secretsmanager:GetSecretValue"], [database.fact(self, "secret")])
+        secrets = [
+            database.fact(self, "secret"),
+            *(one["secret"] for one in database.row_cluster_facts(self)),
+        ]
+        begin.allow(["secretsmanager:GetSecretValue"], secrets)
         begin.allow(
             ["kms:Decrypt"],
             [database.fact(self, "key")],

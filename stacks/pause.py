@@ -35,7 +35,7 @@ from stacks.maintenance import MaintenanceStack
 from stacks.query import QueryStack
 
 LOOK_SECONDS = 540
-"""A message comes back after so long, until the cluster is stopped or wanted to run."""
+"""A message comes back after so long at least, until the cluster is stopped or wanted to run."""
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
 MEMORY_MB = 256
@@ -74,13 +74,15 @@ class PauseStack(InstanceStack):
             resource_name=cluster,
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
         )
+        # what a look finds switched on, and switches off, is over when the next one comes
+        look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60)
         self.queue = Queue(
             self,
             "Starts",
-            visibility_seconds=LOOK_SECONDS,
+            visibility_seconds=look_seconds,
             retention_days=RETENTION_DAYS,
             # More often than it can come back in its day: it is never a dead letter while there is hope.
-            receives_max=2 * RETENTION_DAYS * 24 * 3600 // LOOK_SECONDS,
+            receives_max=2 * RETENTION_DAYS * 24 * 3600 // look_seconds,
         )
         lambda_ = Function(
             self,

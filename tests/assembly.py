@@ -72,6 +72,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         },
         compaction={"engine": "emr-ec2-steps", "instance_types": ["m7i.xlarge"]},
         query=CALLED_QUERY,
+        rows={"databases": 3},
         access={"endpoints": "existing"},
     ),
     "transient": lambda: settings(
@@ -80,6 +81,7 @@ CONFIGURATIONS: dict[str, Callable[[], DeploymentSettings]] = {
         deploy_paused=True,
         compaction={"engine": "emr-ec2-transient"},
         query={},
+        rows={"databases": 1, "own_clusters": True},
         access={},
     ),
     "copied": lambda: settings(

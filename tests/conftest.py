@@ -16,41 +16,47 @@ from uuid import uuid4
 import boto3
 import botocore.session
 import pytest
+import typer.main
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
+import dormouse as dm
 from dormouse.catalog import Catalog
+from dormouse.commits import committer
 from dormouse.context import TableContext
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.files.attempts import WriteAttempts
+from dormouse.instance import Instance
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.table import Table
 from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
 from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
+from tests.tiers import leave_layouts_to_the_slow_tier, leave_matrices_to_the_slow_tier
 
 BUCKET = "dormouse-test"
+# a committer ends with its wait, and a test with its committer
+committer.WAIT_SECONDS = 0.2
 _names = itertools.count(1)
 
+# of the groups that a worker runs alone, those that could be the last, the longest first
 LONGEST = (
-    "test_options", "test_spark_ingest", "test_demo", "test_spark_session", "test_embedded_sharing",
-    "test_objects", "test_embedded_postgres", "test_cli", "test_batches", "test_instance_folder",
-    "test_async_commits", "test_ingest_crash", "test_concurrency", "test_service_streams",
-    "test_many_workers", "test_compaction_crash", "test_storms", "test_bad_input", "test_store_under_fire",
-    "test_query_concurrency", "test_committer_process", "test_commit_storm", "test_ingest", "test_committer",
-    "test_query_outlives", "test_serve", "test_committer_sqs", "test_model", "test_run_folder",
-    "test_terminated", "test_objects_s3", "test_tidy", "test_convert_layout", "test_interrupts",
-    "test_merge", "test_migration", "test_client", "test_wind_down", "test_resume", "test_pause",
-    "test_migrate_lambda", "test_doctor", "test_catalog",
+    "Spark", "Node", "test_spark_session", "test_embedded_sharing", "test_ingest_crash", "test_cli",
+    "test_batches", "test_embedded_postgres", "test_instance_folder", "test_demo", "test_service_streams",
+    "test_many_workers", "test_concurrency", "test_objects", "test_async_commits", "test_commit_storm",
+    "test_store_under_fire",
 )  # fmt: skip
 # these use Spark in their own process: one worker runs them all, with one Java
 SPARK = (
     "test_spark_ingest", "test_spark_run", "test_spark_compaction", "test_spark_deletes",
-    "test_key_order_spark", "test_s3", "test_demo_lineitem", "test_spark_source", "test_spark_streams",
+    "test_key_order_spark", "test_s3", "test_demo_in_process", "test_spark_source", "test_spark_streams",
+    "test_keyed_spark", "test_reshaping_writers",
+    "test_spark_jobs", "test_spark_bad_input",
 )  # fmt: skip
 # a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
 HURRY = (
@@ -59,9 +65,10 @@ HURRY = (
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=300)
-settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=50)
-# What a client of AWS is made from is read once, and not by each session anew.
+settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=25)
+# What a client of AWS is made from is read once, and not by each session anew; so are all commands.
 botocore.session.create_loader = cache(botocore.session.create_loader)
+typer.main.get_command = cache(typer.main.get_command)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,18 +79,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RunFolder(), "run folder")
 
 
-class OneOfEach(LoadFileScheduling):
-    """Each file is run by one worker; so are all that use Spark in their own process, or the CDK.
+def group(file: Path) -> str:
+    """What one worker runs: a file, all that use Spark in their own process, or all that use the CDK.
 
     Java and the CDK's Node take seconds to start: the files import the CDK in their tests, as each worker
     imports all files.
     """
+    if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
+        return "Node"
+    return "Spark" if file.stem in SPARK else file.stem
 
+
+class OneOfEach(LoadFileScheduling):
     def _split_scope(self, nodeid: str) -> str:
-        file = Path(super()._split_scope(nodeid))
-        if file.parent.name == "infrastructure" or file.stem == "test_lambda_packages":
-            return "Node"
-        return "Spark" if file.stem in SPARK else str(file)
+        return group(Path(super()._split_scope(nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -91,9 +100,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return OneOfEach(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before those are left out that are marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long files come first: at the end, no worker waits for another."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    """The long groups come first: at the end, no worker waits for another."""
+    leave_layouts_to_the_slow_tier(items)
+    leave_matrices_to_the_slow_tier(items)
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(group(item.path), len(order)))
 
 
 def pytest_runtest_setup() -> None:
@@ -166,6 +179,19 @@ def supplier(dsn: str) -> Iterator[ConnectionSupplier]:
     supplier = ConnectionSupplier(dsn)
     yield supplier
     supplier.close()
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    """An empty one of the test's own."""
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def table_t(instance: Instance) -> Table:
+    """A table `t` of one key, in the instance."""
+    return instance.create_table("t", Schema([Field("key", LONG)]))
 
 
 @pytest.fixture(scope="session")

@@ -5,34 +5,35 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.context import TableContext
+from dormouse.files import removal_log
 from dormouse.files.layout import layout as known_layout
+from dormouse.jobs import expiry
 from dormouse.partitions.store import PartitionStore
-from dormouse.postgres import migrate
+from dormouse.postgres import ConnectionSupplier, migrate
 
 # What a test may change but rows; what is created after the template has a higher oid, and goes first.
+# Of catalogs that are large, whatever is written has a newer transaction, and what is gone is counted.
 _DEFINITIONS = """
 select md5(string_agg(what, '|' order by what)) from (
     select concat_ws(' ', oid, relname, relkind, relpersistence, relnamespace, relowner, relrowsecurity,
                      relreplident, relacl, reloptions) as what
     from pg_class where relkind <> 't' and oid > 16383
-    union all select t::text from pg_attribute t where attrelid in (
-        select oid from pg_class where relkind <> 't' and oid > 16383)
-    union all select t::text from pg_index t where indrelid > 16383 and indrelid in (
-        select oid from pg_class where relkind <> 't')
+    union all select concat_ws(' ', 'attributes', count(*), max(xmin::text::bigint)) from pg_attribute
+    union all select concat_ws(' ', 'indexes', count(*), max(xmin::text::bigint)) from pg_index
+    union all select concat_ws(' ', 'functions', count(*), max(xmin::text::bigint)) from pg_proc
+    union all select concat_ws(' ', 'types', count(*), max(xmin::text::bigint)) from pg_type
     union all select t::text from pg_attrdef t
     union all select t::text from pg_constraint t where oid > 16383
     union all select t::text from pg_inherits t
     union all select t::text from pg_trigger t
     union all select t::text from pg_rewrite t where oid > 16383
-    union all select t::text from pg_proc t where oid > 16383
-    union all select t::text from pg_type t where oid > 16383 and typrelid = 0 and typelem = 0
     union all select t::text from pg_namespace t where nspname !~ '^pg_(toast_)?temp_'
     union all select t::text from pg_default_acl t
     union all select t::text from pg_extension t
@@ -46,6 +47,7 @@ select md5(string_agg(what, '|' order by what)) from (
 ) everything
 """
 _KEPT = ("migration", "instance", "job_kind")
+_SMALL_BYTES = 64 * 1024
 _BY_TABLE = """
 select relname from pg_class c join pg_attribute a on a.attrelid = c.oid
 where relnamespace = 'dormouse'::regnamespace and attname = 'table_id' and relkind in ('r', 'p')
@@ -72,6 +74,10 @@ class Databases:
         self._free: list[str] = []
         self.template = self.create("template0")
         migrate(self.template)
+        with closing(ConnectionSupplier(self.template)) as supplier:
+            # as each instance does that opens one
+            removal_log.roll(supplier)
+            expiry.roll(supplier)
         with psycopg.connect(self.template) as conn:
             ((self._newest_oid,),) = conn.execute("select max(oid) from pg_class").fetchall()
             ((self._definitions,),) = conn.execute(_DEFINITIONS).fetchall()
@@ -123,18 +129,23 @@ class Databases:
 
     def _empty(self, conn: psycopg.Connection) -> None:
         tables = conn.execute(
-            """select format('%%I.%%I', n.nspname, c.relname), c.oid > %s
+            """select format('%%I.%%I', n.nspname, c.relname), c.oid > %s, pg_relation_size(c.oid) > %s
                from pg_class c join pg_namespace n on n.oid = c.relnamespace
                where c.relkind in ('r', 'p') and c.oid > 16383 and n.nspname !~ '^pg_'
-                   and not (n.nspname = 'dormouse' and c.relname = any(%s))""",
-            (self._newest_oid, list(_KEPT)),
+                   and not (n.nspname = 'dormouse' and c.relname = any(%s))
+                   and (c.oid > %s or pg_relation_size(c.oid) > 0)""",
+            (self._newest_oid, _SMALL_BYTES, list(_KEPT), self._newest_oid),
         ).fetchall()
-        if new := [name for name, is_new in tables if is_new]:
+        if new := [name for name, is_new, _ in tables if is_new]:
             conn.execute(f"drop table if exists {', '.join(new)} cascade")
-        old = [name for name, is_new in tables if not is_new]
-        text = " union all ".join(f"select '{name}' where exists (select from {name})" for name in old)
-        if used := [name for (name,) in conn.execute(text).fetchall()]:
-            conn.execute(f"truncate {', '.join(used)} restart identity cascade")
+        if large := [name for name, is_new, is_large in tables if is_large and not is_new]:
+            conn.execute(f"truncate {', '.join(large)} restart identity cascade")
+        if small := [name for name, is_new, is_large in tables if not is_large and not is_new]:
+            # a truncation makes new files of all tables that refer to them, too
+            conn.execute("set session_replication_role = replica")
+            deletions = (f"of_{n} as (delete from {name})" for n, name in enumerate(small))
+            conn.execute(f"with {', '.join(deletions)} select")
+            conn.execute("reset session_replication_role")
         conn.execute("delete from dormouse.job_kind where kind_id > 0")
         conn.execute("select setval(oid, 1, false) from pg_class where relkind = 'S'")
 

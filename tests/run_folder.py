@@ -67,7 +67,7 @@ class RunFolder:
 
     def _left_behind(self) -> list[str]:
         """Not what ends with this process: Python's helpers, Spark's Java, the CDK's Node."""
-        ours = [one for one in psutil.Process().children() if one.name() in {"java", "node"}]
+        ours = [one for one in psutil.Process().children() if _program(one) in {"java", "node"}]
         ending = {one.pid for each in ours for one in (each, *each.children(recursive=True))}
         left = (one for one in processes_of(self.folder) if one.pid not in ending)
         lines = [f"process {one.pid}: {_command(one)}" for one in left]
@@ -132,6 +132,13 @@ def _belongs_to(process: psutil.Process, folder: str) -> bool:
                 return True
         return any(part.startswith(folder + "/") for part in process.cmdline())
     return False
+
+
+def _program(process: psutil.Process) -> str:
+    """Its name may be that of a thread, as Node's."""
+    with suppress(psutil.Error):
+        return Path(process.exe()).name
+    return ""
 
 
 def _command(process: psutil.Process) -> str:

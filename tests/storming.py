@@ -15,7 +15,10 @@ TURNS_A_KILL = 5
 
 
 class Workers:
-    """Processes that run a program with its arguments, the folder and a role each, until its file `stop`."""
+    """Processes that run a program with its arguments, the folder and a role each, until its file `stop`.
+
+    Each makes a file `begun`, with its pid, when it has come to its work.
+    """
 
     def __init__(self, program: str, roles: list[str], *arguments: str, folder: Path) -> None:
         self._command = [sys.executable, "-c", program, *arguments, str(folder)]
@@ -35,7 +38,8 @@ class Workers:
     ) -> None:
         """Turns, amid which all goes on, for a while, and until it is enough on a machine that is busy.
 
-        With random numbers, one of the processes is killed every so many turns. In the end all have ended.
+        With random numbers, one of the processes is killed every so many turns, once all work. In the end all
+        have ended.
         """
         began, turns = time.monotonic(), 0
         try:
@@ -44,7 +48,7 @@ class Workers:
                 turn(turns)
                 turns += 1
                 self.check()
-                if rng is not None and turns % TURNS_A_KILL == 0:
+                if rng is not None and turns % TURNS_A_KILL == 0 and self._have_begun():
                     self.kill_one(rng)
             self.end()
         finally:
@@ -55,6 +59,10 @@ class Workers:
         self.running[at].kill()
         self._ended(self.running[at], -signal.SIGKILL)
         self.running[at] = self._start(self._roles[at])
+
+    def _have_begun(self) -> bool:
+        """Whether each has come to its work: on a busy machine none would, if others were killed sooner."""
+        return all((self._folder / f"begun {one.pid}").exists() for one in self.running)
 
     def check(self) -> None:
         for process in self.running:

@@ -38,7 +38,7 @@ BENCHMARK = Benchmark(
     Plan,
     measure,
     [
-        "{rows:,} rows in {files} files; medians of {rounds} rounds",
+        "{rows:,} rows in {files} files; medians of {rounds} rounds; up to {upserts} upserts before reading",
         *(
             Grid(
                 _NAMES,
@@ -59,11 +59,14 @@ BENCHMARK = Benchmark(
             {f"upsert_{count}_vs_{{}}": f"{count:,} rows" for count in COUNTS},
             "upserts: theirs ÷ ours",
         ),
-        Grid(_OF_PEERS, {"failed_{}": "refused beside a compaction"}),
-        "after {upserts} upserts of 1,000 rows",
+        Grid(_NAMES, {"failed_{}": "refused", "tried_{}": "of"}, "changes beside compactions"),
         Grid(
             _NAMES,
-            {"read_ms_{}": "ms", "read_compacted_ms_{}": "ms after a compaction"},
+            {
+                "upserts_{}": "upserts of 1,000",
+                "read_ms_{}": "ms",
+                "read_compacted_ms_{}": "ms after a compaction",
+            },
             "scan of a tenth of the rows after the upserts",
         ),
         values(

@@ -27,6 +27,8 @@ from benchmarks.peers.peer import Refused
 
 DELETIONS = 1_000
 LOOKUPS = 40
+BESIDE_SECONDS_MAX = 12.0
+"""Of one kind of change beside compactions: of slow ones there are fewer."""
 KINDS = {"key": "one key", "range": "a range of 1,000 keys", "value": "1 % of the rows by a value"}
 Times = dict[tuple[str, str], list[float]]
 
@@ -82,16 +84,21 @@ def beside(plan: Plan, tell: Tell) -> Figures:
 
     Of a table with a twentieth of the rows. PyIceberg has no compaction, and is loaded meanwhile.
     """
-    counted: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    tried: dict[str, int] = {}
     sides: tuple[type[Side], ...] = (Dormouse, Keyed, *PEERS)
     for made in sides:
         with opened(made) as [side]:
             tell(f"{side.label}: changes beside a compaction")
             fill(side, "t", plan.rows // 20)
             kinds = (_delete,) if made is Dormouse else (_delete, _upsert)
-            counted[side.name] = counted.get(side.name, 0) + sum(_refused(side, plan, kind) for kind in kinds)
-    found: Figures = {"failed": counted.pop("dormouse")}
-    return found | {f"failed_{name}": count for name, count in counted.items()}
+            for kind in kinds:
+                found = _refused(side, plan, kind)
+                for counted, count in zip((refused, tried), found, strict=True):
+                    counted[side.name] = counted.get(side.name, 0) + count
+    figures: Figures = {"failed": refused["dormouse"]}
+    figures |= {f"failed_{name}": count for name, count in refused.items()}
+    return figures | {f"tried_{name}": count for name, count in tried.items()}
 
 
 def _delete(side: Side, number: int) -> None:
@@ -102,8 +109,9 @@ def _upsert(side: Side, number: int) -> None:
     side.upsert("t", rows_of(number * 1_000, 1_000))
 
 
-def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> int:
-    over, refused = Event(), 0
+def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> tuple[int, int]:
+    """How many changes were refused, and how many were tried."""
+    over, refused, tried = Event(), 0, 0
 
     def compact() -> None:
         number = 0
@@ -117,16 +125,18 @@ def _refused(side: Side, plan: Plan, change: Callable[[Side, int], None]) -> int
 
     thread = Thread(target=compact)
     thread.start()
+    began = perf_counter()
     try:
-        for number in range(plan.beside):
+        while tried < plan.beside and perf_counter() - began < BESIDE_SECONDS_MAX:
             try:
-                change(side, number)
+                change(side, tried)
             except Refused:
                 refused += 1
+            tried += 1
     finally:
         over.set()
         thread.join()
-    return refused
+    return refused, tried
 
 
 def lookups(plan: Plan, tell: Tell) -> Figures:

@@ -4,20 +4,27 @@
 versions of the keys, and publishes what was acknowledged: a look-up that begins afterwards must see it, each
 version once. Compaction and collection (gc_delay_seconds 2) run meanwhile, each in a process of its own; the
 same look-ups of the idle table, before, are what the figures are compared with.
+
+And how many look-ups a second are served to 32 connections, when the clients cost little (`wrk`, a package of
+most systems) and a process serves on each core?
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import dormouse as dm
 from benchmarks.concurrency.clients import Clients, Lookups, Target, clients, through_service
-from benchmarks.concurrency.ledger import Ledger, row, rows_of
+from benchmarks.concurrency.ledger import KEYS_PER_LEAF, Ledger, row, rows_of
+from benchmarks.concurrency.served import PROGRAM, Served, is_there, look_up
 from benchmarks.concurrency.upkeep import COUNTS, Counts, prepare, upkeep
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
@@ -40,6 +47,8 @@ class Plan:
     seconds: float = amount(60, 12)
     seconds_max: float = amount(300)
     at_least: int = amount(10)
+    connections: int = amount(32)
+    served_seconds: float = amount(15, 4)
     through: str = amount(
         "service",
         choices=("service", "library"),
@@ -100,8 +109,26 @@ def _lost(target: Target, ledger: Ledger) -> int:
     return sum(((wanted - found) + (found - wanted)).values())
 
 
+def served_to_few(target: Target, plan: Plan, folder: Path, tell: Tell) -> Figures:
+    """What a process for each core serves, of the table at rest; once to get warm, and once to be counted."""
+    with through_service(target, ["--workers", str(os.cpu_count() or 1)]) as asked:
+        tell(f"{plan.connections} connections of {PROGRAM}")
+        for _ in range(2):
+            keys = plan.leaves * KEYS_PER_LEAF
+            found = look_up(str(asked.url), keys, plan.connections, plan.served_seconds, folder)
+    return _served_figures(found, plan.connections)
+
+
+def _served_figures(found: Served, connections: int) -> Figures:
+    return {
+        f"served_lookups_per_s_{connections}": round(found.per_second, 1),
+        f"p99_ms_{connections}": round(found.p99_ms, 1),
+        "served_failed": found.failed,
+    }
+
+
 def run(target: Target, plan: Plan, tell: Tell = lambda _: None) -> Figures:
-    """Every figure, by name."""
+    """Every figure, by name, but for those of `served_to_few`."""
     with dm.connect(target.dsn, target.objects):
         pass  # a service reads an instance, and makes none
     with through_service(target) if plan.through == "service" else nullcontext(target) as asked:
@@ -134,7 +161,16 @@ def figures(outcome: Outcome, plan: Plan) -> Figures:
 
 def measure(plan: Plan, tell: Tell) -> Figures:
     with own_place() as place:
-        return run(Target(place.dsn, place.objects), plan, tell)
+        target = Target(place.dsn, place.objects)
+        found = run(target, plan, tell)
+        if plan.through == "service":
+            found |= served_to_few(target, plan, place.folder, tell)
+        return found
+
+
+def refusal(arguments: Namespace) -> str | None:
+    needed = arguments.through != "library"
+    return f"not installed: {PROGRAM}; it is a package of most systems" if needed and not is_there() else None
 
 
 BENCHMARK = Benchmark(
@@ -150,11 +186,16 @@ BENCHMARK = Benchmark(
             {"lookups_per_second{}": "look-ups/s", "p50_ms{}": "p50 ms", "p99_ms{}": "p99 ms"},
         ),
         values({"lookups_per_second_vs_idle": "look-ups/s ÷ idle", "p99_vs_idle": "p99 ÷ idle"}),
+        "served to 32 connections: {served_lookups_per_s_32:,} look-ups/s, p99 {p99_ms_32} ms, "
+        "{served_failed} failed",
         "{errors} errors, {wrong_rows} wrong rows, {stale_reads} stale reads in {lookups:,} look-ups",
         "{examples}",
     ],
+    refusal=refusal,
 )
 
 if __name__ == "__main__":
     found = BENCHMARK.main()
-    sys.exit(bool(found["errors"] or found["wrong_rows"] or found["stale_reads"]))
+    sys.exit(
+        bool(found["errors"] or found["wrong_rows"] or found["stale_reads"] or found.get("served_failed"))
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -217,7 +217,8 @@ def apply_retention(asked: Asked) -> Call:
     return call
 
 
-OPERATIONS: dict[str, Callable[[Asked], Call]] = {
+Operation = Callable[[Asked], Call]
+OPERATIONS: dict[str, Operation] = {
     each.__name__: each
     for each in (
         active_partitions,
@@ -261,3 +262,25 @@ def round_trips(supplier: ConnectionSupplier, call: Call) -> int:
         file.seek(0)
         messages = [line.split("\t") for line in file]
     return sum(message[0] == "F" and message[2].strip() in ("Sync", "Query") for message in messages)
+
+
+def pages(supplier: ConnectionSupplier, calls: Sequence[Call]) -> float:
+    """How many pages the server looks at for one of some calls, on the average; in its memory or not.
+
+    The supplier lends only one connection. A function of PostgreSQL 18 tells, which looks at some pages, too.
+    """
+    none = _pages(supplier, [])
+    return (_pages(supplier, calls) - none) / len(calls)
+
+
+def _pages(supplier: ConnectionSupplier, calls: Sequence[Call]) -> int:
+    text = "select sum(hits + coalesce(reads, 0)) from pg_stat_get_backend_io(pg_backend_pid())"
+    seen = []
+    for each in (list[Call](), calls):
+        for call in each:
+            call()
+        with supplier.connection() as conn:
+            conn.execute("select pg_stat_force_next_flush()")
+            [(count,)] = conn.execute(text).fetchall()
+            seen.append(int(count))
+    return seen[1] - seen[0]

@@ -14,7 +14,8 @@ from benchmarks.peers.peer import FILES_PER_COMPACTION, Peer, Refused, Steps, re
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.queue import CommitQueue
 from dormouse.commits.requests import AddFiles
-from dormouse.errors import DISTRIBUTION, CommitFailed
+from dormouse.errors import CommitFailed
+from dormouse.errors.extras import DISTRIBUTION
 from dormouse.files.store import FileReferenceStore
 from dormouse.instance import Instance
 from dormouse.model.file_reference import (

@@ -14,21 +14,24 @@ from dormouse.instance import Instance
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_TEXTS = {"customer": 50_000, "clerk": 1_000, "status": 3, "priority": 5, "mode": 7, "comment": 20_000}
+"""Columns of texts, and how many of them there are."""
+_NUMBERS = {"quantity": 51, "part": 200_000, "supplier": 10_000, "line": 8, "tax": 9}
+_AMOUNTS = ("price", "discount", "charge")
 SCHEMA = dm.Schema(
     [dm.Field("key", dm.LONG)],
     [],
     [
-        dm.Field("customer", dm.STRING),
-        dm.Field("quantity", dm.LONG),
-        dm.Field("price", dm.DOUBLE),
-        dm.Field("comment", dm.STRING),
+        *(dm.Field(name, dm.STRING) for name in _TEXTS),
+        *(dm.Field(name, dm.LONG) for name in _NUMBERS),
+        *(dm.Field(name, dm.DOUBLE) for name in _AMOUNTS),
+        dm.Field("shipped", dm.TIMESTAMP),
     ],
 )
 KEY_STEP = 8
 """Keys are its multiples: most numbers are no keys, and a range of keys has a known count of rows."""
 
 _TABLE = "orders"
-_CUSTOMERS = 50_000
 CATALOG = "iceberg"
 
 
@@ -65,7 +68,7 @@ def make(lake: Lake, tell: Tell) -> None:
         )
         for number in range(lake.ingests):
             tell(f"ingest {number + 1} of {lake.ingests}")
-            table.ingest(_rows(lake, number))
+            table.ingest(rows_of(lake.rows, lake.ingests, number), engine="local")
     tell("giving the files to Iceberg")
     lake.place.create_database(CATALOG)
     files = sorted(str(path) for path in (lake.place.folder / "objects" / "data").rglob("*.parquet"))
@@ -77,7 +80,7 @@ def make(lake: Lake, tell: Tell) -> None:
     made.add_files([f"file://{path}" for path in files])
 
 
-def _rows(lake: Lake, number: int) -> pa.Table:
+def rows_of(count: int, ingests: int, number: int) -> pa.Table:
     """The rows of one ingest: every so many-th key, all over the table; the same every time."""
     import numpy as np
     import pyarrow as pa
@@ -85,17 +88,23 @@ def _rows(lake: Lake, number: int) -> pa.Table:
     from dormouse.data.arrow_schema import arrow_schema
 
     random = np.random.default_rng(number)
-    rows = lake.rows // lake.ingests
-    keys = (np.arange(rows) * lake.ingests + number) * KEY_STEP
+    rows = count // ingests
+    keys = (np.arange(rows) * ingests + number) * KEY_STEP
     random.shuffle(keys)
     words = np.array(["the", "quick", "furious", "deposits", "sleep", "blithely", "above", "ironic"])
-    pool = pa.array([" ".join(words[random.integers(0, len(words), 6)]) for _ in range(20_000)])
-    customers = pa.array([f"Customer#{i:09d}" for i in range(_CUSTOMERS)])
+
+    def texts(name: str, kinds: int) -> pa.Array:
+        length = 6 if name == "comment" else 1
+        pool = pa.array(
+            [f"{' '.join(words[random.integers(0, len(words), length)])}#{n}" for n in range(kinds)]
+        )
+        return pool.take(pa.array(random.integers(0, kinds, rows)))
+
     columns = [
         pa.array(keys),
-        customers.take(pa.array(random.integers(0, len(customers), rows))),
-        pa.array(random.integers(1, 51, rows)),
-        pa.array(random.integers(90_000, 10_500_000, rows) / 100),
-        pool.take(pa.array(random.integers(0, len(pool), rows))),
+        *(texts(name, kinds) for name, kinds in _TEXTS.items()),
+        *(pa.array(random.integers(0, kinds, rows)) for kinds in _NUMBERS.values()),
+        *(pa.array(random.integers(90_000, 10_500_000, rows) / 100) for _ in _AMOUNTS),
+        pa.array(random.integers(694_224_000, 912_384_000, rows) * 1_000_000).cast(pa.timestamp("us", "UTC")),
     ]
     return pa.table(columns, schema=arrow_schema(SCHEMA))

@@ -76,7 +76,10 @@ def digest(rows: Any) -> str:
     found = blake2b(digest_size=16)
     for name in sorted(table.column_names):
         for first in range(0, table.num_rows, _DIGESTED_ROWS):
-            values = table.column(name).slice(first, _DIGESTED_ROWS).cast(pa.string()).combine_chunks()
+            values = table.column(name).slice(first, _DIGESTED_ROWS)
+            if pa.types.is_timestamp(values.type):  # whatever the zone is called
+                values = values.cast(pa.timestamp("us"))
+            values = values.cast(pa.string()).combine_chunks()
             whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
             found.update(pc.binary_join(whole, "\n")[0].as_buffer())
     return found.hexdigest()

@@ -13,6 +13,7 @@ from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
+from dormouse.model.names import listed
 
 if TYPE_CHECKING:
     from dormouse.history.retention import RetentionReport
@@ -48,8 +49,9 @@ def changes(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     format: Annotated[
-        Literal["json", "csv", "parquet"], typer.Option("--format", "-f", help="JSON is an object a line.")
-    ] = "json",
+        Literal["lines", "json", "csv", "parquet"],
+        typer.Option("--format", "-f", help="Lines have a JSON object each; JSON is an array of them."),
+    ] = "lines",
     output: OutputOption = None,
 ) -> None:
     """The rows that were ingested after a moment, each once, as they were ingested.
@@ -63,16 +65,16 @@ def changes(
         raise InvalidInput("a consumer reads up to now: leave --till out")
     if consumer is None and from_ is not None:
         raise InvalidInput("--from is where a new consumer begins: give --consumer NAME, or --after instead")
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    names = None if columns is None else listed(columns)
     with session.open(read_only=consumer is None) as instance:
         found = instance.table(table)
         if consumer is None:
             start, end = (None if text in (None, BEGINNING) else parse_moment(text) for text in (after, till))
             reader = found.changes(start, end, names)
-            write(session, reader, format, output, limited=False, json_lines=True)
+            write(session, reader, format, output, limited=False)
             return
         etl = found.consumer(consumer, None if from_ is None else parse_moment(from_))
-        write(session, etl.read(names), format, output, limited=False, json_lines=True)
+        write(session, etl.read(names), format, output, limited=False)
         etl.acknowledge()
 
 

@@ -1,4 +1,4 @@
-"""`dormouse ingest`, `upsert`, `delete`, `query` and `sql`."""
+"""`dormouse delete`, `query` and `sql`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ import typer
 from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.names import listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.query import PlanSummary
     from dormouse.query.deleting import DeleteReport, DeleteWhere
-    from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.table import Table
 
 ROWS_SHOWN = 20
+_BINARY = {"arrow", "parquet"}
 
 
-Engine = Literal["auto", "local", "spark"]
-Format = Literal["table", "csv", "json", "parquet"]
-FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How rows are written.")]
+Format = Literal["table", "csv", "json", "lines", "arrow", "parquet"]
+FormatOption = Annotated[
+    Format, typer.Option("--format", "-f", help="How rows are written; lines have a JSON object each.")
+]
 RowsToGo = Annotated[
     list[str] | None,
     typer.Option(help="column=value, column=min:max, or JSON, as for query; rows must meet all."),
@@ -50,8 +52,6 @@ OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write
 
 
 def add_to(app: typer.Typer) -> None:
-    verb(app, "ingest", example="dormouse ingest flights january.parquet february.csv --id winter")(ingest)
-    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(upsert)
     verb(app, "delete", example="dormouse delete flights --where carrier=UA --dry-run")(delete)
     verb(
         app,
@@ -61,62 +61,6 @@ def add_to(app: typer.Typer) -> None:
     verb(app, "sql", example='dormouse sql "select carrier, avg(delay) from flights group by 1 order by 1"')(
         sql
     )
-
-
-def ingest(
-    session: Session,
-    table: TableName,
-    paths: Annotated[list[str], typer.Argument(help="Parquet or CSV files.", show_default=False)],
-    id: Annotated[str | None, typer.Option(help="The same id again adds nothing.")] = None,
-    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = "auto",
-) -> None:
-    """Add rows from files: all of them, in one commit, or none."""
-    _load(session, table, "ingest into", lambda found, **how: found.ingest(_given(paths), **how), id, engine)
-
-
-def upsert(
-    session: Session,
-    table: TableName,
-    paths: Annotated[list[str], typer.Argument(help="Parquet or CSV files.", show_default=False)],
-    deletes: Annotated[
-        str | None,
-        typer.Option(
-            help="A boolean column of the files, not of the table: rows to delete.", show_default=False
-        ),
-    ] = None,
-    id: Annotated[str | None, typer.Option(help="The same id again adds nothing.")] = None,
-    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = "auto",
-) -> None:
-    """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
-
-    def load(found: Table, **how: Any) -> IngestReport:
-        return found.upsert(_given(paths), deletes, **how)
-
-    _load(session, table, "upsert into", load, id, engine)
-
-
-def _given(paths: list[str]) -> list[str] | str:
-    return paths if len(paths) > 1 else paths[0]
-
-
-def _load(
-    session: Session,
-    table: str,
-    doing: str,
-    load: Callable[..., IngestReport],
-    ingest_id: str | None,
-    engine: Engine,
-) -> None:
-    from dormouse.cli.console import progress
-
-    with session.open() as instance, progress(f"{doing} {table}", unit="rows") as moved:
-        report = load(instance.table(table), ingest_id=ingest_id, engine=engine, progress=moved)
-    done = (
-        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
-        if report.applied
-        else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
-    )
-    session.show(report, lambda: f"{done} ({report.seconds:.1f} s)")
 
 
 def delete(
@@ -175,6 +119,8 @@ def query(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     limit: LimitOption = None,
+    offset: Annotated[int, typer.Option(min=0, help="Leave out so many rows first.")] = 0,
+    descending: Annotated[bool, typer.Option("--descending", help="The largest keys first.")] = False,
     as_of: AsOfOption = None,
     format: FormatOption = "table",
     output: OutputOption = None,
@@ -192,8 +138,10 @@ def query(
             return
         reader = found.query(
             condition,
-            [name.strip() for name in columns.split(",")] if columns else None,
+            listed(columns) if columns else None,
             limit=limit,
+            offset=offset,
+            descending=descending,
             as_of=moment,
         )
         write(session, reader, format, output, limited=limit is not None)
@@ -295,10 +243,10 @@ def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
 def check_output(session: Session, file_format: Format, output: Path | None) -> None:
     """Before any work is done."""
     if output is not None and file_format == "table":
-        raise InvalidInput("--output needs --format csv, json or parquet")
-    if output is None and file_format == "parquet":
-        raise InvalidInput("--format parquet needs --output FILE")
-    if session.as_json and output is None and file_format in {"csv", "parquet"}:
+        raise InvalidInput("--output needs --format csv, json, arrow or parquet")
+    if output is None and file_format in _BINARY and sys.stdout.isatty():
+        raise InvalidInput(f"--format {file_format} is not for a terminal: give --output FILE, or a pipe")
+    if session.as_json and output is None and file_format in {"csv", *_BINARY}:
         raise InvalidInput(f"--json and --format {file_format} contradict each other")
 
 
@@ -309,22 +257,18 @@ def write(
     output: Path | None,
     *,
     limited: bool,
-    json_lines: bool = False,
 ) -> None:
-    """Rows on stdout, or in a file with a line about it on stdout; `json_lines`: JSON as an object a line."""
+    """Rows on stdout, or in a file with a line about it on stdout."""
     from dormouse.data.export import export
 
-    written = "lines" if json_lines and file_format == "json" else file_format
     if output is not None:
         from dormouse.cli.console import progress
 
         with progress(f"write {output.name}", unit="rows") as moved:
-            rows = _to_file(_followed(reader, moved), written, output)
+            rows = _to_file(_followed(reader, moved), file_format, output)
         session.show({"file": str(output), "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {output}")
-    elif session.as_json or file_format == "json":
-        export(reader, sys.stdout.buffer, "json" if session.as_json else written)
-    elif file_format == "csv":
-        export(reader, sys.stdout.buffer, "csv")
+    elif session.as_json or file_format != "table":
+        export(reader, sys.stdout.buffer, "json" if session.as_json else file_format)
     else:
         _print_table(reader, None if limited else ROWS_SHOWN)
 
@@ -364,7 +308,7 @@ def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> in
 
 
 def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
-    from dormouse.cli.console import rows_table, stdout
+    from dormouse.cli.console import rows_table, stderr, stdout
 
     rows: Any = (row for batch in reader for row in batch.to_pylist())
     try:
@@ -374,6 +318,6 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
         raise InvalidInput(f"a value cannot be shown, cast it to VARCHAR: {error}") from None
     stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
     if rows_max is not None and len(shown) > rows_max:
-        stdout().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)
+        stderr().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)
     else:
-        stdout().print(f"{len(shown):,} {'row' if len(shown) == 1 else 'rows'}", highlight=False)
+        stderr().print(plural(len(shown), "row"), highlight=False)

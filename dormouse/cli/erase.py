@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.data import AllRows, Engine, RowsToGo, check_said, rows_to_go
+from dormouse.cli.data import AllRows, RowsToGo, check_said, rows_to_go
+from dormouse.cli.loading import Engine
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
@@ -29,7 +30,7 @@ def erase(
         bool, typer.Option("--dry-run", help="Look which files have such rows, and change nothing.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    engine: Annotated[Engine, typer.Option(help="auto: Spark from 256 MiB on.")] = "auto",
+    engine: Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")] = "auto",
     wait_seconds: Annotated[
         float, typer.Option(min=0, help="How long it waits for jobs, consumers and writers.")
     ] = 60.0,

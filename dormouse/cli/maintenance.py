@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.data import Engine
 from dormouse.cli.failures import say, stop_on_signals
+from dormouse.cli.loading import Engine
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import JobFailed
 

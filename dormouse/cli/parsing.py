@@ -11,7 +11,7 @@ from typing import Any
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import TableProperties, unknown_property
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType
@@ -101,7 +101,7 @@ def _parts(text: str) -> list[str]:
 
 
 def parse_schema(
-    file: Path | None, like: Path | None, row_keys: list[str], sort_keys: list[str], values: list[str]
+    file: Path | None, like: Any, row_keys: list[str], sort_keys: list[str], values: list[str]
 ) -> Schema:
     """The schema of `--schema`, of `--like` with its keys, or of fields written out."""
     if file is not None and (like or row_keys or sort_keys or values):
@@ -136,8 +136,7 @@ def parse_properties(texts: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise InvalidProperties(f"property {text!r}: write name=value, like gc_delay_seconds=60")
         if name not in TableProperties.model_fields:
-            known = ", ".join(TableProperties.model_fields)
-            raise InvalidProperties(f"{name!r} is not a table property; they are {known}")
+            raise InvalidProperties(unknown_property(name))
         properties[name] = _property_value(value)
     return properties
 

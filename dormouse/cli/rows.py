@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Tables whose rows have ids and versions, and are edited by many.", rich_markup_mode=None
 )
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
 
 
@@ -189,10 +191,26 @@ def _page(page: Page, count: int) -> Any:
         if page.row_ids is None
         else zip(page.row_ids, page.row_versions or (), strict=True)
     )
-    rows = [dict(zip(names, (*key, *row), strict=True)) for key, row in zip(ids, page.rows, strict=True)]
+    kinds = [one.type for one in page.columns]
+    rows = [
+        dict(zip(names, (*key, *map(_told, kinds, row)), strict=True))
+        for key, row in zip(ids, page.rows, strict=True)
+    ]
     told = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
     more = [f"the next: --page {page.next_page}"] if page.next_page else []
     return Group(rows_table(names, rows), told, *more)
+
+
+def _told(kind: str, value: Any) -> Any:
+    """A value as a person reads it: a DATE as a moment, if a calendar has it."""
+    if kind != "DATE" or value is None:
+        return value
+    try:
+        return (
+            (EPOCH + timedelta(milliseconds=value)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        )
+    except OverflowError:
+        return value
 
 
 @verb(app, "change", example="dormouse rows change samples changes.json --dry-run")

@@ -38,6 +38,8 @@ def add_to(app: typer.Typer) -> None:
     verb(app, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')(
         download
     )
+    verb(app, "put-file", example="dormouse rows put-file samples photo.jpg")(put_file)
+    verb(app, "get-file", example="dormouse rows get-file samples 7 photo")(get_file)
     verb(app, "preview", opens=False, example="dormouse rows preview flights.csv")(preview)
 
 
@@ -119,6 +121,33 @@ def download(
                 progress=moved,
             )  # fmt: skip
     session.show({"file": file, "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {file}")
+
+
+def put_file(
+    session: Session,
+    table: TableName,
+    file: Annotated[Path, typer.Argument(help="A file of this machine.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="What it is called, by default as it is.")] = None,
+) -> None:
+    """Put a file beside the table; what is told is for a cell of a FILE column."""
+    with session.open() as instance:
+        reference = instance.row_table(table).put_file(file, name)
+    session.show({"file": reference}, lambda: reference)
+
+
+def get_file(
+    session: Session,
+    table: TableName,
+    row_id: Annotated[int, typer.Argument(help="A ROW_ID.", show_default=False)],
+    column: Annotated[str, typer.Argument(help="A column of type FILE.", show_default=False)],
+    file: Annotated[Path | None, typer.Argument(help="Where to, by default as it is called.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="That version of the row.")] = None,
+) -> None:
+    """Write the bytes that a FILE cell refers to."""
+    with session.open(read_only=True) as instance:
+        found = instance.row_table(table)
+        target = found.save_file(row_id, column, file or found.file(row_id, column, version).name, version)
+    session.show({"file": str(target)}, lambda: f"wrote {target}")
 
 
 def preview(

@@ -7,12 +7,19 @@ import logging
 import os
 import sys
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from dormouse.cli.failures import report
 from dormouse.cli.verbs import Session, verb
 from dormouse.settings.service import ServiceSettings, load_service_settings
+
+if TYPE_CHECKING:
+    from dormouse.service import Server
+
+_WORKER = "from dormouse.cli.serve import serve_as_worker; serve_as_worker()"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,16 +34,53 @@ def serve(session: Session, **given: Any) -> None:
     DORMOUSE_SERVICE_QUERIES_MAX. Without a token it listens on loopback only.
     """
     settings = load_service_settings(**given)
-    from dormouse.service import Server, check
+    from dormouse.service import check
 
     check(settings)
     _log_to_stderr()
+    if settings.workers > 1:
+        _supervise(session, settings)
+    else:
+        _serve(session, settings, lambda server: _tell(session, server.url))
+
+
+def _tell(session: Session, url: str) -> None:
+    session.show({"url": url}, lambda: f"the query service runs at {url}; Ctrl-C ends it")
+
+
+def _serve(session: Session, settings: ServiceSettings, started: Callable[[Server], object]) -> None:
+    from dormouse.service import Server
+
     with session.open(read_only=settings.job_threads is None) as instance:
         server = Server(instance, settings)
-        server.run(
-            lambda url: session.show({"url": url}, lambda: f"the query service runs at {url}; Ctrl-C ends it")
-        )
+        server.run(lambda _: started(server))
     _end_although_queries_run()
+
+
+def _supervise(session: Session, settings: ServiceSettings) -> None:
+    from dormouse.service import Supervisor, url_of
+
+    def given(number: int, port: int) -> tuple[Session, ServiceSettings]:
+        # one runs the jobs, all take them
+        threads = settings.job_threads if number == 0 or settings.job_threads is None else 0
+        return session, settings.model_copy(update={"port": port, "job_threads": threads})
+
+    supervisor = Supervisor(settings.host, settings.port, _WORKER, given)
+    url = url_of(settings, supervisor.port)
+    if code := supervisor.run(settings.workers, lambda: _tell(session, url)):
+        raise typer.Exit(code)
+
+
+def serve_as_worker() -> None:
+    """The program of one of several processes that serve."""
+    from dormouse.service import worker_given, worker_ready
+
+    session, settings = worker_given()
+    try:
+        _log_to_stderr()
+        _serve(session, settings, lambda server: worker_ready(server.stop))
+    except Exception as error:
+        sys.exit(report(error, debug=session.debug))
 
 
 def _options() -> list[inspect.Parameter]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, given_files
 from dormouse.cli.parsing import parse_properties, parse_schema
 from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
@@ -46,8 +48,10 @@ def create(
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(help="Take the columns of this Parquet or CSV file; keys are then only named."),
+        typer.Option(help="Take the columns of this file (Parquet, CSV, JSON); keys are then only named."),
     ] = None,
+    key_row_number: RowNumberOption = False,
+    type: TypeOption = None,
     split_point: Annotated[Many, typer.Option(help="Divide it from the start, on the first row key.")] = None,
     property: Annotated[
         Many, typer.Option(help="name=value; 'dormouse table set --help' lists them.")
@@ -58,7 +62,12 @@ def create(
 ) -> None:
     """Make a table. Types: int long string bytes timestamp date; values also double float boolean
     decimal(p,s) list<t> map<k,v> struct<name:t,…>; with ? at the end where nulls are allowed."""
-    fields = parse_schema(schema, like, row_key or [], sort_key or [], value or [])
+    if like is None and (type or key_row_number):
+        raise InvalidInput("--type and --key-row-number go with --like")
+    sample = None if like is None else given_files([str(like)], type)
+    if sample is not None and key_row_number:
+        sample = replace(sample, row_number=ROW_NUMBER)
+    fields = parse_schema(schema, sample, row_key or [], sort_key or [], value or [])
     given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
     points = split_point or []
     request = {"do": "create", "table": name, "schema": fields.to_json(), "layout": layout}

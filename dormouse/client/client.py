@@ -17,15 +17,15 @@ from dormouse.history.consumers import ConsumerStatus
 from dormouse.history.retention import Holder
 from dormouse.history.status import TableStatus
 from dormouse.model.cut import When, text_of_when
+from dormouse.model.parameters import Parameters, given
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
 from dormouse.query.parameters_json import parameters_json
 from dormouse.query.planner import PlanSummary
-from dormouse.query.where import question
+from dormouse.query.where import checked_offset, question
 from dormouse.query.where_json import where_json
-from dormouse.sql.values import Parameters, given
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,6 +178,8 @@ class RemoteTable:
         columns: Sequence[str] | None = None,
         *,
         limit: int | None = None,
+        offset: int = 0,
+        descending: bool = False,
         as_of: When | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
@@ -191,6 +193,8 @@ class RemoteTable:
             # those of the table as the service knows them
             wanted = None if columns is None else asked.columns
             body = {"where": where_json(asked), "columns": wanted, "limit": limit, **_at(as_of)}
+            body |= {"offset": offset} if checked_offset(offset) else {}
+            body |= {"descending": True} if descending else {}
             return _answer(self._http, _path(self.name, "query"), body)
 
         return self._asked(ask, as_of)

@@ -15,7 +15,7 @@ import httpx
 
 from dormouse import errors
 from dormouse.backoff import backoff_seconds
-from dormouse.errors import DormouseError, InstanceError, InstanceForbidden, InvalidInput
+from dormouse.errors import DormouseError, InstanceError, InstanceForbidden, InstanceReadOnly, InvalidInput
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
@@ -79,6 +79,8 @@ class Http:
                 busy = response.status_code in _BUSY
                 wait = max(wait, _retry_after(response))
                 failure = self._failure(path, response)
+                # what only reads now will only read the next time
+                busy = busy and not isinstance(failure, InstanceReadOnly)
             except _NotConnected as error:
                 failure, busy = error.failure, True
             if not busy or attempt == ATTEMPTS_MAX or time.monotonic() + wait > give_up_at:

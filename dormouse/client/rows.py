@@ -16,6 +16,7 @@ from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
 from dormouse.model.values import json_value
+from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed
 from dormouse.rows.changes_json import changes_json
 from dormouse.rows.columns import Column
@@ -170,20 +171,27 @@ class RemoteRowTable:
             separator=how.separator,
             header="true" if header else "false",
         )
-        target = Path(fspath(path))
-        unfinished = target.with_name(f".{target.name}.{new_job_id()}")
-        response = self._http.open("GET", asked, accept=_CSV)
+        return self._saved(asked, _CSV, path)
+
+    def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
+        """Sends a file; gives what a FILE cell is to hold of it: as `RowTable.put_file`."""
+        asked = self._path("files", name=name or Path(fspath(path)).name)
+        return str(self._http.send_file(asked, _chunks(path), "application/octet-stream")["file"])
+
+    def save_file(
+        self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
+    ) -> Path:
+        """Writes the bytes that a FILE cell refers to, whole or not at all: as `RowTable.save_file`."""
+        asked = self._path("rows", str(row_id), "files", column, version=version)
+        return self._saved(asked, "*/*", path)
+
+    def _saved(self, asked: str, accept: str, path: str | PathLike[str]) -> Path:
+        response = self._http.open("GET", asked, accept=accept)
         try:
-            with self._http.named_failures(), unfinished.open("xb") as file:
-                for chunk in response.iter_raw():
-                    file.write(chunk)
-            unfinished.replace(target)
-        except OSError as error:
-            raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
+            with self._http.named_failures():
+                return save(response.iter_raw(), path)
         finally:
             response.close()
-            unfinished.unlink(missing_ok=True)
-        return target
 
     def _path(self, *rest: str, **asked: Any) -> str:
         return rows_path(self.name, *rest, **asked)

@@ -256,6 +256,8 @@ class SqsQueue:
 
             if not isinstance(error, BotoCoreError | ClientError | ValueError):
                 raise
+            if type(error).__name__ == "NoRegionError":  # as all else that has none
+                raise InvalidInput(f"commit queue {self._url} has no region: set AWS_REGION") from error
             raise CommitQueueError(f"commit queue {self._url} {_reason(error)}") from error
 
 
@@ -284,8 +286,6 @@ def _reason(error: Exception) -> str:
     if code in _DENIED or response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 403:
         return f"denies access: {said}"
     kind = type(error).__name__
-    if kind == "NoRegionError":
-        return "has no region: set AWS_REGION"
     if kind in {"NoCredentialsError", "PartialCredentialsError"}:
         return f"has no credentials: {said}"
     if kind in {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError"}:

@@ -57,6 +57,7 @@ _LIKE = {
     TIMESTAMP: (_is.is_timestamp,),
     DATE: (_is.is_date,),
 }
+_VIEWS = (pa.string_view(), pa.binary_view())
 _INT_BITS_MAX = 32
 _WIDE_DIGITS = 76
 _YEARS = "the years 1 to 9999"
@@ -202,7 +203,8 @@ def _can_be(found: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one 
     if wanted.precision is not None:
         return bool(_is.is_decimal(found) or _is.is_integer(found))
     number = wanted in (INT, LONG, DOUBLE, FLOAT) and bool(_is.is_integer(found))
-    return number or is_like(found, wanted)
+    day = wanted == TIMESTAMP and bool(_is.is_date(found))  # its midnight, in UTC
+    return number or day or is_like(found, wanted)
 
 
 def _has_parts(found: pa.StructType, wanted: DataType) -> bool:
@@ -223,6 +225,8 @@ def _is_list(found: pa.DataType) -> bool:
 def _cast(column: Column, target: pa.DataType) -> Column:
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
+    if _is.is_dictionary(column.type) and column.type.value_type in _VIEWS:
+        column = _decoded(column, target)
     if column.type.equals(target):
         return column
     if _is.is_integer(column.type) and _is.is_decimal(target):
@@ -235,6 +239,12 @@ def _cast(column: Column, target: pa.DataType) -> Column:
         if pc.any(lost).as_py():
             raise pa.ArrowInvalid(f"{column.filter(lost)[0].as_py()!r} is not exact in 32 bits")
     return fitted
+
+
+def _decoded(column: Column, target: pa.DataType) -> Column:
+    """Arrow casts no dictionary of views, as Polars has them."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return pa.chunked_array([chunk.dictionary.cast(target).take(chunk.indices) for chunk in chunks], target)
 
 
 def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dormouse.errors import InvalidProperties
+from dormouse.model.names import name_of, parts_of
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING
@@ -22,7 +23,7 @@ FALSE_POSITIVES = 0.01
 def bloom_filter_columns(schema: Schema, properties: TableProperties) -> tuple[str, ...]:
     """The columns that the properties name; `InvalidProperties` when they do not fit the schema."""
     text = properties.bloom_filter_columns
-    names = [] if text is None else [name.strip() for name in text.split(",")]
+    names = [] if text is None else [name_of(part) for part in parts_of(text)]
     for name in names:
         _check(schema, name)
         if names.count(name) > 1:

@@ -33,16 +33,22 @@ _OPTIONS = {
     # strings as views: merging compares four bytes inline before it looks further
     "datafusion.execution.parquet.schema_force_view_types": "true",
 }
+_BATCH_ROWS = 8_192
+_BATCH_BYTES = 8 * 1024 * 1024
+"""Of each file, as it is written: where rows are wide, fewer are in memory at once."""
 
 
 def sorted_session(
     *,
     store: ObjectStore | None = None,
     options: dict[str, str] | None = None,
+    row_bytes: float = 0.0,
 ) -> SessionContext:
-    """A session whose plans keep the order that files have."""
+    """A session whose plans keep the order that files have; `row_bytes`: how wide rows are in the files."""
     runtime = RuntimeEnvBuilder().with_greedy_memory_pool(MEMORY_LIMIT_BYTES)
-    return open_session(_OPTIONS | (options or {}), runtime, store)
+    rows = max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(1.0, row_bytes))))
+    at_once = {"datafusion.execution.batch_size": str(rows)}
+    return open_session(_OPTIONS | at_once | (options or {}), runtime, store)
 
 
 def open_session(

@@ -29,9 +29,9 @@ class Writer(Protocol):
 
 
 def export(reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str) -> int:
-    """Writes every row as "csv", "json", "lines" (of JSON) or "parquet"; gives how many there were."""
+    """Writes every row as "csv", "json", "lines" (of JSON), "arrow" or "parquet"; gives how many."""
     writers: dict[str, Callable[[], Writer]] = {
-        "csv": Csv, "json": JsonArray, "lines": JsonLines, "parquet": Parquet,
+        "csv": Csv, "json": JsonArray, "lines": JsonLines, "arrow": ArrowStream, "parquet": Parquet,
     }  # fmt: skip
     if file_format not in writers:
         raise InvalidInput(f"format {file_format!r} is not known; use {', '.join(writers)}")
@@ -113,6 +113,21 @@ class Csv:
     def rows(self, batch: pa.RecordBatch) -> bytes:
         columns = [csv_column(column) for column in batch.columns]
         return self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+
+    def end(self) -> bytes:
+        return self._writer.end()
+
+
+class ArrowStream:
+    """The Arrow IPC streaming format."""
+
+    def begin(self, schema: pa.Schema) -> bytes:
+        self._schema = schema
+        self._writer = WriterOfArrow(lambda file: pa.ipc.new_stream(file, schema))
+        return self._writer.taken()
+
+    def rows(self, batch: pa.RecordBatch) -> bytes:
+        return self._writer.write_batch(batch)
 
     def end(self) -> bytes:
         return self._writer.end()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dormouse.data.ahead import ahead
 from dormouse.data.digests import digest_of_object
+from dormouse.data.key_sort import is_ascending
 from dormouse.data.object_access import parquet_object
 from dormouse.data.region_sketches import load_sketches
 from dormouse.data.written import check_stored, written_schema
@@ -99,7 +100,7 @@ class _Read:
 
     def row_group(self, file: pq.ParquetFile, number: int) -> None:
         seen = _Columns(file.metadata.row_group(number), self._schema.row_key_names)
-        for batch in _one_ahead(file.iter_batches(READ_ROWS, row_groups=[number])):
+        for batch in ahead(file.iter_batches(READ_ROWS, row_groups=[number]), 1):
             if batch.num_rows:
                 ascends = self._keys(batch.select(self._schema.key_names))
                 seen.add(batch, self._schema.key_names[0] if ascends else "")
@@ -117,7 +118,7 @@ class _Read:
         row_keys = len(self._schema.row_keys)
         self.first, self.last = self.first or first[:row_keys], last[:row_keys]
         fields = self._schema.key_fields
-        follows, ascends = self._before <= encode_key(fields, first), _ascends(keys)
+        follows, ascends = self._before <= encode_key(fields, first), is_ascending(keys)
         if self._sorted and not (follows and ascends):
             self._sorted = False
             where = f"in the {keys.num_rows:,} rows after row {self.rows:,}, from {first!r} to {last!r}"
@@ -166,31 +167,6 @@ class _Columns:
                 with suppress(TypeError, NotImplementedError, UnicodeDecodeError):
                     if said.min > self.bounds[name][0] or said.max < self.bounds[name][1]:
                         yield f"values of {name} lie outside of what its statistics say"
-
-
-def _one_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same, each read while the one before it is looked at."""
-    with ThreadPoolExecutor(1, thread_name_prefix="dormouse-check") as worker:
-        upcoming = worker.submit(next, batches, None)
-        while (batch := upcoming.result()) is not None:
-            upcoming = worker.submit(next, batches, None)
-            yield batch
-
-
-def _ascends(keys: pa.RecordBatch) -> bool:
-    """Whether each row is not below the one before it, by all columns."""
-    tied: Any = None
-    for column in keys.columns:
-        values = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
-        before, after = values.slice(0, len(values) - 1), values.slice(1)
-        less, more = pc.less(after, before), pc.greater(after, before)
-        if pc.any(less if tied is None else pc.and_(less, tied), min_count=0).as_py():
-            return False
-        same = pc.invert(more)
-        tied = same if tied is None else pc.and_(tied, same)
-        if not pc.any(tied, min_count=0).as_py():
-            return True
-    return True
 
 
 def _counts_and_keys(read: _Read, schema: Schema, written: Written) -> Iterator[Found]:

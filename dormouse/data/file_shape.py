@@ -17,9 +17,9 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
 
 SAMPLE_ROWS = 131_072
-_ZSTD_LEVEL = 2
+ZSTD_LEVEL = 2
 """Read as quickly as level 3, and written nearly as quickly as 1."""
-_CODECS = {"zstd": f"zstd({_ZSTD_LEVEL})", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
+_CODECS = {"zstd": f"zstd({ZSTD_LEVEL})", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
 _GROUP_ROWS_MIN = 1_000
 _GROUP_ROWS_MAX = 1 << 20
 _PAGE_BYTES = 100_000
@@ -111,7 +111,7 @@ class FileShape:
         without = {*self.plain_columns, *self.delta_columns}
         return {
             "compression": codecs,
-            "compression_level": {path: _ZSTD_LEVEL for path, codec in codecs.items() if codec == "zstd"}
+            "compression_level": {path: ZSTD_LEVEL for path, codec in codecs.items() if codec == "zstd"}
             or None,
             "use_dictionary": [path for path in paths if path not in without],
             "column_encoding": dict.fromkeys(self.delta_columns, _DELTAS) or None,
@@ -215,7 +215,7 @@ def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tupl
         rows,
         sink,
         compression=compression,
-        compression_level=_ZSTD_LEVEL if compression == "zstd" else None,
+        compression_level=ZSTD_LEVEL if compression == "zstd" else None,
         write_statistics=False,
         store_schema=False,
         **encodings,

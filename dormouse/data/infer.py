@@ -1,79 +1,187 @@
-"""A table's schema from the columns of a Parquet or CSV file."""
+"""A table's schema from the columns of files or data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import data_type
-from dormouse.data.source_files import CSV, as_ingested
+from dormouse.data.data_files import DataFile, Files, are_paths, find_files
+from dormouse.data.given_rows import INDEX, as_arrow
 from dormouse.errors import InvalidData, InvalidSchema, one_line
 from dormouse.model.schema import Field, Schema
+from dormouse.model.text import did_you_mean
+from dormouse.model.types import LONG, STRING, DataType
+from dormouse.model.values import value_of_text
 
-CSV_BYTES = 64 * 1024 * 1024
-"""Of a CSV file, which types are told by."""
+SAMPLE_ROWS = 5
 
 
-def schema_like(file: Path | str, row_keys: Sequence[str], sort_keys: Sequence[str] = ()) -> Schema:
-    """The file's columns with these keys; the others are values, nullable as the file says.
+@dataclass(frozen=True)
+class Inferred:
+    """The schema, rows as they look, how the text is written, and the files with all that was found."""
 
-    Of a CSV file types are those that all values of its first `CSV_BYTES` have, and values are nullable.
-    Raises `InvalidData` when it is neither a Parquet nor a CSV file, `InvalidSchema` when a column has no
-    type of ours.
+    schema: Schema
+    sample: pa.Table | None
+    written: str
+    files: Any
+
+
+def schema_like(
+    data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = (), types: Mapping[str, DataType] = {}
+) -> Schema:
+    """The columns of files or data with these keys; see `infer`."""
+    return infer(data, row_keys, sort_keys, types).schema
+
+
+def infer(
+    data: Any, row_keys: Sequence[str] = (), sort_keys: Sequence[str] = (), types: Mapping[str, DataType] = {}
+) -> Inferred:
+    """The columns of data, or of the first of some files, with these keys; the others are values.
+
+    `types` are those that are not meant to be inferred. Of text, types are those that all values of its
+    beginning have, and values are nullable; of all else, as it says. Raises `InvalidData` when it cannot be
+    read, `InvalidSchema` when a column has no type of ours, or a key is none that can be.
     """
-    file = Path(file)
-    columns = _csv_columns(file) if file.suffix.lower() in CSV else _columns(file)
-    keys = [name.partition(":")[0] for name in (*row_keys, *sort_keys)]
-    missing = [name for name in keys if name not in columns.names]
-    if missing:
-        raise InvalidSchema(
-            f"{file} has no column {missing[0]!r}; its columns are {', '.join(columns.names)}"
+    sample, written, files = None, "", data
+    if are_paths(data):
+        given = data if isinstance(data, Files) else Files(data)
+        types = {**given.types, **types}
+        name, columns, sample, written, files = _of_files(replace(given, types=types))
+        if given.row_number is not None:
+            columns = {given.row_number: (LONG, False), **_unlike(columns, given.row_number)}
+            row_keys = row_keys or [given.row_number]
+    else:
+        name, columns = "the data", _of_data(data)
+    unknown = next((one for one in types if one not in columns), None)
+    if unknown is not None:
+        raise InvalidSchema(f"{name} has no column {unknown!r}{did_you_mean(unknown, columns)}")
+    columns = {one: (types.get(one, kind), null) for one, (kind, null) in columns.items()}
+    return Inferred(_schema(name, columns, row_keys, sort_keys, sample), sample, written, files)
+
+
+_Columns = dict[str, tuple[DataType, bool]]
+"""The type of each column, and whether it may be null."""
+
+
+def _unlike(columns: _Columns, row_number: str) -> _Columns:
+    if row_number in columns:
+        raise InvalidSchema(f"there is a column {row_number!r} already: make it the key, or name another")
+    return columns
+
+
+def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, str, Files]:
+    found = find_files(given)
+    file = found[0]
+    try:
+        if file.kind == "csv":
+            columns, sample, written, given = _of_csv(file)
+        else:
+            columns, sample, written = _of_json(file) if file.kind == "json" else _of_parquet(file), None, ""
+    except InvalidData as error:
+        text = str(error)
+        raise InvalidData(f"file {file.name!r}{', ' if text.startswith('line ') else ' '}{text}") from None
+    folders = {column: _of_text(value) for column, value in file.folders if column not in columns}
+    return file.name, {**columns, **folders}, sample, written, replace(given, found=tuple(found))
+
+
+def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, str, Files]:
+    from dormouse.data.sniffing import sniff
+
+    found = sniff(file, guess_encoding=True)
+    how = found.format
+    known = replace(
+        file.given,
+        null_texts=how.null_texts[1:] if len(how.null_texts) > 1 else file.given.null_texts,
+        encoding=file.given.encoding or (how.encoding if how.encoding != "utf-8" else None),
+        formats={str(file.path): how},
+    )
+    columns = {name: (kind, True) for name, kind in found.types.items()}
+    return columns, found.sample, str(how), known
+
+
+def _of_json(file: DataFile) -> _Columns:
+    from dormouse.data.json_files import json_types
+
+    return {name: (kind, True) for name, kind in json_types(file).items()}
+
+
+def _of_parquet(file: DataFile) -> _Columns:
+    try:
+        with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as parquet:
+            return _of_arrow(parquet.schema_arrow)
+    except OSError as error:
+        raise InvalidData(f"cannot be read: {error.strerror or one_line(error)}") from None
+    except pa.ArrowInvalid:
+        raise InvalidData("is not a Parquet file, or is damaged") from None
+
+
+def _of_data(data: Any) -> _Columns:
+    found = as_arrow(data)
+    if found is None:
+        raise InvalidData(
+            f"like is {type(data).__name__}; give files, a pyarrow Table or Schema, a DataFrame, or a dict"
         )
-    values = [_field(columns.field(name), key=False) for name in columns.names if name not in keys]
+    return _of_arrow(found.schema)
+
+
+def _of_arrow(found: pa.Schema) -> _Columns:
+    columns: _Columns = {}
+    for column in found:
+        if column.name.startswith(INDEX):
+            continue
+        kind = data_type(column.type)
+        if kind is None and pa.types.is_null(column.type):
+            kind = STRING
+        if kind is None:
+            raise InvalidSchema(f"column {column.name!r} is {column.type}, which no table has: convert it")
+        if column.name in columns:
+            raise InvalidData(f"has two columns {column.name!r}")
+        columns[column.name] = (kind, column.nullable)
+    return columns
+
+
+def _of_text(value: str | None) -> tuple[DataType, bool]:
+    """Of a folder's name: a whole number, or text."""
+    try:
+        value_of_text(Field("folder", LONG), value or "")
+    except ValueError:
+        return STRING, value is None
+    return (STRING if (value or "").startswith("0") and value != "0" else LONG), False
+
+
+def _schema(
+    name: str, columns: _Columns, row_keys: Sequence[str], sort_keys: Sequence[str], sample: pa.Table | None
+) -> Schema:
+    keys = [key.partition(":")[0] if key not in columns else key for key in (*row_keys, *sort_keys)]
+    missing = next((key for key in keys if key not in columns), None)
+    if missing is not None:
+        raise InvalidSchema(
+            f"{name} has no column {missing!r}{did_you_mean(missing, columns)}; "
+            f"its columns are {', '.join(columns)}"
+        )
+    for key in keys:
+        _check_key(name, key, columns[key][0], sample)
+    fields = [Field(key, columns[key][0]) for key in keys]
+    values = [Field(one, *found) for one, found in columns.items() if one not in keys]
     split = len(row_keys)
-    fields = [_field(columns.field(name), key=True) for name in keys]
     return Schema(fields[:split], fields[split:], values)
 
 
-def _columns(file: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(file)
-    except OSError as error:
-        raise InvalidData(f"cannot read {file}: {error.strerror or error}") from None
-    except pa.ArrowInvalid:
-        raise InvalidData(f"{file} is not a Parquet file, or is damaged") from None
+def _check_key(name: str, key: str, kind: DataType, sample: pa.Table | None) -> None:
+    if not kind.is_key_type:
+        raise InvalidSchema(
+            f"key {key!r} of {name} is {kind}, which no key is: name another, or say a type for it, "
+            f"like {key}=string"
+        )
+    if sample is not None and key in sample.column_names and sample.column(key).null_count:
+        raise InvalidSchema(f"key {key!r} of {name} has nulls: name another, or --key-row-number")
 
 
-def _csv_columns(file: Path) -> pa.Schema:
-    options = pacsv.ReadOptions(use_threads=False, block_size=CSV_BYTES)
-    try:
-        with pacsv.open_csv(
-            file, options, pacsv.ParseOptions(newlines_in_values=True), as_ingested()
-        ) as reader:
-            found = reader.schema
-    except (pa.ArrowInvalid, OSError) as error:
-        why = getattr(error, "strerror", None) or one_line(error)
-        raise InvalidData(f"cannot read {file} as CSV: {why}") from None
-    doubled = next((name for name in found.names if found.names.count(name) > 1), None)
-    if doubled is not None:
-        raise InvalidData(f"{file} has two columns {doubled!r}")
-    return pa.schema([(column.name, _of_text(column.type)) for column in found])
-
-
-def _of_text(found: pa.DataType) -> pa.DataType:
-    """What a column is read as whose values look like this."""
-    if pa.types.is_timestamp(found):
-        return pa.timestamp("us", "UTC")
-    # times of a day, and what has no values
-    return pa.string() if pa.types.is_time(found) or pa.types.is_null(found) else found
-
-
-def _field(column: pa.Field, *, key: bool) -> Field:
-    found = data_type(column.type)
-    if found is None:
-        raise InvalidSchema(f"column {column.name!r} is {column.type}, which no table has: convert it")
-    return Field(column.name, found, nullable=column.nullable and not key)
+def shown_sample(found: Inferred) -> list[dict[str, Any]]:
+    """The first rows, as texts."""
+    return [] if found.sample is None else found.sample.slice(0, SAMPLE_ROWS).to_pylist()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, Expr, SessionContext, functions, literal
 
+from dormouse.data.ahead import ahead
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import panics_as_errors, query_error, sorted_session, table_file
 from dormouse.data.expressions import column, in_region, key_order, union
@@ -113,6 +113,7 @@ def merge_newest(
     region: Region | None = None,
     store: ObjectStore | None = None,
     remains: Sequence[Expr | None] = (),
+    row_bytes: float = 0.0,
 ) -> FileFacts:
     """Merges sorted files of a keyed table into one, as `merge_sorted` does those of other tables.
 
@@ -121,14 +122,14 @@ def merge_newest(
     if not inputs:
         return FileFacts(0)
     schema, descending = merge.stored, newest_first(merge.properties)
-    context = sorted_session(store=store, options=_OPTIONS)
+    context = sorted_session(store=store, options=_OPTIONS, row_bytes=row_bytes)
     files = [table_file(context, schema, file, descending) for file in inputs]
     counted = Marks()
     try:
         with panics_as_errors():
             left = [merge.marked(file, one) for file, one in zip_longest(files, remains)]
             rows = counted.counted(merge.kept(_sorted_rows(context, left, schema, region, descending)))
-            with closing(_ahead(rows)) as made:
+            with closing(ahead(rows, BATCHES_AHEAD)) as made:
                 return _written(output_path, made, merge, counted)
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
@@ -159,19 +160,6 @@ def check_sorted_inputs(rows: DataFrame) -> None:
     plan = rows.execution_plan().display_indent()
     if "SortExec" in plan.replace("SortPreservingMergeExec", ""):
         raise JobFailed("DataFusion would sort rows that are sorted; nothing was written")
-
-
-def _ahead(batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-    """The same batches, some made in a thread while those before them are written."""
-
-    def some() -> list[pa.RecordBatch]:
-        return list(islice(batches, BATCHES_AHEAD))
-
-    with ThreadPoolExecutor(1, thread_name_prefix="dormouse-merge") as thread:
-        made = thread.submit(some)
-        while found := made.result():
-            made = thread.submit(some)
-            yield from found
 
 
 def _written(

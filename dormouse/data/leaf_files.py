@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dormouse.data.ahead import ahead
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.data.keyed_rows import ROW
@@ -28,6 +30,8 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
 
 WRITTEN_ROWS = 65_536
+BATCHES_AHEAD = 4
+"""Of sorted rows, made while those before them are encoded."""
 
 
 class LeafFiles:
@@ -66,13 +70,22 @@ class LeafFiles:
 
     def write(self, sorter: LeafSorter) -> Iterator[FileWithReferences]:
         """The files of all the sorter's rows, written one after the other; none when there are no rows."""
-        stream = _Stream(sorter.sorted_batches())
-        filled = np.flatnonzero(sorter.counts)
+        with closing(ahead(sorter.sorted_batches(), BATCHES_AHEAD)) as batches:
+            yield from self._written(_Stream(batches), sorter.counts)
+
+    def write_in_order(
+        self, batches: Iterator[pa.RecordBatch], counts: npt.NDArray[np.int64]
+    ) -> Iterator[FileWithReferences]:
+        """The files of rows that come in order, so many of each leaf; not of a keyed table."""
+        yield from self._written(_Stream(batches), counts)
+
+    def _written(self, stream: _Stream, counts: npt.NDArray[np.int64]) -> Iterator[FileWithReferences]:
+        filled = np.flatnonzero(counts)
         if self._one_file_per_leaf:
             for leaf in filled:
-                yield self._write(stream, sorter.counts, [int(leaf)])
+                yield self._write(stream, counts, [int(leaf)])
         elif len(filled):
-            yield self._write(stream, sorter.counts, filled.tolist())
+            yield self._write(stream, counts, filled.tolist())
         stream.check_end()
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,19 +14,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dormouse.data.ahead import mapped_ahead
 from dormouse.data.datafusion_session import panics_as_errors, sorted_file, sorted_session
 from dormouse.data.expressions import column, key_order, union
+from dormouse.data.key_sort import sort_indices
 from dormouse.errors import JobFailed, one_line
 from dormouse.model.schema import Schema
 
 LEAF = "__leaf"  # no field's name begins with two underscores
 MEMORY_BYTES = 256 * 1024 * 1024
+MEMORY_BYTES_MAX = (1 << 31) - 1
+"""Of what is sorted at once: a column of texts that is larger would not be in one piece."""
 MERGED_RUNS_MAX = 32
 RUN_ROW_GROUP_BYTES = 4 * 1024 * 1024
 STREAM_ROWS = 65_536
+STREAM_BYTES = 256 * 1024 * 1024
+COLUMNS_AT_ONCE = 2
+"""Which for a moment take their memory twice."""
+Key = tuple[Any, ...]
 
 
 class LeafSorter:
@@ -32,8 +41,8 @@ class LeafSorter:
 
     With `by_leaf=False` they come in key order alone. Of rows of equal key those come first that are the
     largest by the columns `descending`; of these what the schema has not is not given. About twice
-    `memory_bytes` are held at once. A context manager: its temporary files go at the end. A temporary disk
-    that is full is `JobFailed`.
+    `memory_bytes` are held at once: a run is sorted and spilled in a thread while the next comes. A context
+    manager: its temporary files go at the end. A temporary disk that is full is `JobFailed`.
     """
 
     def __init__(
@@ -55,8 +64,10 @@ class LeafSorter:
         self._folder: Path | None = None
         self._made = 0
         self._runs: list[Path] = []
-        self._bounds: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+        self._bounds: list[tuple[Key, Key]] = []
         """The first and the last key of each run."""
+        self._thread: ThreadPoolExecutor | None = None
+        self._spilling: Future[None] | None = None
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self.counts: npt.NDArray[np.int64] = np.zeros(leaf_count, dtype=np.int64)
@@ -67,6 +78,8 @@ class LeafSorter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -74,20 +87,22 @@ class LeafSorter:
         """Rows, as `conform` gives them, and for each the position of its leaf."""
         self.counts += np.bincount(leaves.to_numpy(), minlength=len(self.counts))
         if self._by_leaf:
-            batch = batch.append_column(LEAF, leaves).select(self._columns)
+            batch = batch.append_column(LEAF, leaves)
+        batch = batch.select(self._columns)
+        if self._held and self._held_bytes + batch.nbytes > self._run_bytes:
+            self._spill()
         self._held.append(batch)
         self._held_bytes += batch.nbytes
-        if self._held_bytes >= self._memory_bytes:
-            self._spill()
 
     def sorted_batches(self) -> Iterator[pa.RecordBatch]:
         """All rows in order, without the leaf; once."""
-        if not self._runs:
+        if self._spilling is None:
             if self._held:
-                yield from self._take_held().select(self._names).to_batches(STREAM_ROWS)
+                yield from self._sorted(self._take_held(), self._names)
             return
         if self._held:
             self._spill()
+        self._spilling.result()
         if self._runs_follow_each_other():
             yield from self._chained()
             return
@@ -97,6 +112,11 @@ class LeafSorter:
             for run in first:
                 run.unlink()
         yield from self._merged(self._runs, self._names)
+
+    @property
+    def _run_bytes(self) -> int:
+        """All memory as long as everything may fit; then half of it, as the other half is being spilled."""
+        return self._memory_bytes if self._spilling is None else self._memory_bytes // 2
 
     def _runs_follow_each_other(self) -> bool:
         """Whether each begins after the last has ended: rows came in their order."""
@@ -113,20 +133,45 @@ class LeafSorter:
             raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
 
     def _take_held(self) -> pa.Table:
-        """What is in memory, sorted; the memory is the caller's from here on."""
-        table = pa.Table.from_batches(self._held).combine_chunks()
-        self._held, self._held_bytes = [], 0
-        keys = [(name, "ascending") for name in self._order]
-        keys += [(name, "descending") for name in self._descending]
-        order = pc.sort_indices(table, sort_keys=keys)
-        return table.take(order)
+        """What is in memory, each column in one piece; the memory is the caller's from here on."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        schema = held[0].schema
+        columns = [batch.columns for batch in held]
+        held.clear()
+        pieces = [list(column) for column in zip(*columns, strict=True)]
+        columns.clear()
+        with closing(mapped_ahead(_whole, _taken(pieces), COLUMNS_AT_ONCE)) as made:
+            return pa.Table.from_arrays(list(made), schema=schema)
+
+    def _sorted(self, rows: pa.Table, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        order = sort_indices(rows, self._order, self._descending)
+        rows = rows.select(names)
+        at_once = max(1, min(STREAM_ROWS, STREAM_BYTES * len(rows) // max(1, rows.nbytes)))
+        for start in range(0, len(rows), at_once):
+            if order is None:
+                yield from rows.slice(start, at_once).to_batches()
+            else:
+                yield from rows.take(order.slice(start, at_once)).combine_chunks().to_batches()
 
     def _spill(self) -> None:
-        table = self._take_held()
-        keys = table.select(self._order)
-        first, last = (tuple(keys.slice(row, 1).to_pylist()[0].values()) for row in (0, len(keys) - 1))
-        self._bounds.append((first, last))
-        self._write_run(iter(table.to_batches(STREAM_ROWS)))
+        """Sorts and writes what is held, when the run before it is written."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="dormouse-spill")
+        if self._spilling is not None:
+            self._spilling.result()
+        self._spilling = self._thread.submit(self._spill_run, self._take_held())
+
+    def _spill_run(self, rows: pa.Table) -> None:
+        bounds: list[Key] = []
+
+        def bounded() -> Iterator[pa.RecordBatch]:
+            for batch in self._sorted(rows, self._columns):
+                for row in (0, batch.num_rows - 1):
+                    bounds.append(tuple(batch.column(name)[row].as_py() for name in self._order))
+                yield batch
+
+        self._write_run(bounded())
+        self._bounds.append((bounds[0], bounds[-1]))
 
     def _write_run(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._made += 1
@@ -151,8 +196,9 @@ class LeafSorter:
 
     def _merged(self, runs: Sequence[Path], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """A streaming merge of runs, by DataFusion."""
-        context = sorted_session(options={"datafusion.execution.parquet.schema_force_view_types": "false"})
+        options = {"datafusion.execution.parquet.schema_force_view_types": "false"}
         try:
+            context = sorted_session(options=options, row_bytes=max(map(_row_bytes, runs)))
             with panics_as_errors():
                 rows = union([sorted_file(context, run, self._order, self._descending) for run in runs])
                 order = key_order(self._order, self._descending)
@@ -161,3 +207,22 @@ class LeafSorter:
                     yield batch.to_pyarrow()
         except Exception as error:
             raise JobFailed(f"cannot merge sorted runs: {one_line(error)}") from error
+
+
+def _taken(pieces: list[list[pa.Array]]) -> Iterator[list[pa.Array]]:
+    """Each in turn, which then only its taker has."""
+    pieces.reverse()
+    while pieces:
+        yield pieces.pop()
+
+
+def _row_bytes(run: Path) -> float:
+    groups = pq.read_metadata(run)
+    total = sum(groups.row_group(number).total_byte_size for number in range(groups.num_row_groups))
+    return float(total / max(1, groups.num_rows))
+
+
+def _whole(pieces: list[pa.Array]) -> pa.Array:
+    whole = pa.concat_arrays(pieces)
+    pieces.clear()
+    return whole

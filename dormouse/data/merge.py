@@ -42,20 +42,22 @@ def merge_sorted(
     now_ms: int,
     store: ObjectStore | None = None,
     remains: Sequence[Expr | None] = (),
+    row_bytes: float = 0.0,
 ) -> FileFacts:
     """Merge sorted Parquet files (paths or `store.uri(name)`) into one, and tell what is in it.
 
     Rows outside `region` are left out (files may also hold other partitions' rows), and those that do not
     meet the expression that `remains` has for their file, if there is one; then the table's `filter`
     and `aggregate` apply, with ages measured from `now_ms`. Streams: memory grows with the number of files,
-    not with their size. With no rows left no file is written, and `row_count` is 0. The inputs must be in key
-    order, which a sample of the output checks. Raises `InvalidData` or `ObjectNotFound` that names the file,
-    `JobFailed` for anything else (a full disk, memory); then nothing is left at `output_path`.
+    not with their size; of rows of many `row_bytes` fewer are held at once. With no rows left no file is
+    written, and `row_count` is 0. The inputs must be in key order, which a sample of the output checks.
+    Raises `InvalidData` or `ObjectNotFound` that names the file, `JobFailed` for anything else (a full disk,
+    memory); then nothing is left at `output_path`.
     """
     if not inputs:
         return FileFacts(0)
     properties = properties or TableProperties()
-    context = sorted_session(store=store, options=writer_options())
+    context = sorted_session(store=store, options=writer_options(), row_bytes=row_bytes)
     files = [table_file(context, schema, file) for file in inputs]
     left = [file if one is None else file.filter(one) for file, one in zip_longest(files, remains)]
     try:

@@ -6,16 +6,23 @@ compact protocol, as parquet.thrift of https://github.com/apache/parquet-format 
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 TAIL_BYTES = 8
 MAGIC = b"PAR1"
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
 _INTEGERS = (4, 5, 6)
+_DATA_PAGE_V2 = 3
 _DEPTH_MAX = 32
+
+_VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
+_LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
+"""A PageLocation, whose three fields all writers write, in their order."""
 
 Struct = dict[int, Any]
 Reader = Callable[[int, int], bytes]
@@ -42,12 +49,14 @@ class Pages:
 class Chunk:
     """A column in a row group. `schema` is its element of the file's schema, as it is written.
 
-    `said` is what is written of each part of it: type, encodings, path and codec.
+    `said` is what is written of each part of it: type, encodings, path and codec, whose number is `codec`.
     """
 
     name: str
     schema: bytes
+    is_optional: bool
     said: bytes
+    codec: int
     dictionary: tuple[int, int] | None
     offset_index: tuple[int, int]
     column_index: tuple[int, int] | None
@@ -77,35 +86,64 @@ def row_groups(footer: bytes) -> list[RowGroup]:
 
 def pages(index: bytes, row_count: int) -> Pages:
     """What an offset index says."""
-    offsets, sizes, rows = array("q"), array("q"), array("q")
-    for location in _Reading(index).struct()[1]:
-        offsets.append(location[1])
-        sizes.append(location[2])
-        rows.append(location[3])
-    rows.append(row_count)
-    return Pages(offsets, sizes, rows)
+    reading = _Reading(index)
+    count = reading.locations()
+    found, at = [], reading.at
+    for _ in range(count):
+        if (place := _LOCATION.match(index, at)) is None:
+            raise NotUnderstood("places of pages that are not as they are written")
+        found.append(place.groups())
+        at = place.end()
+    offsets, sizes, rows = zip(*found, strict=True) if found else ((), (), ())
+    return Pages(_integers(offsets), _integers(sizes), _first_rows(rows, row_count))
+
+
+def _integers(texts: Iterable[bytes]) -> array[int]:
+    return array("q", [_signed(read_varint(text, 0)[0]) for text in texts])
+
+
+@lru_cache(maxsize=256)
+def _first_rows(texts: tuple[bytes, ...], row_count: int) -> array[int]:
+    """Those of a row group's columns are mostly the same."""
+    found = _integers(texts)
+    found.append(row_count)
+    return found
+
+
+def page_header(data: bytes) -> tuple[Struct, int]:
+    """What stands before a page, and its length."""
+    reading = _Reading(data)
+    return reading.struct(), reading.at
+
+
+def struct_of(data: bytes) -> Struct:
+    """A struct that stands alone."""
+    return _Reading(data).struct()
 
 
 def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
     """The smallest and largest values of pages, as a column index has them; of a column without nulls."""
-    found = _Reading(index).struct()
+    found = struct_of(index)
     if any(found[1]):
         raise NotUnderstood("a page of a key without values")
     return found[2], found[3]
 
 
-def _elements(raw: list[bytes]) -> dict[str, bytes]:
-    """The schema's elements of columns that lie right below its root, and are in each row at most once."""
-    found: dict[str, bytes] = {}
+def _elements(raw: list[bytes]) -> dict[str, tuple[bytes, bool]]:
+    """The schema's elements of columns that lie right below its root, and are in each row at most once.
+
+    Each with whether it may be null.
+    """
+    found: dict[str, tuple[bytes, bool]] = {}
     for element in raw[1:]:
-        said = _Reading(element).struct()
+        said = struct_of(element)
         if said.get(5) or said.get(3) == 2:
             raise NotUnderstood("a column within another")
-        found[said[4].decode()] = element
+        found[said[4].decode()] = element, said.get(3) == 1
     return found
 
 
-def _row_group(group: Struct, elements: Mapping[str, bytes]) -> RowGroup:
+def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> RowGroup:
     chunks = {}
     for chunk in group[1]:
         said = chunk[3]
@@ -117,8 +155,9 @@ def _row_group(group: Struct, elements: Mapping[str, bytes]) -> RowGroup:
             raise NotUnderstood("no page index")
         chunks[name] = Chunk(
             name,
-            elements[name],
+            *elements[name],
             _said(said),
+            said[4],
             None if not start else (start, said[9] - start),
             (chunk[4], chunk[5]),
             (chunk[6], chunk[7]) if 6 in chunk else None,
@@ -130,11 +169,11 @@ def _row_group(group: Struct, elements: Mapping[str, bytes]) -> RowGroup:
 class _Reading:
     """A position in bytes of the compact protocol."""
 
-    __slots__ = ("_at", "_data")
+    __slots__ = ("_data", "at")
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._at = 0
+        self.at = 0
 
     def struct(self, raw_list: int | None = None, depth: int = 0) -> Struct:
         """A struct's fields by their numbers; of the list of that number, the structs as they are written."""
@@ -143,8 +182,8 @@ class _Reading:
         found: Struct = {}
         number = 0
         while True:
-            head = self._data[self._at]
-            self._at += 1
+            head = self._data[self.at]
+            self.at += 1
             kind = head & 15
             if kind == _STOP:
                 return found
@@ -155,6 +194,13 @@ class _Reading:
                 found[number] = kind == _TRUE
             else:
                 found[number] = self._value(kind, depth)
+
+    def locations(self) -> int:
+        """How many there are of what an offset index has first; their beginning is where it stands."""
+        if self._data[:1] != b"\x19":
+            raise NotUnderstood("no list of places of pages")
+        self.at = 1
+        return self._list()[0]
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind in _INTEGERS:
@@ -176,37 +222,49 @@ class _Reading:
         count, _ = self._list()
         found = []
         for _ in range(count):
-            start = self._at
+            start = self.at
             self.struct()
-            found.append(self._data[start : self._at])
+            found.append(self._data[start : self.at])
         return found
 
     def _list(self) -> tuple[int, int]:
-        head = self._data[self._at]
-        self._at += 1
+        head = self._data[self.at]
+        self.at += 1
         return self._unsigned() if head >> 4 == 15 else head >> 4, head & 15
 
     def _bytes(self, length: int) -> bytes:
-        self._at += length
-        if self._at > len(self._data):
+        self.at += length
+        if self.at > len(self._data):
             raise NotUnderstood("a value beyond the end")
-        return self._data[self._at - length : self._at]
+        return self._data[self.at - length : self.at]
 
     def _integer(self) -> int:
-        found = self._unsigned()
-        return (found >> 1) ^ -(found & 1)
+        return _signed(self._unsigned())
 
     def _unsigned(self) -> int:
-        data, at = self._data, self._at
-        found = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            found |= (byte & 127) << shift
-            if byte < 128:
-                self._at = at
-                return found
-            shift += 7
+        data, at = self._data, self.at
+        found = data[at]
+        if found < 128:  # as most
+            self.at = at + 1
+            return found
+        found, self.at = read_varint(data, at)
+        return found
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and where it ends."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+        shift += 7
+
+
+def _signed(number: int) -> int:
+    return (number >> 1) ^ -(number & 1)
 
 
 def _varint(number: int) -> bytes:
@@ -286,3 +344,23 @@ def small_file(parts: list[Part], row_count: int) -> bytes:
         ]
     )  # fmt: skip
     return b"".join([*body, footer, len(footer).to_bytes(4, "little"), MAGIC])
+
+
+def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
+    """A dictionary as a data page (the second version) of its values, and how many there are."""
+    header, at = page_header(dictionary)
+    count = header[7][1]
+    levels = _varint(count << 1) + b"\x01" if is_optional else b""
+    sizes = (size + len(levels) for size in (header[2], header[3]))
+    head = [
+        b"\x15", _zigzag(_DATA_PAGE_V2), *(part for size in sizes for part in (b"\x15", _zigzag(size))),
+        b"\x5c",
+        b"\x15", _zigzag(count),
+        b"\x15", _zigzag(0),
+        b"\x15", _zigzag(count),
+        b"\x15", _zigzag(0),
+        b"\x15", _zigzag(len(levels)),
+        b"\x15", _zigzag(0),
+        b"\x11\x00\x00",
+    ]  # fmt: skip
+    return b"".join([*head, levels, dictionary[at:]]), count

@@ -6,16 +6,11 @@ pages are is kept in memory, once for all queries of the process.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,20 +19,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.known_files import KEPT, KnownFile, Source, opened
 from dormouse.data.page_index import (
-    TAIL_BYTES,
     Chunk,
     NotUnderstood,
     Pages,
     Part,
     RowGroup,
+    as_data_page,
     bounds_of_pages,
-    footer_bytes,
     pages,
-    row_groups,
     small_file,
 )
+from dormouse.data.page_values import coded_page, values_of_dictionary
 from dormouse.errors import DormouseError
+from dormouse.model.keys import KeyValue
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from dormouse.objects import ObjectStore
 
@@ -45,18 +41,12 @@ PAGES_MAX = 4
 """Of a column, for one key: more rows are better read by an engine."""
 ROWS_MAX = 32_768
 """Decoded of a column, for one key: in files of before, and of other writers, pages have many more."""
-KEPT_BYTES_MAX = 64 * 1024 * 1024
-_GAP_BYTES_MAX = 1024 * 1024
-"""Read rather than skipped, in an object that is not on this machine."""
-_FETCHES_MAX = 8
-_LOCAL_TAIL, _FAR_TAIL = 16 * 1024, 256 * 1024
+FOUND_MAX = 256
+"""Of one key: each is read by itself where its column has a dictionary."""
 _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 _FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
 """Of damaged files, too, whose numbers can say anything."""
-
-Span = tuple[int, int]
-"""Bytes of a file: from where, how many."""
 
 
 def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
@@ -68,7 +58,7 @@ def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
 
 def rows_of(
     store: ObjectStore, name: str, byte_count: int, key: Mapping[Field, Any], columns: Sequence[str]
-) -> list[pa.Table] | None:
+) -> list[pa.RecordBatch] | None:
     """The rows of a table's file that have a key, in its order; None when an engine is to read the file.
 
     `key` has a value, as Arrow takes it, of the first row key, or of the first few. The file has these
@@ -76,138 +66,27 @@ def rows_of(
     damaged, or has other than `byte_count` bytes: who reads it then says what is wrong.
     """
     try:
-        with _opened(store, name, byte_count) as source:
-            return _Lookup(_kept.get(source), source, key, columns).rows()
+        with opened(store, name, byte_count) as source:
+            return _Lookup(KEPT.file(source), source, key, columns).rows()
     except _FAILURES:
         return None
 
 
-class _Source:
-    """An object that is read in parts. `mark` is another when it is another."""
+def row_group_starts(
+    store: ObjectStore, name: str, byte_count: int, key: Field
+) -> list[tuple[KeyValue, int]]:
+    """The smallest key of each row group of a table's file on this machine, with its rows.
 
-    def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
-        self._store, self._name, self._descriptor = store, name, descriptor
-        self.byte_count = byte_count
-        self.is_far = descriptor is None
-        self.tail_bytes = min(byte_count, _FAR_TAIL if descriptor is None else _LOCAL_TAIL)
-        status = None if descriptor is None else os.fstat(descriptor)
-        if status is not None and status.st_size != byte_count:
-            raise NotUnderstood("another size than was written")
-        inode = None if status is None else (status.st_ino, status.st_mtime_ns)
-        self.mark = (store.url, name, byte_count, inode)
-
-    def read(self, spans: Sequence[Span]) -> list[bytes]:
-        """These parts, each whole."""
-        if any(at < 0 or size < 0 or at + size > self.byte_count for at, size in spans):
-            raise NotUnderstood("a part beyond the file")
-        if self._descriptor is not None:
-            return [self._whole(os.pread(self._descriptor, size, at), size) for at, size in spans]
-        joined = list(_joined(spans))
-        if len(joined) == 1:
-            fetched = [self._fetched(joined[0])]
-        else:
-            with ThreadPoolExecutor(min(len(joined), _FETCHES_MAX), "dormouse-pages") as threads:
-                fetched = list(threads.map(self._fetched, joined))
-        starts = [at for at, _ in joined]
-        found = []
-        for at, size in spans:
-            number = bisect_right(starts, at) - 1
-            found.append(fetched[number][at - starts[number] :][:size])
-        return found
-
-    def _fetched(self, span: Span) -> bytes:
-        return self._store.get_range(self._name, *span)
-
-    @staticmethod
-    def _whole(data: bytes, size: int) -> bytes:
-        if len(data) != size:
-            raise NotUnderstood("an object that ends early")
-        return data
-
-
-@contextmanager
-def _opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[_Source]:
-    path: Path | None = store.local_path(name)
-    if path is None:
-        yield _Source(store, name, byte_count, None)
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    None of a file that is elsewhere, of one that cannot be read, and of keys of other types than numbers.
+    """
+    if key.type not in (INT, LONG) or store.local_path(name) is None:
+        return []
     try:
-        yield _Source(store, name, byte_count, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _joined(spans: Sequence[Span]) -> Iterator[Span]:
-    """Fewer and larger parts that have all of these."""
-    start, end = -1, -1
-    for at, size in sorted(spans):
-        if start >= 0 and at - end <= _GAP_BYTES_MAX:
-            end = max(end, at + size)
-            continue
-        if start >= 0:
-            yield start, end - start
-        start, end = at, at + size
-    yield start, end - start
-
-
-@dataclass
-class _File:
-    """What is known of a file; parts of it are found out as they are needed."""
-
-    groups: list[RowGroup]
-    tail: bytes
-    tail_from: int
-    pages: dict[tuple[int, str], Pages] = field(default_factory=dict)
-    bounds: dict[int, tuple[list[Any], list[Any]]] = field(default_factory=dict)
-    dictionaries: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    byte_count: int = 0
-
-    def part(self, source: _Source, span: Span) -> bytes:
-        """Some bytes, mostly of those that were read with the footer."""
-        at = span[0] - self.tail_from
-        return self.tail[at : at + span[1]] if at >= 0 else source.read([span])[0]
-
-
-class _Kept:
-    """Files of which something is known; those that were not read for longest are forgotten."""
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[tuple[Any, ...], _File] = OrderedDict()
-        self._byte_count = 0
-        self._lock = Lock()
-
-    def get(self, source: _Source) -> _File:
-        with self._lock:
-            found = self._files.get(source.mark)
-            if found is not None:
-                self._files.move_to_end(source.mark)
-        return found or self._read(source)
-
-    def note(self, source: _Source, file: _File, more_bytes: int) -> None:
-        """Counts what is kept of a file."""
-        with self._lock:
-            if self._files.setdefault(source.mark, file) is not file:
-                return
-            file.byte_count += more_bytes
-            self._byte_count += more_bytes
-            while self._byte_count > KEPT_BYTES_MAX and len(self._files) > 1:
-                self._byte_count -= self._files.popitem(last=False)[1].byte_count
-
-    def _read(self, source: _Source) -> _File:
-        at = source.byte_count - source.tail_bytes
-        tail = source.read([(at, source.tail_bytes)])[0]
-        footer = footer_bytes(tail[-TAIL_BYTES:]) + TAIL_BYTES
-        if footer > len(tail):
-            before = source.byte_count - footer
-            tail, at = source.read([(before, at - before)])[0] + tail, before
-        found = _File(row_groups(tail[-footer:-TAIL_BYTES]), tail, at)
-        # what it says takes several times as much as objects of Python
-        self.note(source, found, 4 * len(tail))
-        return found
-
-
-_kept = _Kept()
+        with opened(store, name, byte_count) as source:
+            groups = [(group.chunks[key.name].bounds, group.row_count) for group in KEPT.file(source).groups]
+    except _FAILURES:
+        return []
+    return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
 
 
 class _Rows(NamedTuple):
@@ -217,26 +96,45 @@ class _Rows(NamedTuple):
     end: int
 
 
-_Fetched = tuple[Part, _Rows]
-"""Pages, and the rows that they have."""
+@dataclass(slots=True)
+class _Fetched:
+    """Pages of a column that lie one after the other, from one on."""
+
+    chunk: Chunk
+    pages: Pages
+    first: int
+    data: bytes
+
+    def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
+        """Those that have some rows, and all rows that they have."""
+        first, end = _pages_of(self.pages, rows)
+        offsets, start = self.pages.offsets, self.pages.offsets[self.first]
+        till = offsets[end - 1] + self.pages.sizes[end - 1]
+        has = _Rows(self.pages.first_rows[first], self.pages.first_rows[end])
+        return self.data[offsets[first] - start : till - start], has
+
+
+def _pages_of(found: Pages, rows: _Rows) -> tuple[int, int]:
+    """The first page with some rows, and the first after the last."""
+    return bisect_right(found.first_rows, rows.start) - 1, bisect_left(found.first_rows, rows.end)
 
 
 class _Lookup:
     """One look-up in one file: first the pages of the keys, then, if rows have it, those of other columns."""
 
     def __init__(
-        self, file: _File, source: _Source, key: Mapping[Field, Any], columns: Sequence[str]
+        self, file: KnownFile, source: Source, key: Mapping[Field, Any], columns: Sequence[str]
     ) -> None:
         self._file, self._source, self._columns = file, source, columns
         self._key = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
         self._first = next(iter(key))
         self._wanted = _as_in_index(self._first, self._key[self._first.name])
 
-    def rows(self) -> list[pa.Table]:
+    def rows(self) -> list[pa.RecordBatch]:
         held = [number for number, group in enumerate(self._file.groups) if self._may_hold(group)]
         if len(held) > PAGES_MAX:
             raise NotUnderstood("a key of many rows")
-        return [table for number in held if (table := self._in_group(number)) is not None]
+        return [some for number in held if (some := self._in_group(number)) is not None]
 
     def _may_hold(self, group: RowGroup) -> bool:
         bounds = group.chunks[self._first.name].bounds
@@ -245,7 +143,7 @@ class _Lookup:
         low, high = map(self._decoded, bounds)
         return bool(low <= self._wanted <= high)
 
-    def _in_group(self, number: int) -> pa.Table | None:
+    def _in_group(self, number: int) -> pa.RecordBatch | None:
         asked = self._candidates(number)
         if asked is None:
             return None
@@ -253,18 +151,31 @@ class _Lookup:
         others = [name for name in self._columns if name not in self._key]
         # far away one round trip costs more than pages that may not be needed
         data = self._fetched(number, names + others if self._source.is_far else names, asked)
-        keys = self._columns_of(data, names, asked)
+        parts = {name: self._whole(number, data[name], asked) for name in names}
+        keys = _decoded_rows(parts, asked)
         alike = (pc.equal(keys[name], wanted) for name, wanted in self._key.items())
-        at = np.flatnonzero(reduce(pc.and_, alike).to_numpy())
+        at = np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
         if not len(at):
             return None
+        if at[-1] - at[0] >= FOUND_MAX:
+            raise NotUnderstood("a key of many rows")
         found = _Rows(asked.start + int(at[0]), asked.start + int(at[-1]) + 1)
         if not self._source.is_far:
             data = self._fetched(number, others, found)
         columns = {name: column.slice(int(at[0]), len(at)) for name, column in keys.items()}
-        columns |= self._columns_of(data, others, found)
+        coded = {}
+        parts = {}
+        for name in others:
+            values = self._coded(number, data[name], found)
+            if values is None:
+                pages_of, has = data[name].of(found)
+                parts[name] = Part(data[name].chunk, b"", pages_of), has
+            else:
+                coded[name] = values
+        columns |= _decoded_rows(parts, found)
         # copied: a row would keep its pages in memory
-        return pa.table({name: columns[name] for name in self._columns}).take(np.arange(len(at)))
+        copied = {name: pa.concat_arrays([column]) for name, column in columns.items()} | coded
+        return pa.RecordBatch.from_arrays([copied[name] for name in self._columns], names=self._columns)
 
     def _candidates(self, number: int) -> _Rows | None:
         """The rows of the pages that may have the first key."""
@@ -294,48 +205,72 @@ class _Lookup:
         return found
 
     def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
-        """The pages of columns that have some rows, and their dictionaries, in one go."""
+        """The pages of columns that have some rows; of an object far away their dictionaries in one go."""
         group, spans, wanted = self._file.groups[number], [], []
         for name in names:
             chunk = group.chunks[name]
             found = self._pages(number, chunk)
-            first = bisect_right(found.first_rows, rows.start) - 1
-            end = bisect_left(found.first_rows, rows.end)
-            has = _Rows(found.first_rows[first], found.first_rows[end])
-            if has.end - has.start > ROWS_MAX:
+            first, end = _pages_of(found, rows)
+            if found.first_rows[end] - found.first_rows[first] > ROWS_MAX:
                 raise NotUnderstood("pages of many rows")
             start, last = found.offsets[first], end - 1
             spans.append((start, found.offsets[last] + found.sizes[last] - start))
-            wanted.append((chunk, has))
-        known = self._file.dictionaries
-        missing = [one for one, _ in wanted if one.dictionary and (number, one.name) not in known]
-        data = self._source.read([*spans, *(one.dictionary for one in missing if one.dictionary)])
-        for chunk, dictionary in zip(missing, data[len(spans) :], strict=True):
-            known[number, chunk.name] = dictionary
-            _kept.note(self._source, self._file, len(dictionary))
-        parts = (
-            Part(chunk, known.get((number, chunk.name), b""), found)
-            for (chunk, _), found in zip(wanted, data, strict=False)
-        )
-        return {part.chunk.name: (part, has) for part, (_, has) in zip(parts, wanted, strict=True)}
+            wanted.append((chunk, found, first))
+        missing = [
+            (chunk, chunk.dictionary)
+            for chunk, _, _ in wanted
+            if chunk.dictionary and self._source.is_far and self._known(number, chunk) is None
+        ]
+        data = self._source.read([*spans, *(span for _, span in missing)])
+        for (chunk, _), dictionary in zip(missing, data[len(spans) :], strict=True):
+            self._note(number, chunk, dictionary)
+        return {one[0].name: _Fetched(*one, found) for one, found in zip(wanted, data, strict=False)}
 
-    @staticmethod
-    def _columns_of(
-        data: Mapping[str, _Fetched], names: Sequence[str], rows: _Rows
-    ) -> dict[str, pa.ChunkedArray]:
-        """Some rows of columns; those whose pages have the same rows are decoded together."""
-        alike: dict[_Rows, list[Part]] = defaultdict(list)
-        for name in names:
-            part, has = data[name]
-            alike[has].append(part)
-        found = {}
-        for has, parts in alike.items():
-            file = pa.BufferReader(small_file(parts, has.end - has.start))
-            with pq.ParquetFile(file, pre_buffer=False) as reading:
-                table = reading.read(use_threads=False)
-            for name in table.column_names:
-                found[name] = table[name].slice(rows.start - has.start, rows.end - rows.start)
+    def _whole(self, number: int, fetched: _Fetched, rows: _Rows) -> tuple[Part, _Rows]:
+        """The pages of a key, with the dictionary that they may need."""
+        chunk = fetched.chunk
+        data, has = fetched.of(rows)
+        return Part(chunk, self._dictionary(number, chunk) if chunk.dictionary else b"", data), has
+
+    def _coded(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
+        """Some rows of a page whose values are places in a dictionary; None for another."""
+        chunk = fetched.chunk
+        if not chunk.dictionary:
+            return None
+        data, has = fetched.of(rows)
+        page = coded_page(data, chunk, has.end - has.start)
+        if page is None:
+            return None
+        places = [page.place(row - has.start) for row in range(*rows)]
+        known = self._dictionary(number, chunk)
+        if any(place is not None and place >= len(known) for place in places):
+            raise NotUnderstood("a place beyond the dictionary")
+        # of few values quicker than to take them, and as much a copy
+        return pa.concat_arrays(
+            [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
+        )
+
+    def _dictionary(self, number: int, chunk: Chunk) -> Any:
+        """The values of a column's dictionary; of a key as they are in the file."""
+        found = self._known(number, chunk)
+        if found is None and chunk.dictionary:
+            found = self._note(number, chunk, self._source.read([chunk.dictionary])[0])
         return found
+
+    def _known(self, number: int, chunk: Chunk) -> Any:
+        return KEPT.get((self._source.mark, number, chunk.name, chunk.name in self._key))
+
+    def _note(self, number: int, chunk: Chunk, data: bytes) -> Any:
+        made: Any = data
+        byte_count = len(data)
+        if chunk.name not in self._key:
+            made = values_of_dictionary(data, chunk)
+            if made is None:
+                page, count = as_data_page(data, chunk.is_optional)
+                made = _decoded([Part(chunk, b"", page)], count)[chunk.name]
+            byte_count = made.get_total_buffer_size()
+        KEPT.put((self._source.mark, number, chunk.name, chunk.name in self._key), made, byte_count)
+        return made
 
     def _decoded(self, bound: bytes) -> Any:
         """A bound as the index has it, in what compares as the key does."""
@@ -347,3 +282,28 @@ def _as_in_index(key: Field, value: pa.Scalar) -> Any:
     if key.type in _NUMBERS:
         return value.cast(pa.int32() if key.type in (INT, DATE) else pa.int64()).as_py()
     return value.as_buffer().to_pybytes()
+
+
+def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[str, pa.Array]:
+    """Some rows of columns; those whose pages have the same rows are decoded together."""
+    alike: dict[_Rows, list[Part]] = defaultdict(list)
+    for part, has in parts.values():
+        alike[has].append(part)
+    found = {}
+    for has, some in alike.items():
+        for name, column in _decoded(some, has.end - has.start).items():
+            found[name] = column.slice(rows.start - has.start, rows.end - rows.start)
+    return found
+
+
+def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
+    """Pages, each part's of so many rows."""
+    with pq.ParquetFile(pa.BufferReader(small_file(parts, row_count)), pre_buffer=False) as reading:
+        table = reading.read(use_threads=False)
+    if table.num_rows != row_count:
+        raise NotUnderstood("pages of other rows")
+    return {name: _one(table[name]) for name in table.column_names}
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

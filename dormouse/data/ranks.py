@@ -38,7 +38,7 @@ def _rank_bytes(column: pa.Array, points: Sequence[KeyValue]) -> Ints:
     sorted_points = pa.array([p.encode() if isinstance(p, str) else p for p in points], pa.large_binary())
     if not pa.types.is_dictionary(column.type):
         column = column.cast(pa.large_binary())
-        if not _repeats(column):
+        if not repeats(column):
             return _search(column, sorted_points)
         column = column.dictionary_encode()
     ranks = _search(column.dictionary.cast(pa.large_binary()), sorted_points)
@@ -46,7 +46,7 @@ def _rank_bytes(column: pa.Array, points: Sequence[KeyValue]) -> Ints:
     return found
 
 
-def _repeats(column: pa.Array) -> bool:
+def repeats(column: pa.Array) -> bool:
     """Whether ranking each distinct value once saves more than finding the distinct ones costs."""
     sample = column.slice(0, _SAMPLE_ROWS)
     return bool(pc.count_distinct(sample).as_py() * 2 < len(sample))

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from dormouse.data.arrow_schema import check_columns, conform
-from dormouse.data.source_files import BATCH_ROWS, count_rows, find_files, read_file
+from dormouse.data.arrow_schema import arrow_field, check_columns, conform
+from dormouse.data.data_files import Files, are_paths, find_files
+from dormouse.data.given_rows import INDEX, as_arrow
+from dormouse.data.read_files import each_file, read_files
+from dormouse.data.sorted_files import sorted_keys
+from dormouse.data.source_files import BATCH_ROWS, FilePart, count_rows, parts_of, prepared, read_file
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Schema
+from dormouse.model.types import LONG, Field
 
 
 @dataclass(frozen=True)
@@ -21,34 +28,74 @@ class Source:
 
     batches: Iterator[pa.RecordBatch]
     rows_total: int | None
-
-
-def are_paths(data: Any) -> bool:
-    """Whether the data is given as the path, or paths, of files."""
-    if isinstance(data, list | tuple):
-        return bool(data) and all(isinstance(item, str | os.PathLike) for item in data)
-    return isinstance(data, str | os.PathLike)
+    sorted_keys: Callable[[], Iterator[pa.RecordBatch] | None] = lambda: None
+    """Gives the keys alone, in the order of the rows, where these seem to be sorted; else None."""
 
 
 def open_source(data: Any, schema: Schema) -> Source:
-    """Rows of a pyarrow Table, RecordBatch, reader or iterable of batches, or of files given by path.
+    """Rows of what `as_arrow` takes, of an iterable of batches, or of files given by path or `Files`.
 
     Files are checked before the first row is read. `InvalidData` in one line when the data does not fit.
     """
     if are_paths(data):
-        files = find_files(data)
-        rows = count_rows(files, schema)
-        return Source((batch for file in files for batch in read_file(file, schema)), rows)
-    if isinstance(data, pa.Table | pa.RecordBatch):
-        check_columns(data.schema, schema)
-        return Source(_pieces(data, schema), data.num_rows)
-    if hasattr(data, "__arrow_c_stream__"):
-        reader = pa.RecordBatchReader.from_stream(data)
-        check_columns(reader.schema, schema)
-        return Source(_from_batches(reader, schema), None)
-    if isinstance(data, Iterable) and not isinstance(data, bytes | dict):
+        return _of_files(data, schema)
+    found = as_arrow(data)
+    if isinstance(found, pa.RecordBatchReader):
+        names = [name for name in found.schema.names if not name.startswith(INDEX) or name in schema]
+        check_columns(pa.schema([found.schema.field(name) for name in names]), schema)
+        return Source(_from_batches((batch.select(names) for batch in found), schema), None)
+    if found is not None:
+        check_columns(found.schema, schema)
+        return Source(_pieces(found, schema), found.num_rows)
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return Source(_from_batches(data, schema), None)
     raise _unknown(data)
+
+
+def _of_files(data: Any, schema: Schema) -> Source:
+    if isinstance(data, Files) and data.row_number is not None:
+        return _numbered(data, data.row_number, schema)
+    files = list(each_file(lambda file: prepared(file, schema), find_files(data)))
+
+    def read(part: FilePart) -> Iterator[pa.RecordBatch]:
+        return read_file(part.file, schema, part.row_groups)
+
+    batches = read_files(parts_of(files), read, attrgetter("bytes"))
+    return Source(batches, count_rows(files), partial(sorted_keys, files, schema))
+
+
+def _numbered(data: Files, name: str, schema: Schema) -> Source:
+    """The rows with running numbers in a column that the files have not."""
+    if name not in schema or schema.field(name).type != LONG:
+        raise InvalidData(f"column {name!r}, for running numbers, must be LONG in the schema")
+    inner = _of_files(Files(**{**vars(data), "row_number": None}), without(schema, name))
+    kind = arrow_field(schema.field(name))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first = data.first_row_number
+        for batch in inner.batches:
+            numbers = pa.array(np.arange(first, first + batch.num_rows, dtype=np.int64))
+            yield conform(batch.append_column(kind, numbers), schema, first - data.first_row_number)
+            first += batch.num_rows
+
+    return Source(batches(), inner.rows_total)
+
+
+def without(schema: Schema, name: str) -> Schema:
+    """A schema of the other columns; its keys are only to be read, so that any may be one."""
+    others = [field for field in schema.fields if field.name != name]
+    if not others:
+        raise InvalidData(f"there is no column beside {name!r}")
+    keys = [field for field in schema.key_fields if field.name != name]
+    return Schema(keys, [], [f for f in others if f not in keys]) if keys else _Unkeyed(others)
+
+
+class _Unkeyed(Schema):
+    """Columns without a key, of a table whose key the data has not."""
+
+    def __init__(self, fields: Iterable[Field]) -> None:
+        for part, value in (("row_keys", ()), ("sort_keys", ()), ("values", tuple(fields))):
+            object.__setattr__(self, part, value)
 
 
 def _from_batches(batches: Iterable[Any], schema: Schema) -> Iterator[pa.RecordBatch]:
@@ -76,5 +123,6 @@ def _pieces(data: pa.Table | pa.RecordBatch, schema: Schema, first_row: int = 0)
 def _unknown(data: Any) -> InvalidData:
     return InvalidData(
         f"cannot ingest {type(data).__name__}; give a pyarrow Table, RecordBatch or RecordBatchReader, "
-        "an iterable of them, or the path of Parquet or CSV files"
+        "a DataFrame of pandas or Polars, a dict of columns, a list of dicts, an iterable of batches, or the "
+        "paths of Parquet, CSV or JSON files"
     )

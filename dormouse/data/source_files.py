@@ -1,203 +1,167 @@
-"""Parquet and CSV files as streams of batches that fit a schema; each mistake names its file."""
+"""Files as streams of batches that fit a schema; each mistake names its file, and of text its line."""
 
 from __future__ import annotations
 
-import csv
-import glob
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_type, check_columns, conform
-from dormouse.errors import InvalidData, one_line
+from dormouse.data.csv_files import csv_batches, csv_format
+from dormouse.data.data_files import DataFile
+from dormouse.data.json_files import json_batches, json_types
+from dormouse.data.portions import portions
+from dormouse.data.wide_rows import batch_rows
+from dormouse.errors import InvalidData, InvalidQuery, one_line
 from dormouse.model.schema import Schema
-from dormouse.model.types import BYTES, STRING, TIMESTAMP
-from dormouse.model.values import bytes_of_base64
+from dormouse.model.values import value_of_text
 
 BATCH_ROWS = 65_536
-CSV_BLOCK_BYTES = 8 * 1024 * 1024
-PARQUET, CSV = {".parquet", ".pq"}, {".csv"}
-_GLOB = set("*?[")
-_TEXTS = {TIMESTAMP, BYTES}
-"""What is read as text first."""
+_PART_BYTES_MIN = 16 * 1024 * 1024
+"""Each part opens its file again."""
 
-_CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
+_INDEX = "__index_level_"
+"""What pandas calls an index that has no name."""
 
 
-def find_files(paths: Any) -> list[Path]:
-    """The files that paths, folders and patterns name, in order; `InvalidData` when one names none."""
-    listed = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return [file for path in listed for file in _files_of(os.fspath(path))]
-
-
-def _files_of(text: str) -> list[Path]:
-    path = Path(text)
-    if path.is_dir():
-        found = sorted(p for p in path.iterdir() if _is_data(p))
-        if not found:
-            raise InvalidData(f"folder {text!r} has no .parquet or .csv files")
-        return found
-    if path.exists():
-        if path.suffix.lower() not in PARQUET | CSV:
-            raise InvalidData(f"file {text!r} is neither .parquet nor .csv")
-        return [path]
-    if not _GLOB & set(text):
-        raise InvalidData(f"path {text!r} does not exist")
-    found = sorted(p for p in map(Path, glob.glob(text, recursive=True)) if _is_data(p))  # noqa: PTH207
-    if not found:
-        raise InvalidData(f"pattern {text!r} matches no .parquet or .csv files")
-    return found
-
-
-def _is_data(path: Path) -> bool:
-    """A data file; names that begin with a dot or an underscore are others' bookkeeping."""
-    return path.is_file() and path.suffix.lower() in PARQUET | CSV and path.name[0] not in "._"
-
-
-def count_rows(files: Sequence[Path], schema: Schema) -> int | None:
-    """All rows, when the files say it; refuses files that cannot be read or have the wrong columns."""
-    found = [_metadata(file, schema) for file in files]
-    known = [metadata.num_rows for metadata in found if metadata is not None]
-    return sum(known) if len(known) == len(found) else None
-
-
-def row_group_bytes(file: Path, schema: Schema) -> list[int] | None:
-    """The size of each row group, before compression; None for CSV. Refuses as `count_rows` does."""
-    metadata = _metadata(file, schema)
-    if metadata is None:
-        return None
-    return [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
-
-
-def _metadata(file: Path, schema: Schema) -> pq.FileMetaData | None:
-    """What the footer says, None for CSV; refuses a file that cannot be read or has the wrong columns."""
+def prepared(file: DataFile, schema: Schema) -> DataFile:
+    """The file with what reading it needs; refuses one that cannot be read or has the wrong columns."""
     with _naming(file):
-        if file.suffix.lower() in CSV:
-            _open_csv(file, schema).close()
-            return None
-        with pq.ParquetFile(file) as parquet:
-            check_columns(parquet.schema_arrow, schema)
-            return parquet.metadata
+        if file.kind == "json":
+            _check_json(file, schema)
+            return file
+        if file.kind == "csv":
+            return replace(file, format=csv_format(file, schema))
+        with parquet_file(file) as parquet:
+            _check(file, _plain(parquet.schema_arrow, schema), schema)
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
+            return replace(
+                file,
+                group_rows=tuple(group.num_rows for group in groups),
+                group_bytes=tuple(group.total_byte_size for group in groups),
+            )
+
+
+def count_rows(files: Sequence[DataFile]) -> int | None:
+    """All rows of prepared files, when they say it."""
+    if any(file.group_bytes is None for file in files):
+        return None
+    return sum(sum(file.group_rows) for file in files)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A file, or some row groups of a Parquet file, and its bytes."""
+
+    file: DataFile
+    bytes: int
+    row_groups: tuple[int, ...] | None = None
+
+
+def parts_of(files: Iterable[DataFile], bytes_min: int = _PART_BYTES_MIN) -> Iterator[FilePart]:
+    """What can be read beside each other of prepared files: of Parquet files row groups of about so much."""
+    for file in files:
+        if file.group_bytes is None:
+            with _naming(file):
+                yield FilePart(file, file.path.stat().st_size)
+            continue
+        for groups in portions(range(len(file.group_bytes)), file.group_bytes.__getitem__, bytes_min):
+            yield FilePart(file, sum(map(file.group_bytes.__getitem__, groups)), tuple(groups))
 
 
 def read_file(
-    file: Path, schema: Schema, row_groups: Sequence[int] | None = None
+    file: DataFile, schema: Schema, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file, or of some row groups of a Parquet file, streamed, as the schema has them."""
-    batches = _csv_batches(file, schema) if file.suffix.lower() in CSV else _parquet(file, schema, row_groups)
+    """The rows of a prepared file, or of some row groups of one, streamed, as the schema has them."""
     with _naming(file):
-        yield from batches
-
-
-def _parquet(file: Path, schema: Schema, row_groups: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file, memory_map=True, page_checksum_verification=True) as parquet:
-        check_columns(parquet.schema_arrow, schema)
-        row = _first_row(parquet.metadata, row_groups)
-        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=row_groups, use_threads=False):
-            yield conform(batch, schema, row)
-            row += batch.num_rows
-
-
-def _first_row(metadata: pq.FileMetaData, row_groups: Sequence[int] | None) -> int:
-    """The row of the file that the first of some consecutive row groups begins with."""
-    before = range(row_groups[0]) if row_groups else ()
-    return sum(metadata.row_group(number).num_rows for number in before)
-
-
-def _csv_batches(file: Path, schema: Schema) -> Iterator[pa.RecordBatch]:
-    with _open_csv(file, schema) as reader:
-        row = 0
-        for batch in reader:
+        folders = _folder_values(file, schema)
+        if file.kind == "csv":
+            batches = csv_batches(file, schema)
+        elif file.kind == "json":
+            batches = json_batches(file, [field for field in schema.fields if field.name not in folders])
+        else:
+            batches = _parquet(file, schema, row_groups)
+        row = sum(file.group_rows[: row_groups[0]]) if row_groups else 0
+        for batch in batches:
             if batch.num_rows:
-                yield conform(_from_text(batch, schema), schema, row)
+                yield conform(_with_folders(batch, folders), schema, row)
                 row += batch.num_rows
 
 
-def _open_csv(file: Path, schema: Schema) -> pacsv.CSVStreamingReader:
-    nested = next((field for field in schema.fields if field.type.is_nested), None)
-    if nested is not None:
-        raise InvalidData(f"column {nested.name!r} is {nested.type}, which CSV cannot hold; use Parquet")
-    types = {f.name: pa.string() if f.type in _TEXTS else arrow_type(f.type) for f in schema.fields}
-    reader = pacsv.open_csv(
-        file,
-        # one thread: only then an error tells its row
-        read_options=pacsv.ReadOptions(use_threads=False, block_size=CSV_BLOCK_BYTES),
-        parse_options=pacsv.ParseOptions(newlines_in_values=True),
-        convert_options=as_ingested(types),
-    )
-    missing = [name for name in schema.names if name not in reader.schema.names]
-    if missing or len(reader.schema.names) != len(schema.names):
-        check_columns(reader.schema, schema)
-    return reader
-
-
-def as_ingested(types: Mapping[str, pa.DataType] | None = None) -> pacsv.ConvertOptions:
-    """What is null in CSV: nothing at all, but not two quotes."""
-    return pacsv.ConvertOptions(
-        column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+def parquet_file(file: DataFile) -> pq.ParquetFile:
+    return pq.ParquetFile(
+        file.path,
+        memory_map=True,
+        page_checksum_verification=True,
+        # nanoseconds, as Arrow takes them by itself, end in 2262
+        coerce_int96_timestamp_unit="us",
     )
 
 
-def _from_text(batch: pa.RecordBatch, schema: Schema) -> pa.RecordBatch:
-    """What CSV says only as text: times, bytes, and an empty text where a column has no nulls."""
-    columns = {name: batch.column(name) for name in batch.schema.names}
-    for field in schema.fields:
-        if field.type == TIMESTAMP:
-            columns[field.name] = _times(columns[field.name], field.name)
-        elif field.type == BYTES:
-            columns[field.name] = _bytes(columns[field.name], field.name)
-        elif field.type == STRING and not field.nullable:
-            columns[field.name] = pc.fill_null(columns[field.name], "")
-    return pa.RecordBatch.from_pydict(columns)
+def _parquet(file: DataFile, schema: Schema, row_groups: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
+    with parquet_file(file) as parquet:
+        found = parquet.schema_arrow
+        plain = _plain(found, schema)
+        _check(file, plain, schema)
+        columns = None if len(plain) == len(found) else plain.names
+        groups = range(parquet.metadata.num_row_groups) if row_groups is None else row_groups
+        rows = batch_rows(file.path, parquet, groups, BATCH_ROWS)
+        yield from parquet.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
 
 
-def _times(column: pa.Array, name: str) -> pa.Array:
-    """Times with a zone, or without one as UTC."""
-    zoned = arrow_type(TIMESTAMP)
-    try:
-        return column.cast(zoned)
-    except pa.ArrowInvalid:
-        pass
-    try:
-        return pc.assume_timezone(column.cast(pa.timestamp("us")), "UTC")
-    except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {name!r} does not fit timestamp: {one_line(error)}") from None
+def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:
+    """Without what pandas has beside the columns."""
+    return pa.schema(
+        [field for field in found if not field.name.startswith(_INDEX) or field.name in schema],
+    )
 
 
-def _bytes(column: pa.Array, name: str) -> pa.Array:
-    try:
-        found = [None if text is None else bytes_of_base64(text) for text in column.to_pylist()]
-    except ValueError:
-        raise InvalidData(f"column {name!r} does not fit bytes: in CSV they are base64") from None
-    return pa.array(found, pa.binary())
+def _check_json(file: DataFile, schema: Schema) -> None:
+    """A column that must not be null is in some object, and no object has another."""
+    types = json_types(file)
+    absent = [field.name for field in schema.fields if field.nullable and field.name not in types]
+    _check(file, pa.schema([(name, pa.null()) for name in (*types, *absent)]), schema)
+
+
+def _check(file: DataFile, found: pa.Schema, schema: Schema) -> None:
+    """Refuses a file whose columns, with those that its folders tell, can never fit."""
+    told_by_folders = [name for name, _ in file.folders if name not in found.names]
+    check_columns(pa.schema([*found, *((name, pa.null()) for name in told_by_folders)]), schema)
+
+
+def _folder_values(file: DataFile, schema: Schema) -> Mapping[str, pa.Scalar]:
+    found = {}
+    for name, text in file.folders:
+        if name not in schema:
+            raise InvalidData(f"column {name!r}, which its folder tells, is not in the schema")
+        field = schema.field(name)
+        try:
+            value = None if text is None else value_of_text(field, text)
+            found[name] = pa.scalar(value, arrow_type(field.type))
+        except (InvalidQuery, pa.ArrowInvalid, OverflowError) as error:
+            raise InvalidData(f"its folder says {one_line(error)}") from None
+    return found
+
+
+def _with_folders(batch: pa.RecordBatch, folders: Mapping[str, pa.Scalar]) -> pa.RecordBatch:
+    for name, value in folders.items():
+        if name in batch.schema.names:
+            continue  # the file says it, too
+        batch = batch.append_column(name, pa.repeat(value, batch.num_rows))
+    return batch
 
 
 @contextmanager
-def _naming(file: Path) -> Iterator[None]:
+def _naming(file: DataFile) -> Iterator[None]:
     """Puts the file's name before what is wrong with it."""
     try:
         yield
     except InvalidData as error:
-        raise InvalidData(f"file {str(file)!r}: {error}") from None
+        text = str(error)
+        begins = f"file {file.name!r}"
+        raise InvalidData(f"{begins}, {text}" if text.startswith("line ") else f"{begins}: {text}") from None
     except (pa.ArrowException, OSError) as error:
-        why = _with_column_names(file, one_line(error))
-        raise InvalidData(f"file {str(file)!r} cannot be read: {why}") from None
-
-
-def _with_column_names(file: Path, text: str) -> str:
-    """What Arrow says of a CSV file, which counts its columns from 0."""
-    found = _CSV_COLUMN.search(text)
-    if found is None:
-        return text
-    with file.open(encoding="utf-8-sig", errors="replace", newline="") as lines:
-        names = next(csv.reader(lines), [])
-    number = int(found[1])
-    return text.replace(found[0], f"column {names[number]!r}", 1) if number < len(names) else text
+        raise InvalidData(f"file {file.name!r} cannot be read: {one_line(error)}") from None

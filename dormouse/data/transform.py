@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
 from dormouse.model.keyed import check_keyed
+from dormouse.model.names import NAME, name_of, parts_of
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 Function = Literal["sum", "min", "max"]
 _FUNCTIONS = get_args(Function)
 _numbers = count(1)
-_CALL = re.compile(r"\s*(\w+)\s*\(\s*(\w+)\s*\)\s*")
-_AGE_OFF = re.compile(r"\s*age_off\s*\(\s*(\w+)\s*,\s*(\d+)\s*\)\s*")
+_CALL = re.compile(rf"\s*(\w+)\s*\(\s*({NAME})\s*\)\s*")
+_AGE_OFF = re.compile(rf"\s*age_off\s*\(\s*({NAME})\s*,\s*(\d+)\s*\)\s*")
 _TOO_LARGE = re.compile(
     r"value of (-?\d+) is out of range Int64|INT128 with value (-?\d+) can't be cast .*source column sum\("
 )
@@ -131,13 +132,13 @@ def quoted(name: str) -> str:
 
 def _parse_aggregate(schema: Schema, text: str) -> tuple[tuple[Field, Function], ...]:
     found: dict[str, Function] = {}
-    for part in text.split(","):
+    for part in parts_of(text):
         call = _CALL.fullmatch(part)
         if call is None:
             raise InvalidProperties(
                 f"aggregate: {part.strip()!r} is not like 'sum(field)', 'min(field)' or 'max(field)'"
             )
-        function, name = cast(Function, call[1].lower()), call[2]
+        function, name = cast(Function, call[1].lower()), name_of(call[2])
         if function not in _FUNCTIONS:
             raise InvalidProperties(f"aggregate: unknown function {call[1]!r}; use sum, min or max")
         _check_aggregate(schema, function, name)
@@ -167,7 +168,7 @@ def _parse_filter(schema: Schema, text: str) -> AgeOff:
     call = _AGE_OFF.fullmatch(text)
     if call is None:
         raise InvalidProperties(f"filter: {text!r} is not like 'age_off(field, 86400000)' (milliseconds)")
-    name, age_ms = call[1], int(call[2])
+    name, age_ms = name_of(call[1]), int(call[2])
     if name not in schema:
         raise InvalidProperties(f"filter: {name!r} is not a field; the fields are {', '.join(schema.names)}")
     found = schema.field(name).type

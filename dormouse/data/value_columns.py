@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,7 @@ from dormouse.model.types import BYTES, STRING
 from dormouse.model.values import base64_text, interval_text
 
 _TEXT = pa.large_string()
+FEW_VALUES = 1_024
 _CONTROL = r"[\x00-\x1f]"
 
 
@@ -25,10 +27,40 @@ def json_rows(batch: pa.RecordBatch, ending: str = "\n") -> pa.Buffer | bytes:
         return b""
     if not batch.num_columns:
         return f"{{}}{ending}".encode() * batch.num_rows
+    if batch.num_rows * batch.num_columns <= FEW_VALUES:
+        return _few_rows(batch, f"}}{ending}")
     rows = _objects(batch.schema, batch.columns, f"}}{ending}")
     _, offsets, data = rows.buffers()
     bounds = pa.Array.from_buffers(pa.int64(), len(rows) + 1, [None, offsets])
     return data.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
+
+
+def _few_rows(batch: pa.RecordBatch, closing: str) -> bytes:
+    """The same of so few rows that a call of Arrow's costs more than a value."""
+    parts, columns = [], []
+    for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
+        parts.append(("," if number else "{") + json.dumps(field.name) + ":")
+        columns.append(_few_texts(column))
+    rows = zip(*columns, strict=True)
+    return "".join(
+        text for row in rows for pair in (*zip(parts, row, strict=True), (closing,)) for text in pair
+    ).encode()
+
+
+def _few_texts(column: pa.Array) -> list[str]:
+    kind, values = column.type, column.to_pylist()
+    if pa.types.is_integer(kind):
+        return ["null" if value is None else str(value) for value in values]
+    if (pa.types.is_float32(kind) or pa.types.is_float64(kind)) and all(
+        value is None or isfinite(value) for value in values
+    ):
+        return ["null" if text is None else text for text in column.cast(_TEXT).to_pylist()]
+    if pa.types.is_timestamp(kind):
+        values = plain_text(column).to_pylist()
+    elif not is_like(kind, STRING):
+        found: list[str] = json_text(column).to_pylist()
+        return found
+    return ["null" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
 
 
 def csv_type(kind: pa.DataType) -> pa.DataType:

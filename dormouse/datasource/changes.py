@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from dormouse.datasource.options import ReadOptions
+from dormouse.spark.worker import on_worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,7 @@ class ChangesTask(InputPartition):
     part: ChangesPart
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        with self.address.open() as context:
+        with on_worker(self.address) as context:
             yield from self.part.rows(context)
 
 
@@ -55,7 +56,7 @@ class ChangesReader(DataSourceReader):
 
         of = self._options.of
         after, till = self._options.changes or (None, None)
-        with of.open() as table:
+        with of.open(goes_on=True) as table:
             start, end = span(table.context, after, till)
             check_given(
                 self._schema, changed_columns(table.context.as_of(end), self._options.columns), of.table

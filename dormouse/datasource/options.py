@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dormouse.errors import InvalidInput, InvalidQuery
 from dormouse.model.cut import BEGINNING, When, when_of_text
+from dormouse.model.names import listed
 from dormouse.model.text import check_text
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class TableOptions:
     def open(self, *, writes: bool = False, goes_on: bool = False) -> Iterator[Table]:
         """The table, of an instance that is closed at the end.
 
-        `writes`: raises for an instance that is a copy. `goes_on`: another process began what is written.
+        `writes`: raises for an instance that is a copy. `goes_on`: another process began what is written, or
+        has looked whether database and objects belong together, which takes several requests of S3.
         """
         with self._instance(writes=writes, goes_on=goes_on) as instance:
             if writes and instance.refusal is not None:
@@ -76,14 +78,18 @@ class TableOptions:
 
     def _instance(self, *, writes: bool, goes_on: bool) -> Instance:
         if self.dsn is not None and self.objects is not None:
-            from dormouse.instance import connect
+            from dormouse.instance import Instance, connect
+            from dormouse.objects import open_store
+            from dormouse.settings import load_settings
 
+            if goes_on and not writes:
+                return Instance(self.dsn, open_store(self.objects), load_settings(), read_only=True)
             return connect(self.dsn, self.objects, read_only=not writes)
         from dormouse.embedded.local import local, opened_again, prepare
 
         path = _existing(str(self.instance))
         prepare(path, read_only=True)
-        return opened_again(path) if goes_on else local(path, read_only=not writes)
+        return opened_again(path) if goes_on and writes else local(path, read_only=not writes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +215,7 @@ def _where(text: str | None) -> Mapping[str, Any] | None:
 
 
 def _columns(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(name.strip() for name in text.split(","))
+    return None if text is None else tuple(listed(text))
 
 
 def _when(given: Mapping[str, str], name: str) -> When | None:

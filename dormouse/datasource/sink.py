@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +17,7 @@ from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.datasource.options import TableOptions, WriteOptions
-from dormouse.errors import JobFailed
+from dormouse.errors import JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
@@ -24,9 +25,10 @@ from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import commit_files, commit_id
+from dormouse.rounds.ingest_commit import commit_files, commit_id, refusals_named
 from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.ingest import check_fits
+from dormouse.spark.worker import check_arrived, check_seen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +68,7 @@ class Load:
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
+        check_seen(self.objects)
         # a task that Spark runs again writes a file of its own
         name = self.attempt.object_name(f"leaves-{uuid.uuid4().hex}")
         files = LeafFiles(self.objects, self.schema, self.properties, self.lookup.leaf_ids, lambda _: name)
@@ -87,10 +90,13 @@ def told(kind: type[T], messages: Sequence[object]) -> list[T]:
     return found
 
 
-def files_of(written: Sequence[Written], properties: TableProperties) -> list[FileWithReferences]:
-    """All that tasks wrote; `JobFailed` when these are not the rows that they read."""
+def files_of(
+    written: Sequence[Written], objects: ObjectStore, properties: TableProperties
+) -> list[FileWithReferences]:
+    """All that tasks wrote; `JobFailed` when these are not the rows that they read; see `check_arrived`."""
     files = [file for one in written for file in one.files]
     check_ingested(sum(one.rows for one in written), None, files, properties)
+    check_arrived(objects, files)
     return files
 
 
@@ -123,16 +129,22 @@ class TableWriter(DataSourceArrowWriter):
         """Adds what the tasks wrote, in one commit."""
         if self.load is None:
             return
-        attempt, files = self.load.attempt, files_of(told(Written, messages), self.load.properties)
+        attempt, objects = self.load.attempt, self.load.objects
+        files = files_of(told(Written, messages), objects, self.load.properties)
         with self.of.open(writes=True, goes_on=True) as table:
             context = table.context
-            # a task that Spark repeated, or ran twice, may still write
-            if commit_files(context, attempt, files, self.ingest_id, leftovers=True):
+            with refusals_named(context, self.ingest_id, attempt.schema_version):
+                # a task that Spark repeated, or ran twice, may still write
+                applied = commit_files(context, attempt, files, self.ingest_id, leftovers=True)
+            if applied:
                 context.attempts.delete_leftovers(attempt, context.store.own)
                 note_if_shared(context.objects)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Removes what was written, at once; what tasks still write goes when the attempt is collected."""
+        """Removes what was written, at once; what tasks still write goes as what they leave after a commit.
+
+        What was written to a table that was dropped meanwhile goes with that.
+        """
         if self.load is not None:
-            with self.of.open(writes=True, goes_on=True) as table:
-                table.context.attempts.discard(self.load.attempt)
+            with suppress(TableNotFound), self.of.open(writes=True, goes_on=True) as table:
+                table.context.attempts.discard(self.load.attempt, leftovers=True)

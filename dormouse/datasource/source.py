@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from dormouse.datasource.options import ReadOptions, StreamOptions, WriteOptions
 from dormouse.errors import InvalidInput, ObjectNotFound
+from dormouse.spark.worker import on_worker, settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +44,9 @@ class DormouseSource(DataSource):
         from dormouse.datasource.columns import columns_now
 
         with options.of.open() as table:
-            return columns_now(table.context, options)
+            found = columns_now(table.context, options)
+        settle()
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = ReadOptions.parse(self.options)
@@ -104,13 +107,14 @@ class RowsReader(DataSourceReader):
         from dormouse.query.executor import PART_BYTES, parts
 
         options = self._options
-        with options.of.open() as table:
+        with options.of.open(goes_on=True) as table:
             at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
             context = table.context.as_of(at)
             asked = asked_of(context, options)
             check_given(self._schema, columns_of_rows(context, asked), options.of.table)
             found = parts(context, asked, at, options.split_bytes or PART_BYTES)
             tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
+        settle()
         # without a task Spark calls `read` with None
         return tasks or [InputPartition(None)]
 
@@ -119,7 +123,7 @@ class RowsReader(DataSourceReader):
             return
         from dormouse.query.file_checks import FileGone
 
-        with partition.address.open() as context:
+        with on_worker(partition.address) as context:
             try:
                 yield from partition.part.rows(context)
             except FileGone as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, files_of, told
-from dormouse.errors import InvalidInput, JobFailed
+from dormouse.errors import InvalidInput, JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
@@ -154,7 +154,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             return
         with self._options.of.open(writes=True, goes_on=True) as table:
             context, attempts = table.context, [part.attempt for part in parts]
-            files = files_of([part.written for part in parts], context.properties)
+            files = files_of([part.written for part in parts], context.objects, context.properties)
             batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
             try:
                 is_new = commit_batch(
@@ -171,7 +171,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
         """Removes what tasks wrote; those that failed have removed theirs."""
         parts = [part for part in messages if isinstance(part, _BatchPart)]
-        with self._options.of.open(writes=True, goes_on=True) as table:
+        with suppress(TableNotFound), self._options.of.open(writes=True, goes_on=True) as table:
             _discard(table.context, [part.attempt for part in parts])
 
 

@@ -21,7 +21,7 @@ from dormouse.errors import InvalidCommitRequest, InvalidName, ObjectNotFound, T
 from dormouse.files.holds import held
 from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import SKETCHES_SUFFIX, check_name
+from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.payloads.objects import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -51,7 +51,9 @@ def back_up(
             # a committer takes away the bodies of what it has applied, which the copy may still have to apply
             writer.objects(objects, (Wanted(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
             writer.database(base_backup)
-            records = (name for folder in (FOLDER, OBJECT_PREFIX) for name, _ in objects.list(folder))
+            records = (
+                name for folder in (FOLDER, OBJECT_PREFIX, ROW_FILES) for name, _ in objects.list(folder)
+            )
             writer.objects(objects, wanted(supplier, catalog, records, objects.get), progress)
             gone = (name for prefix in _dropped(supplier) for name, _ in objects.list(prefix))
             writer.objects(objects, map(Wanted, gone), progress)
@@ -70,7 +72,9 @@ def wanted(
     submitted = set(_submitted(supplier, get))  # first: what is applied meanwhile a table has
     yield Wanted(MARKER, needed=True)
     kept = (name for name in records if not name.startswith(f"{NOW}/"))
-    yield from (Wanted(name) for name in kept if name.startswith((f"{FOLDER}/", OBJECT_PREFIX)))
+    yield from (
+        Wanted(name) for name in kept if name.startswith((f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/"))
+    )
     for table in catalog.tables():
         store = FileReferenceStore(supplier, table)
         after: str | None = None

@@ -19,7 +19,6 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.erasures import note_backup
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
-from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
 
 if TYPE_CHECKING:
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from dormouse.durability.maintaining import Maintained, Maintenance
     from dormouse.durability.orphans import DeletedOrphans, Orphan, Orphans
     from dormouse.durability.unknown import Known
-
-"""`maintain` checks one of so many shares of the tables a day."""
+    from dormouse.payloads import PayloadStore
 
 OLDER_THAN = timedelta(days=7)
 KEEP_DAYS_MAX = 36_500
@@ -50,7 +48,10 @@ class Durable:
     _payload_retention_days: int | None
     _refusal: InstanceReadOnly | None
     _read_only: bool
-    payloads: PayloadStore
+
+    @property
+    def payloads(self) -> PayloadStore:
+        raise NotImplementedError
 
     def tables(self) -> Sequence[Maintained]:
         raise NotImplementedError

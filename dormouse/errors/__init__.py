@@ -107,14 +107,15 @@ from typing import Any
 
 from dormouse.errors.base import DormouseError as DormouseError
 from dormouse.errors.checks import CheckFailed as CheckFailed
+from dormouse.errors.extras import DependencyMissing as DependencyMissing
+from dormouse.errors.extras import names_what_is_missing as names_what_is_missing
+from dormouse.errors.extras import not_installed as not_installed
+from dormouse.errors.extras import pip_install as pip_install
 from dormouse.errors.history import *  # noqa: F403
 from dormouse.errors.jobs import *  # noqa: F403
 from dormouse.errors.payloads import *  # noqa: F403
 from dormouse.errors.references import *  # noqa: F403
 from dormouse.errors.rows import *  # noqa: F403
-
-DISTRIBUTION = "dormouse-lake"
-"""What pip installs; on PyPI, `dormouse` is another library."""
 
 LINE_CHARACTERS_MAX = 600
 
@@ -339,20 +340,6 @@ class JobFailed(DormouseError):
     """The job failed; nothing refers to what it wrote."""
 
 
-class DependencyMissing(DormouseError):
-    """Something that this operation needs is not installed."""
-
-
 def one_line(error: BaseException) -> str:
     """What an error says, bounded, in one line."""
     return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
-
-
-def not_installed(what: str, extra: str) -> DependencyMissing:
-    """The error that names what is missing, and the command that brings it."""
-    return DependencyMissing(f"{what} is not installed: {pip_install(extra)}")
-
-
-def pip_install(*extras: str) -> str:
-    """The command that installs Dormouse with these extras."""
-    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"

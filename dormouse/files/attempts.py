@@ -19,15 +19,16 @@ import psycopg
 
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, DormouseError, TableNotFound
 from dormouse.files.own_tables import OwnTables
+from dormouse.model.edited import is_edited
 from dormouse.model.keyed import is_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import SKETCHES_SUFFIX, parquet_suffix
+from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
 LISTED_NAMES_MAX = 10_000
 
@@ -80,11 +81,13 @@ class WriteAttempts:
         self._objects = objects
 
     @contextmanager
-    def attempt(self, table: TableRecord, *, loads: bool = False) -> Iterator[WriteAttempt]:
+    def attempt(
+        self, table: TableRecord, *, loads: bool = False, leftovers: bool = False
+    ) -> Iterator[WriteAttempt]:
         """An attempt for the length of a job; when the job raises, its objects are removed.
 
         After `CommitOutcomeUnknown` they may be live: then nothing is removed, and expiry decides later.
-        `loads`: it adds rows, and not only other files of those that there are.
+        `loads`: it adds rows, and not only other files of those that there are. `leftovers`: see `discard`.
         """
         attempt = self.begin(table, loads=loads)
         try:
@@ -93,10 +96,10 @@ class WriteAttempts:
             raise
         except AttemptAbandoned:
             self._delete_objects(attempt.object_prefix)  # also what came after its collection
-            self.discard(attempt)
+            self.discard(attempt, leftovers=leftovers)
             raise
         except BaseException:
-            self.discard(attempt)
+            self.discard(attempt, leftovers=leftovers)
             raise
 
     def begin(self, table: TableRecord, *, loads: bool = False) -> WriteAttempt:
@@ -133,12 +136,16 @@ class WriteAttempts:
         """
         return self._execute("abandon", attempt._key)
 
-    def discard(self, attempt: WriteAttempt) -> None:
+    def discard(self, attempt: WriteAttempt, *, leftovers: bool = False) -> None:
         """The attempt commits nothing any more, and its objects go now, or at the next collection.
 
-        One that has committed is left alone: its objects are live.
+        One that has committed is left alone: its objects are live. With `leftovers` others may still write
+        objects of it, which go as those after `finish`.
         """
-        if self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
+        one = {"table_id": attempt.table_id, "attempt_ids": [attempt.attempt_id]}
+        if leftovers and self._execute("finish_for_now", one):
+            self._delete_objects(attempt.object_prefix)
+        elif self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
             self._execute("forget", attempt._key)
 
     def abandon_each(self, attempt_ids: Sequence[str], table: TableRecord) -> None:
@@ -152,7 +159,8 @@ class WriteAttempts:
 
     def abandon_table(self, conn: psycopg.Connection[Any], table: TableRecord) -> None:
         """Part of dropping a table: its objects are left to `collect`, and its writers commit nothing."""
-        values = {"table_id": table.table_id, "object_prefixes": list(table.object_prefixes)}
+        of_cells = [f"{ROW_FILES}/{table.uuid}/"] if is_edited(table.properties) else []
+        values = {"table_id": table.table_id, "object_prefixes": [*table.object_prefixes, *of_cells]}
         conn.execute(_QUERIES["abandon_table"].on(), values)
 
     def collect(self, table: TableRecord) -> int:
@@ -219,4 +227,4 @@ class WriteAttempts:
         return bool(self._rows(name, values))
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:
-        return run_transaction(self._supplier, rows_of(_QUERIES[name], values), operation=f"attempt {name}")
+        return run_statement(self._supplier, rows_of(_QUERIES[name], values), operation=f"attempt {name}")

@@ -36,14 +36,14 @@ where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
 returning attempt_id;
 
 -- name: finish_for_now
--- As finish, but the attempts are remembered: others may still write objects that no commit refers to.
+-- As finish, or without a commit, but the attempts are remembered: others may still write objects that no commit refers to.
 update write_attempt set finished_at = clock_timestamp()
 where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
     and abandoned_at is null and finished_at is null
 returning attempt_id;
 
 -- name: finished
--- A table's attempts whose commit is so long ago that no task writes objects of theirs any more.
+-- A table's attempts whose end is so long ago that no task writes objects of theirs any more.
 select table_id, attempt_id, object_prefix
 from write_attempt
 where table_id = %(table_id)s and finished_at < clock_timestamp() - make_interval(secs => %(expiry_seconds)s)

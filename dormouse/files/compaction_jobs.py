@@ -68,6 +68,12 @@ class CompactionJob:
         return sum(item.row_count for item in self.inputs)
 
     @property
+    def row_bytes(self) -> float:
+        """How wide rows are in the widest of the inputs of which it is known."""
+        known = [one for one in self.inputs if one.whole and one.byte_count and one.row_count]
+        return max(((one.byte_count or 0) / one.row_count for one in known), default=0.0)
+
+    @property
     def runners_died(self) -> str:
         """Why it is given up when it is taken once more than it may be."""
         return f"the process that compacted partition {self.partition_id} died, at every attempt"

@@ -16,12 +16,14 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import MetadataDamaged, TableNotFound
+from dormouse.errors.moved import SchemaMoved
 from dormouse.files.diagnosis import State
 from dormouse.files.differences import Differences
 from dormouse.files.layout import Layout
 from dormouse.files.own_tables import OwnTables, dropped_tables
 from dormouse.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.files.totals import TableTotals
+from dormouse.model.cut import Remembered
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
 from dormouse.model.keyed import is_keyed
 from dormouse.model.table import TableRecord
@@ -164,17 +166,26 @@ class FileReferenceReads:
         return int(rows[0][0])
 
     def planned_at(
-        self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str, conn: psycopg.Connection[Any]
+        self,
+        partition_ids: Sequence[str],
+        bounds: KeyBounds,
+        snapshot: str,
+        conn: psycopg.Connection[Any],
+        remembered: Remembered | None = None,
     ) -> tuple[int, PlannedRows]:
         """As `planned_on`, as a snapshot had them; of references last whether the file is still known.
 
         First from when on the log of removals and the files are whole, in microseconds: of an older snapshot
         some references may be missing. The file of one that was collected meanwhile is told by its id.
+        `SchemaMoved` when what is `remembered` of the cut with this snapshot holds no more.
         """
-        values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays()}
+        known = remembered or Remembered(-1, -1, "{}")
+        values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays(), **known._asdict()}
         head, *rows = self._execute(conn, "plan_at", values).fetchall() or (None,)
         if head is None:
             raise TableNotFound.gone(self.table.name)
+        if remembered is not None and not head[3]:
+            raise SchemaMoved(f"the columns of table {self.table.name!r} were changed, or the cut is gone")
         return head[4], PlannedRows([row[1:] for row in rows], head[0] or ())
 
     def has_same_rows(

@@ -59,13 +59,22 @@ from (
 -- name: plan_at
 -- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
 -- since. The file of one that was collected is not known any more: its id stands for its name. First, for bytes, from when
--- on the log and the files are whole, in microseconds, and the deletions of the snapshot.
+-- on the log and the files are whole, in microseconds, the deletions of the snapshot, and whether what is remembered of a
+-- cut still holds: that it is there and can be read, and the columns and properties of the table.
 select (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
         where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
             and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true and {may_meet}
-    ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
+    ) as deletions, null as partition_id, null as filename,
+    t.schema_version = %(version)s and t.properties = %(properties)s::jsonb and exists (
+        select from cut c
+        where c.table_id = t.table_id and c.cut_id = %(cut_id)s and c.snapshot::text = %(snapshot)s::pg_snapshot::text
+            and c.recorded_at >= greatest(
+                t.history_since, (select u.recorded_at from truncation u where u.table_id = t.table_id)
+            )
+        offset 0
+    ) as only_contains_data,
     (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
     null::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
 from tables t

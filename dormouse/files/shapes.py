@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -29,6 +30,14 @@ class SchemaChange:
     version: int
     change: str
     changed_at: datetime
+
+
+class Then(NamedTuple):
+    """A table as it was; the version of its columns that is newest, and its properties of now, as JSON."""
+
+    table: TableRecord
+    version: int
+    properties: str
 
 
 class NextShape(NamedTuple):
@@ -59,7 +68,7 @@ class Shapes:
         """The table as a transaction sees it."""
         return self._held("now", conn)
 
-    def at(self, snapshot: str) -> TableRecord:
+    def at(self, snapshot: str) -> Then:
         """The table with the columns that it had in a snapshot, and the properties of now, for these."""
         rows = self._rows("then", snapshot=snapshot)
         if not rows:
@@ -68,7 +77,8 @@ class Shapes:
         properties = TableProperties(**rows[0][2])
         called = {name: other for name in now.names if (other := then_called(now, then, name))}
         properties = with_properties(properties, following(properties, called.get))
-        return replace(self._table, schema=then, properties=properties)
+        table = replace(self._table, schema=then, properties=properties)
+        return Then(table, now.version, json.dumps(rows[0][2]))
 
     def changes(self) -> list[SchemaChange]:
         """What was changed, in its order."""

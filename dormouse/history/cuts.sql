@@ -7,11 +7,12 @@ select 1 from tables where table_id = %(table_id)s for no key update;
 -- Records the present as a cut, and holds its files; nothing when its name is taken. What was ingested till then is what was
 -- till the last cut and what came since: each file once, by its own counts, as those of its references may be estimates.
 with last as materialized (
-    select recorded_at, snapshot, rows_till, bytes_till, coalesce(counted_from, cut_id) as counted_from
-    from cut
-    where table_id = %(table_id)s and snapshot is not null
-    order by cut_id desc
-    limit 1
+    -- the time is that of the snapshot, however long it takes to count
+    select n.now, c.recorded_at, c.snapshot, c.rows_till, c.bytes_till, coalesce(c.counted_from, c.cut_id) as counted_from
+    from (select clock_timestamp() as now offset 0) n
+    left join lateral (
+        select * from cut where table_id = %(table_id)s and snapshot is not null order by cut_id desc limit 1
+    ) c on true
 ), came as materialized (
     select r.file_id, r.partition_id, r.row_count
     from last l
@@ -38,7 +39,7 @@ with last as materialized (
     left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true
 ), made as (
     insert into cut (table_id, name, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
-    select t.table_id, %(name)s, greatest(clock_timestamp(), l.recorded_at + interval '1 microsecond'), t.epoch,
+    select t.table_id, %(name)s, greatest(l.now, l.recorded_at + interval '1 microsecond'), t.epoch,
         pg_current_snapshot(), coalesce(l.rows_till, 0) + i.row_count, coalesce(l.bytes_till, 0) + i.byte_count,
         case
             when i.is_whole and (t.log_since > l.recorded_at and t.history_since > l.recorded_at) is not true
@@ -46,7 +47,7 @@ with last as materialized (
         end
     from tables t
     cross join ingested i
-    left join last l on true
+    cross join last l
     where t.table_id = %(table_id)s
     on conflict (table_id, name) do nothing
     returning cut_id, name, recorded_at, epoch, table_id, snapshot

@@ -125,9 +125,12 @@ class Ends:
     def _none(self, end: End) -> Exception:
         """Why an end is nowhere."""
         if end is Known.BEGINNING:
+            since = oldest(self._context)
             return CutExpired(
                 f"the history of table {self._context.table.name!r} does not reach back to its beginning any "
-                "more: read what the table has by a query as of a cut, and its changes after that cut"
+                f"more, but to {text_of(since)}: read what the table has by a query as of a cut, and its "
+                "changes after that cut",
+                since.astimezone(UTC),
             )
         assert isinstance(end, Cut | str | int)  # noqa: S101 all else is there
         return no_cut(self._context, end)

@@ -51,6 +51,17 @@ def position_of(context: TableContext, when: When) -> Position:
     return ends.positions(ends.look_up())[0]
 
 
+def moment_of(context: TableContext, when: When) -> tuple[TableContext, Position]:
+    """The services of a table as it was, and where the moment is; raises as `position_of`.
+
+    Of a cut both may be remembered: who plans then has `SchemaMoved` where they hold no more.
+    """
+    if isinstance(when, Cut):
+        return context.at_cut(when, lambda: position_of(context, when))
+    at = position_of(context, when)
+    return context.as_of(at), at
+
+
 def end_of(context: TableContext, when: When) -> Cut | str | Position:
     """A moment as a statement can find it by itself: of a time, where it is; raises as `position_of` then."""
     return _position_at(context, when) if isinstance(when, datetime) else when

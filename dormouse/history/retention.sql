@@ -4,32 +4,41 @@ select from tables where table_id = %(table_id)s for no key update;
 
 -- name: candidates
 -- The newest cut after the truncation that so many bytes were ingested since, and that is so old; and the newest of these
--- that no named cut and no consumer is before. Of a consumer that is expired, nothing is held.
-with fit as materialized (
+-- that no named cut and no consumer is before. Of a consumer that is expired, nothing is held. Cuts have times in their order:
+-- each is looked up from the time on that it can have, back to where the bytes are enough.
+with limits as materialized (
+    select t.table_id, u.recorded_at as truncated_at,
+        coalesce(clock_timestamp() - make_interval(secs => %(seconds)s), 'infinity') as old_at,
+        %(bytes_now)s::numeric - %(byte_count)s::numeric as bytes_till, (
+            select min(n.recorded_at)
+            from (
+                select recorded_at from cut c
+                where c.table_id = t.table_id and c.name is not null and c.snapshot is not null
+                offset 0
+            ) n
+        ) as named_at, (
+            select min(c.position_at)
+            from consumer c
+            join hold h on h.holder = concat('consumer ', c.table_id, '/', c.name) and h.until > clock_timestamp()
+            where c.table_id = t.table_id and c.snapshot is not null
+        ) as consumed_at
+    from tables t
+    left join truncation u using (table_id)
+    where t.table_id = %(table_id)s
+)
+select f.*, w.is_free
+from limits l
+cross join lateral (
+    values (false, l.old_at), (true, least(l.old_at, l.named_at, l.consumed_at))
+) as w (is_free, before)
+cross join lateral (
     select c.cut_id, c.name, c.recorded_at, c.epoch, c.table_id
     from cut c
-    left join truncation t using (table_id)
-    where c.table_id = %(table_id)s and c.snapshot is not null and (c.cut_id <= t.cut_id) is not true
-        and (%(bytes_now)s::numeric - c.bytes_till < %(byte_count)s::numeric) is not true
-        and (c.recorded_at > clock_timestamp() - make_interval(secs => %(seconds)s)) is not true
-)
-(select f.*, false as is_free from fit f order by f.cut_id desc limit 1)
-union all
-(
-    select f.*, true
-    from fit f
-    where not exists (
-            select from cut c
-            where c.table_id = f.table_id and c.name is not null and c.snapshot is not null and c.cut_id < f.cut_id
-        )
-        and not exists (
-            select from consumer c
-            join hold h on h.holder = concat('consumer ', c.table_id, '/', c.name) and h.until > clock_timestamp()
-            where c.table_id = f.table_id and c.snapshot is not null and c.position_at < f.recorded_at
-        )
-    order by f.cut_id desc
+    where c.table_id = l.table_id and c.snapshot is not null and c.recorded_at <= w.before
+        and c.recorded_at > coalesce(l.truncated_at, '-infinity') and (c.bytes_till > l.bytes_till) is not true
+    order by c.recorded_at desc
     limit 1
-);
+) f;
 
 -- name: holders
 -- The named cuts and consumers that hold files and history of a table, the oldest position first. A cut of another cluster,

@@ -51,10 +51,17 @@ with e as materialized ({ends}), w as materialized (
     select first.recorded_at as first_at, first.snapshot as first, last.recorded_at as last_at, last.snapshot as last,
         last.rows_till - first.rows_till as row_count, last.bytes_till - first.bytes_till as byte_count
     from (
-        select * from cut c
-        where c.table_id = %(table_id)s and c.snapshot is not null and c.recorded_at >= (select at from w where number = 1)
-        order by c.recorded_at
-        limit 1
+        select c.*
+        from w a
+        cross join lateral (
+            select * from cut c
+            where c.table_id = %(table_id)s and c.snapshot is not null and c.recorded_at >= a.at
+            order by c.recorded_at
+            limit 1
+        ) c
+        -- what was committed while it was recorded may be of a time before it
+        where a.number = 1 and pg_snapshot_xmax(a.snapshot) <= pg_snapshot_xmax(c.snapshot)
+            and not exists (select from pg_snapshot_xip(c.snapshot) x where pg_visible_in_snapshot(x, a.snapshot))
     ) first
     cross join (
         select * from cut c

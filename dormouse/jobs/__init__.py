@@ -1,9 +1,23 @@
 """Jobs: asked for by programs, run by workers anywhere, seen by people."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dormouse.jobs.job import Job, JobState, KindOfJob
 from dormouse.jobs.progress import Progress
-from dormouse.jobs.runs import JobFunction
 from dormouse.jobs.store import JobStore
-from dormouse.jobs.worker import Worker
+
+if TYPE_CHECKING:
+    from dormouse.jobs.runs import JobFunction
+    from dormouse.jobs.worker import Worker
 
 __all__ = ["Job", "JobFunction", "JobState", "JobStore", "KindOfJob", "Progress", "Worker"]
+
+_HOMES = {"JobFunction": "runs", "Worker": "worker"}
+
+
+def __getattr__(name: str) -> Any:
+    """What runs jobs is loaded where one is run."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import DormouseError
 from dormouse.jobs.job import Claim, Job
-from dormouse.payloads import PayloadKey, PayloadStore
+from dormouse.payloads import PayloadKey
 from dormouse.payloads.content import decode, encode
 from dormouse.payloads.rows import write
+
+if TYPE_CHECKING:
+    from dormouse.payloads import PayloadStore
 
 TENANT = "dormouse"
 REQUEST, RESULT = "dormouse.job.request", "dormouse.job.result"

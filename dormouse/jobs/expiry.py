@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, timedelta
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dormouse.errors import InvalidInput, ObjectStoreError
 from dormouse.jobs.answers import ANSWERING, SENT, answer_name, upload_name
 from dormouse.jobs.documents import request_key, result_key
 from dormouse.objects import ObjectStore
-from dormouse.payloads import PayloadKey, PayloadStore
+from dormouse.payloads import PayloadKey
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions, days_ahead
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
+
+if TYPE_CHECKING:
+    from dormouse.payloads import PayloadStore
 
 RETENTION_DAYS = 30
 PAGE_JOBS = 1_000

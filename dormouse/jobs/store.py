@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dormouse.errors import (
@@ -18,7 +18,7 @@ from dormouse.errors import (
 )
 from dormouse.jobs import documents
 from dormouse.jobs.claims import Claims
-from dormouse.jobs.expiry import expire, roll
+from dormouse.jobs.expiry import expire
 from dormouse.jobs.job import (
     Job,
     JobState,
@@ -31,15 +31,17 @@ from dormouse.jobs.job import (
     job_key,
     new_job_id,
 )
-from dormouse.jobs.runs import JobFunction
-from dormouse.jobs.worker import LEASE_SECONDS, Worker, WorkerOptions
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
-from dormouse.payloads import PayloadStore
 from dormouse.payloads.rows import with_days
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
+
+if TYPE_CHECKING:
+    from dormouse.jobs.runs import JobFunction
+    from dormouse.jobs.worker import Worker
+    from dormouse.payloads import PayloadStore
 
 LIMIT, LIMIT_MAX = 100, 10_000
 COUNTED_MAX = 10_000
@@ -204,7 +206,7 @@ class JobStore:
         threads: int = 4,
         *,
         idle_seconds: float = 300.0,
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float = 30.0,
         seconds_max: float = 86_400.0,
     ) -> Worker:
         """A worker of some kinds: `run()` until `stop()`.
@@ -217,6 +219,9 @@ class JobStore:
         Raises `InvalidInput`.
         """
         self._check_writable()
+        # lambdas start jobs, and none runs them
+        from dormouse.jobs.worker import Worker, WorkerOptions
+
         options = WorkerOptions(threads, idle_seconds, lease_seconds, seconds_max)
         if not isinstance(functions, Mapping) or not functions:
             raise InvalidInput("a worker needs functions, like {'report': make_report}")
@@ -242,10 +247,6 @@ class JobStore:
         """
         self._check_writable()
         return expire(self._supplier, self._objects, self._payloads, retention_days)
-
-    def roll(self) -> None:
-        """Makes the days that jobs will end on."""
-        roll(self._supplier)
 
     def _found(self, job_id: str, owner: str | None) -> Job:
         check_owner(owner)

@@ -52,7 +52,6 @@ from dormouse.objects.activity import is_noted_since
 from dormouse.payloads import PayloadStore
 from dormouse.postgres.listening import Listening
 
-LEASE_SECONDS = 30.0
 THREADS_MAX = 1_000
 LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = 60.0, 5.0
 """How often a worker looks for dead ones, limits, and jobs that it was not told of; with work more often."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import total_ordering
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 
 @total_ordering
@@ -49,15 +49,25 @@ def text_of_when(when: When) -> str | int:
     return when.isoformat() if isinstance(when, datetime) else when
 
 
+class Remembered(NamedTuple):
+    """What a position took to be found: a cut, the version of the table's columns, its properties as JSON."""
+
+    cut_id: int
+    version: int
+    properties: str
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """A moment as a table's metadata are read: the tree of `epoch`, what is visible in `snapshot`.
 
     `snapshot` is a pg_snapshot's text. `at` is when it was the present, as the database's clock told.
     `made_at` is when the epoch was made, in microseconds since 1970: a tree of another past is told by it.
+    `remembered`: it was found some time ago; whoever plans asks whether that holds.
     """
 
     epoch: int
     snapshot: str
     at: datetime
     made_at: int | None = field(default=None, compare=False)
+    remembered: Remembered | None = field(default=None, compare=False)

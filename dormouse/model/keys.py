@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, cast
 
 from dormouse.errors import InvalidKey
+from dormouse.model.foreign import plain
 from dormouse.model.schema import Field
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, DataType
 
@@ -38,6 +39,7 @@ _END = b"\x00\x00"
 def check_key(field: Field, value: Any) -> KeyValue:
     """The value, when it is one of the field's type; else `InvalidKey`."""
     expected = _PYTHON[field.type]
+    value = plain(value)
     if isinstance(value, bytearray | memoryview) and expected is bytes:
         return bytes(value)
     if not isinstance(value, expected) or isinstance(value, bool) or _is_time(value, expected):

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dormouse.errors import InvalidProperties
+from dormouse.model.text import did_you_mean
 
 SECONDS_MAX = 100 * 365.25 * 86_400
 INT_MAX = (1 << 31) - 1
@@ -143,12 +144,17 @@ def _describe(error: ValidationError) -> str:
         if name in TableProperties.model_fields:
             parts.append(f"{name} must be {allowed_values(name)}, not {item['input']!r}")
         elif name:
-            parts.append(
-                f"{name!r} is not a table property; they are {', '.join(TableProperties.model_fields)}"
-            )
+            parts.append(unknown_property(name))
         else:
             parts.append(item["msg"].removeprefix("Value error, "))
     return "; ".join(parts)
+
+
+def unknown_property(name: str) -> str:
+    """What is said of a name that is none: the nearest that is, or all."""
+    known = TableProperties.model_fields
+    hint = did_you_mean(name, known) or f"; they are {', '.join(known)}"
+    return f"{name!r} is not a table property{hint}"
 
 
 def allowed_values(name: str) -> str:

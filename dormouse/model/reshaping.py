@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dormouse.errors import InvalidSchema
+from dormouse.model.names import NAME, name_of, parts_of, written
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Column, Stage
@@ -16,7 +17,7 @@ from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, DataType, Field
 _WIDER = {INT: LONG, FLOAT: DOUBLE}
 _CALLS = ("aggregate", "filter")
 """Properties that name columns in calls, like `sum(count)`."""
-_LISTS = ("bloom_filter_columns", "newest_by")
+_LISTS = ("bloom_filter_columns",)
 """Properties that name columns, one or more."""
 
 
@@ -107,22 +108,27 @@ def then_called(schema: Schema, then: Schema, name: str) -> str | None:
 
 def properties_naming(properties: TableProperties, name: str) -> list[str]:
     """Those that name a column."""
-    return [key for key, text, pattern in _naming(properties) if name in pattern.findall(text)]
+    return [key for key, text, pattern in _naming(properties) if name in _named(text, key, pattern)]
 
 
 def following(properties: TableProperties, called: Callable[[str], str | None]) -> dict[str, Any]:
     """What changes of properties where columns are called differently, or are not there."""
     found: dict[str, Any] = {}
     for key, text, pattern in _naming(properties):
-        parts = [text] if key == "filter" else text.split(",")
-        there = [part for part in parts if all(called(name) for name in pattern.findall(part))]
-        renamed = ",".join(
-            pattern.sub(lambda match: match[0].removesuffix(match[1]) + str(called(match[1])), part)
-            for part in there
-        )
+        parts = [text] if key in {"filter", "newest_by"} else parts_of(text)
+        there = [part for part in parts if all(called(name) for name in _named(part, key, pattern))]
+        renamed = ",".join(_renamed(part, key, pattern, called) for part in there)
         if renamed != text:
-            found[key] = renamed or None
+            found[key] = renamed.strip() or None
     return found
+
+
+def _renamed(part: str, key: str, pattern: re.Pattern[str], called: Callable[[str], str | None]) -> str:
+    def new(match: re.Match[str]) -> str:
+        name = str(called(_name(match[1], key)))
+        return match[0].removesuffix(match[1]) + (name if key == "newest_by" else written(name))
+
+    return pattern.sub(new, part)
 
 
 def with_properties(properties: TableProperties, changes: dict[str, Any]) -> TableProperties:
@@ -133,11 +139,24 @@ def with_properties(properties: TableProperties, changes: dict[str, Any]) -> Tab
 
 def _naming(properties: TableProperties) -> Iterator[tuple[str, str, re.Pattern[str]]]:
     """Properties with columns' names in them, and what finds the names."""
-    for keys, pattern in ((_CALLS, r"\(\s*(\w+)"), (_LISTS, r"(\w+)")):
+    for keys, pattern in (
+        (_CALLS, rf"\(\s*({NAME})"),
+        (_LISTS, rf"({NAME})"),
+        (("newest_by",), r"(?s)^(.+)$"),
+    ):
         for key in keys:
             text = getattr(properties, key, None)
             if text:
                 yield key, text, re.compile(pattern)
+
+
+def _named(text: str, key: str, pattern: re.Pattern[str]) -> list[str]:
+    return [_name(found, key) for found in pattern.findall(text)]
+
+
+def _name(found: str, key: str) -> str:
+    """A single name stands as it is."""
+    return found if key == "newest_by" else name_of(found)
 
 
 def _number(schema: Schema, name: object) -> int:

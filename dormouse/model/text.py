@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from hashlib import blake2b
 
 from dormouse.errors import InvalidInput
@@ -62,3 +63,16 @@ def narrow_bytes(text: str) -> bytes:
 def plural(number: int, noun: str) -> str:
     """The number with its noun: `1 file`, `2 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """Which of these a name was probably meant to be; case does not count."""
+    names = {one.casefold(): one for one in known}
+    near = get_close_matches(str(name).casefold(), names, n=1)
+    return names[near[0]] if near else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """The end of an error that names the nearest thing that there is; empty if nothing is near."""
+    near = nearest(name, known)
+    return "" if near is None else f"; did you mean {near!r}?"

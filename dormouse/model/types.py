@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
 from dormouse.errors import InvalidSchema
+from dormouse.model.text import is_text
 
-FIELD_NAME_LENGTH_MAX = 128
+FIELD_NAME_LENGTH_MAX = 1_000
 NESTING_DEPTH_MAX = 16
 DECIMAL_DIGITS_MAX = 38
 
@@ -117,14 +117,13 @@ class Field:
 
 
 def check_field_name(name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or name.startswith("__"):
-        raise InvalidSchema(
-            f"field name {name!r}: use letters, digits and underscores, first a letter or one underscore"
-        )
+    """Any text, as headers and JSON have it; `InvalidSchema`."""
+    if not isinstance(name, str) or not name or not is_text(name):
+        raise InvalidSchema(f"field name {name!r}: it must be text, not empty, and without NUL")
+    if name.startswith("__"):
+        raise InvalidSchema(f"field name {name!r}: names that begin with two underscores are reserved")
     if len(name) > FIELD_NAME_LENGTH_MAX:
         raise InvalidSchema(f"field name {name[:20]!r}… is longer than {FIELD_NAME_LENGTH_MAX} characters")
-    if unicodedata.normalize("NFC", name) != name:
-        raise InvalidSchema(f"field name {name!r} is not in Unicode normal form C")
 
 
 INT = DataType("int")  # 32 bit, signed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,12 @@ from dormouse.objects.names import STAGING, check_name, check_prefix
 from dormouse.objects.staging import StagingArea
 
 PUBLISH_ATTEMPTS_MAX = 1_000
+SETTLED_NS = 1_000_000_000
+FOLDERS_KNOWN_MAX = 1_000
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_durable: dict[Path, tuple[int, int, int]] = {}
+"""Folders as they were when all their entries were made durable."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,7 @@ class FolderStore:
         """Make the entries from the root down to `folder` durable, whichever process made them."""
         while True:
             with suppress(FileNotFoundError):
-                _sync(folder)
+                _sync_entries(folder)
             if folder == self.root:
                 return
             folder = folder.parent
@@ -195,6 +201,20 @@ def _make_folders(folder: Path) -> None:
     except FileNotFoundError:
         pass
     # a deletion was there meanwhile, perhaps: linking fails, and all is tried again
+
+
+def _sync_entries(folder: Path) -> None:
+    """Make the entries of a folder durable, unless they are, and have not changed since."""
+    found = folder.stat()
+    state = found.st_dev, found.st_ino, found.st_mtime_ns
+    if _durable.get(folder) == state:
+        return
+    _sync(folder)
+    # within a tick of the clock there may be another change, which it does not tell
+    if time.time_ns() - found.st_mtime_ns > SETTLED_NS:
+        if len(_durable) >= FOLDERS_KNOWN_MAX:
+            _durable.clear()
+        _durable[folder] = state
 
 
 def _sync(path: Path) -> None:

@@ -13,6 +13,9 @@ SKETCHES_SUFFIX = ".sketches"
 PARQUET_SUFFIX = ".v2.parquet"
 """Of files whose DOUBLE columns have no minimum and maximum, as those of before have: NaN is in neither."""
 
+ROW_FILES = "row_files"
+"""Where the files are that cells of row tables refer to, each table's by its UUID."""
+
 INCOMING = "incoming"
 """Where others put objects that are to be ingested."""
 _VERSIONED = re.compile(r"\.s(\d+)" + re.escape(PARQUET_SUFFIX) + "$")
@@ -26,6 +29,7 @@ RECORDS = frozenset(
         "payloads",
         "answers",
         INCOMING,
+        ROW_FILES,
         "backups",
         "runs",
         "work",

@@ -220,7 +220,7 @@ class S3Store:
         except exceptions.AlreadyExistsError as error:
             raise taken(name, self.url) from error
         except _FAILURES as error:
-            if isinstance(error, FileNotFoundError) and verb == "read":
+            if isinstance(error, FileNotFoundError) and verb == "read" and "NoSuchBucket" not in str(error):
                 raise missing(name, self.url) from error
             raise failed(verb, name, self.url, _cause(error)) from error
 
@@ -265,6 +265,11 @@ def _split_valid(names: Sequence[str]) -> tuple[Failures, list[str]]:
 def _cause(error: Exception) -> str:
     """The message that S3 gave, else the first line of obstore's."""
     text = str(error)
+    if "/latest/api/token" in text:  # where a machine of AWS has those of its role
+        return (
+            "there are no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+            "or give the machine a role"
+        )
     said = re.search(r"<Message>(.*?)</Message>", text, re.DOTALL)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

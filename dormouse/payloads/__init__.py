@@ -1,6 +1,19 @@
 """Payloads: JSON documents, hot in PostgreSQL, cold in the object store."""
 
+from typing import TYPE_CHECKING, Any
+
 from dormouse.payloads.keys import PayloadKey
-from dormouse.payloads.store import PayloadStore
+
+if TYPE_CHECKING:
+    from dormouse.payloads.store import PayloadStore
 
 __all__ = ["PayloadKey", "PayloadStore"]
+
+
+def __getattr__(name: str) -> Any:
+    """The store is loaded where one is made."""
+    if name != "PayloadStore":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from dormouse.payloads.store import PayloadStore
+
+    return PayloadStore

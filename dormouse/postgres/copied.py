@@ -23,11 +23,12 @@ def settle(conn: psycopg.Connection[Any]) -> None:
         if conn.execute(_QUERIES["is_ahead"].on()).fetchall()[0][0]:
             for name in _RENUMBERING:
                 conn.execute(_QUERIES[name].on())
+        # which asks what restores undid
+        if conn.execute(_QUERIES["knows_deletions"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["renumber_deletions"].on())
         if conn.execute(_QUERIES["knows_history"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["forget_history"].on())
             conn.execute(_QUERIES["begin_history"].on())
-        if conn.execute(_QUERIES["knows_deletions"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["renumber_deletions"].on())
         if conn.execute(_QUERIES["knows_payloads"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["begin_days_anew"].on())
         if conn.execute(_QUERIES["knows_schemas"].on()).fetchall()[0][0]:

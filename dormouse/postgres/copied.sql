@@ -36,8 +36,7 @@ update cut set snapshot = null;
 update consumer set snapshot = null;
 update truncation set snapshot = null;
 update epoch set added_xid = '3' where added_xid >= pg_snapshot_xmin(pg_current_snapshot());
-update restored set snapshot = null where snapshot is not null;
-update restored set restored_xid = '3' where restored_xid >= pg_snapshot_xmin(pg_current_snapshot());
+delete from restored where restored_xid <> '4';
 delete from hold;
 
 -- name: begin_history
@@ -46,11 +45,26 @@ update tables set history_from = pg_current_snapshot(), history_since = clock_ti
 
 -- name: renumber_deletions
 -- Deletions have been there for ever, and those that no file needs are of the history that is not told here. Of one that a
--- restore has made pending again, the rows of before go: nothing but their transactions tells them apart.
+-- restore has made pending again, the rows of before go: nothing but their transactions tells them apart. That restores have
+-- undone others is still told, by one of transaction 4 for all restores of a table.
 delete from deletion d
 using deletion later
 where later.table_id = d.table_id and later.deletion_id = d.deletion_id and later.added_xid > d.added_xid;
-update deletion set snapshot = null, added_xid = '3', retired_xid = case when retired_xid is not null then '3'::xid8 end;
+with undone as materialized (
+    select d.table_id, d.deletion_id, max(r.moment) as moment, max(r.restored_at) as restored_at
+    from deletion d
+    join restored r on r.table_id = d.table_id and r.restored_xid = d.retired_xid
+    group by d.table_id, d.deletion_id
+), told as (
+    insert into restored (table_id, restored_xid, moment, restored_at)
+    select table_id, '4', max(moment), max(restored_at) from undone group by table_id
+    on conflict do nothing
+)
+update deletion d
+set snapshot = null, added_xid = '3', retired_xid = case
+        when (d.table_id, d.deletion_id) in (select table_id, deletion_id from undone) then '4'::xid8
+        when d.retired_xid is not null then '3'::xid8
+    end;
 
 -- name: renumber_schemas
 -- Columns have been as they are for ever.

@@ -10,7 +10,7 @@ may refuse the password of a member of a member of `rds_iam`: its next login may
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -46,6 +46,24 @@ def _set(conn: psycopg.Connection[Any], role: str, name: str, value: str) -> Non
     database = str(conn.info.dbname)
     query = _QUERIES["set"].literally(value=value)
     conn.execute(query.on(role=role, database=database, name=name))
+
+
+def make_database(conn: psycopg.Connection[Any], name: str) -> None:
+    """Makes a database, if it is not there: of text that is compared byte by byte."""
+    if not conn.execute(_QUERIES["database"].on(), {"name": name}).fetchone():
+        # another may have been faster
+        with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+            conn.execute(_QUERIES["make_database"].on(database=name))
+
+
+def in_database(dsn: str, name: str) -> str:
+    """The DSN with another database of the server."""
+    return make_conninfo("", **{**parameters(dsn), "dbname": name})
+
+
+def let_make_tables(conn: psycopg.Connection[Any]) -> None:
+    """Has those who run make schemas and tables in this database."""
+    conn.execute(_QUERIES["let_make_tables"].on(database=str(conn.info.dbname)))
 
 
 def adopt(conn: psycopg.Connection[Any]) -> int:

@@ -87,3 +87,15 @@ alter default privileges in schema dormouse grant usage, select on sequences to 
 grant usage on schema dormouse to dormouse_read;
 grant select on all tables in schema dormouse to dormouse_read;
 alter default privileges in schema dormouse grant select on tables to dormouse_read;
+
+-- name: database
+-- Whether there is a database of this name.
+select 1 from pg_catalog.pg_database where datname = %(name)s;
+
+-- name: make_database
+-- Another database of the server.
+create database {database} template template0 encoding 'UTF8' locale 'C';
+
+-- name: let_make_tables
+-- In a database of indexes those who run rows make all that there is.
+grant create, connect, temporary on database {database} to dormouse_run;

@@ -32,7 +32,8 @@ DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 class DeleteReport:
     """A deletion: its number and its moment, None of one that was only tried; `rows` then are exact.
 
-    One that is a load of marks, on a keyed table, has no number, and tells its rows.
+    One of which no row can be, as no value is wanted, is as one that was tried: nothing is recorded. One that
+    is a load of marks, on a keyed table, has no number, and tells its rows.
     """
 
     deletion_id: int | None
@@ -50,6 +51,8 @@ def delete(context: TableContext, where: DeleteWhere, *, dry_run: bool = False) 
     asked, condition = asked_to_delete(context, where)
     if dry_run:
         return DeleteReport(None, None, sum(batch.num_rows for batch in _matching(context, where)))
+    if asked.is_empty:
+        return DeleteReport(None, None, 0)
     bounds, by_values = bounds_to_delete(context, asked)
     deletion_id, at = context.deletions.record(condition, bounds, by_values=by_values)
     return DeleteReport(deletion_id, at, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import and_
+from threading import Event
 
 import pyarrow as pa
 from datafusion import ExecutionPlan
@@ -20,11 +21,13 @@ from dormouse.data.expressions import column, key_order
 from dormouse.data.portions import portions
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
-from dormouse.history.moments import kept, position_of
+from dormouse.errors.moved import SchemaMoved
+from dormouse.history.moments import kept, moment_of, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
+from dormouse.query.dividing import divided, is_large
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
@@ -41,6 +44,9 @@ from dormouse.query.table_view import Moment, gone_of_moment, plan_query
 from dormouse.query.where import Question, Where, question
 
 Groups = Iterator[tuple[Scan, ...]]
+_Prepared = Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]
+BEGUN_BYTES_MAX = 64 * 1024 * 1024
+"""Of rows of the next group, made while others are used."""
 REPLANS_MAX = 10
 PART_BYTES = 128 * 1024 * 1024
 
@@ -48,7 +54,7 @@ PART_BYTES = 128 * 1024 * 1024
 def query(
     context: TableContext,
     where: Where = None,
-    columns: Sequence[str] | None = None,
+    columns: Sequence[str] | Callable[[Schema], Sequence[str]] | None = None,
     limit: int | None = None,
     *,
     interruption: Interruption | None = None,
@@ -61,7 +67,8 @@ def query(
     table has now, whatever is committed while it is read; also when a file that it has not read yet is
     compacted and collected meanwhile. `as_of` asks for those of another moment.
 
-    Its columns are those that the table has when it begins, or had at that moment.
+    Its columns are those that the table has when it begins, or had at that moment; of those that are told by
+    a schema, as it calls them.
 
     Raises `InvalidQuery`, `InvalidRange`, `InvalidCut` or `CutExpired`; while it is read, `ObjectNotFound`
     for a file that is lost, `QueryOvertaken` when one was collected and rows were added or removed meanwhile,
@@ -70,20 +77,26 @@ def query(
     """
     interruption = interruption or Interruption()
     if as_of is not None:
-        at = position_of(context, as_of)
-        return _query(context.as_of(at), where, columns, limit, interruption, at)
+        then, at = moment_of(context, as_of)
+        try:
+            return _query(then, where, columns, limit, interruption, at)
+        except SchemaMoved:
+            context.forget_cuts()
+            at = position_of(context, as_of)
+            return _query(context.as_of(at), where, columns, limit, interruption, at)
     return on_current(context, lambda now: _query(now, where, columns, limit, interruption, None))
 
 
 def _query(
     context: TableContext,
     where: Where,
-    columns: Sequence[str] | None,
+    columns: Sequence[str] | Callable[[Schema], Sequence[str]] | None,
     limit: int | None,
     interruption: Interruption,
     at: Position | None,
 ) -> pa.RecordBatchReader:
-    asked = question(context.schema, where, columns, limit)
+    names = columns(context.schema) if callable(columns) else columns
+    asked = question(context.schema, where, names, limit)
     moment = Moment(context.schema)
     groups = plan_query(context, asked.ranges, moment, at=at)
     schema = columns_of(context.schema, asked.columns)
@@ -153,6 +166,7 @@ class _Execution:
         self.now_ms = time.time_ns() // 1_000_000
         self._remaining = asked.limit
         self._is_keyed = is_keyed(context.properties)
+        self._is_awaited = Event()
         self._held = HeldBack(context.schema.key_names)
 
     def rows(self, groups: Groups) -> Iterator[pa.RecordBatch]:
@@ -199,9 +213,17 @@ class _Execution:
 
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""
-        prepared = self._prepared(groups, start)
-        # with a limit the next group may be needless
-        for scans, batches in prepared if self._asked.limit is not None else one_ahead(prepared):
+        if self._asked.limit is not None:  # the next group may be needless
+            prepared = self._prepared(groups, start)
+        else:
+            prepared = one_ahead(self._begun(self._prepared(divided(self._context, groups), start)))
+        while True:
+            self._is_awaited.set()
+            found = next(prepared, None)
+            self._is_awaited.clear()
+            if found is None:
+                return
+            scans, batches = found
             with self._naming(scans):
                 for batch in batches:
                     yield from self._held.take(batch)
@@ -239,9 +261,7 @@ class _Execution:
         beyond = wanted[len(list(exact)) + 1 :]
         return bool(self._asked.conditions or self._transform.age_off or any(beyond))
 
-    def _prepared(
-        self, groups: Iterable[Sequence[Scan]], start: Reached | None
-    ) -> Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]:
+    def _prepared(self, groups: Iterable[Sequence[Scan]], start: Reached | None) -> _Prepared:
         """The groups, each with its rows: those of a look-up, or what DataFusion's plan is going to give."""
         for scans in groups:
             with self._naming(scans):
@@ -250,6 +270,21 @@ class _Execution:
                     plan = planned(self._context, scans, partial(self._physical, scans, start))
                     found = self._executed(plan, scans)
             yield scans, found
+
+    def _begun(self, prepared: _Prepared) -> _Prepared:
+        """The groups; the first rows of large ones are made as long as the group before them is used."""
+        for scans, batches in prepared:
+            if not is_large(scans):
+                yield scans, batches
+                continue
+            made, rest, byte_count = list[pa.RecordBatch](), iter(batches), 0
+            with self._naming(scans):
+                for batch in rest:
+                    made.append(batch)
+                    byte_count += batch.nbytes
+                    if self._is_awaited.is_set() or byte_count >= BEGUN_BYTES_MAX:
+                        break
+            yield scans, chain(made, rest)
 
     def _looked_up(self, scans: Sequence[Scan], start: Reached | None) -> Iterable[pa.RecordBatch] | None:
         if start is not None:

@@ -25,7 +25,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
     DataFusion waits for a batch in native code, which only its futures leave before the batch is there.
     """
 
-    streams = [stream]
+    streams, reader = [stream], object()
     del stream
 
     async def upcoming() -> RecordBatch:
@@ -34,7 +34,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
     try:
         while True:
             future = asyncio.run_coroutine_threadsafe(upcoming(), _Loop.running())
-            interruption.awaits(future)
+            interruption.awaits(reader, future)
             try:
                 batch = future.result()
             except StopAsyncIteration:
@@ -44,7 +44,7 @@ def interruptible(stream: RecordBatchStream, interruption: Interruption) -> Iter
             yield batch
     finally:
         # the interruption may be kept, but not the stream with it: that computes as long as it lives
-        interruption.awaits(None)
+        interruption.awaits(reader, None)
         streams.clear()
     interruption.check()
 

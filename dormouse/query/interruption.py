@@ -19,7 +19,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._awaited: Future[Any] | None = None
+        self._awaited: dict[object, Future[Any]] = {}
         self._ended: Callable[[], object] | None = None
         self._is_set = False
 
@@ -27,8 +27,8 @@ class Interruption:
         """What is computed now is given up."""
         with self._lock:
             self._is_set = True
-            if self._awaited is not None:
-                self._awaited.cancel()
+            for upcoming in self._awaited.values():
+                upcoming.cancel()
             ended = self._ended
         if ended is not None:
             threading.Thread(target=self._end, args=(ended,), name="dormouse-interrupt", daemon=True).start()
@@ -58,8 +58,12 @@ class Interruption:
         if self._is_set:
             raise DormouseError("the query was interrupted")
 
-    def awaits(self, upcoming: Future[Any] | None) -> None:
+    def awaits(self, reader: object, upcoming: Future[Any] | None) -> None:
+        """What one of the query's readers waits for now."""
         with self._lock:
-            self._awaited = upcoming
-            if self._is_set and upcoming is not None:
+            if upcoming is None:
+                self._awaited.pop(reader, None)
+                return
+            self._awaited[reader] = upcoming
+            if self._is_set:
                 upcoming.cancel()

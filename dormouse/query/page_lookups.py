@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -39,19 +39,16 @@ def looked_up(
     if not can_look_up(schema.key_fields, columns):
         return None
     names = [field.name for field in columns]
-    tables: list[pa.Table] = []
+    batches: list[pa.RecordBatch] = []
     for scan, key in zip(scans, keys, strict=True):
         found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
         if found is None:
             return None
-        tables += found
-    if not tables:
-        return []
-    rows = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-    if len(tables) > 1:
-        rows = rows.sort_by([(name, "ascending") for name in schema.key_names])
-    batches: list[pa.RecordBatch] = rows.combine_chunks().to_batches()
-    return batches
+        batches += found
+    if len(batches) < 2:
+        return batches
+    rows = pa.Table.from_batches(batches).sort_by([(name, "ascending") for name in schema.key_names])
+    return cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
 
 
 def _is_plain(schema: Schema, scan: Scan) -> bool:

@@ -29,6 +29,19 @@ def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
+def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchReader:
+    """The rows after so many."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        left = rows
+        for batch in reader:
+            if left < batch.num_rows:
+                yield batch.slice(left)
+            left = max(0, left - batch.num_rows)
+
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
 def one_ahead(items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> Iterator[T]:
     """The same items; from the second on, each is made in a thread while the one before it is used.
 

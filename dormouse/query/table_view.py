@@ -308,8 +308,16 @@ class _View:
     ) -> _PlannedPage:
         """The first page of what is wanted, as a snapshot saw it, of whose epoch the tree is."""
         page = self._page(tree, ranges, leaves_max)
+        # one that has begun needs its cut no more
+        remembered = None if self._at is None or self._is_further else self._at.remembered
         since, rows = self._alone(
-            partial(self._store.planned_at, page.partition_ids, self._bounds(ranges), snapshot)
+            partial(
+                self._store.planned_at,
+                page.partition_ids,
+                self._bounds(ranges),
+                snapshot,
+                remembered=remembered,
+            )
         )
         if self._at is not None and since > number_of_value(self._at.at):
             check_since(self._context, self._at.at)

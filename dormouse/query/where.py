@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
+from dormouse.model.foreign import plain
 from dormouse.model.keys import check_key
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.text import did_you_mean
 from dormouse.query.key_ranges import KeyRanges
 
 LIMIT_MAX = (1 << 63) - 1
@@ -39,6 +41,11 @@ class Question:
     columns: tuple[str, ...]
     limit: int | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row can be in it."""
+        return self.ranges.is_empty or any(not (one.ranges or one.or_null) for one in self.conditions)
+
 
 def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit: int | None) -> Question:
     """A query that fits the schema; `InvalidQuery`, or `InvalidRange` for a range that is empty."""
@@ -52,15 +59,14 @@ def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit:
             ranges[name] = condition.ranges
         else:
             conditions.append(condition)
-    return Question(KeyRanges(ranges), tuple(conditions), _columns(schema, columns), _limit(limit))
+    return Question(KeyRanges(ranges), tuple(conditions), _columns(schema, columns), checked_limit(limit))
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
     """An error that names the nearest thing that there is."""
-    names = {one.casefold(): one for one in known}
-    near = get_close_matches(str(name).casefold(), names, n=1)
-    hint = f"did you mean {names[near[0]]!r}?" if near else f"known: {', '.join(names.values()) or 'none'}"
-    return InvalidQuery(f"unknown {what} {name!r}; {hint}")
+    names = list(known)
+    hint = did_you_mean(name, names) or f"; known: {', '.join(names) or 'none'}"
+    return InvalidQuery(f"unknown {what} {name!r}{hint}")
 
 
 def _field(schema: Schema, name: object) -> Field:
@@ -83,7 +89,8 @@ def _columns(schema: Schema, columns: Sequence[str] | None) -> tuple[str, ...]:
     return names
 
 
-def _limit(limit: int | None) -> int | None:
+def checked_limit(limit: int | None) -> int | None:
+    """The most rows that are wanted; `InvalidQuery` for what is none."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
         raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
     if limit is not None and limit > LIMIT_MAX:
@@ -91,7 +98,15 @@ def _limit(limit: int | None) -> int | None:
     return limit
 
 
+def checked_offset(offset: Any) -> int:
+    """How many rows are left out first; `InvalidQuery` for what is none."""
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LIMIT_MAX:
+        raise InvalidQuery(f"offset must be a whole number of rows, at least 0, not {offset!r}")
+    return offset
+
+
 def _condition(field: Field, wanted: Any) -> Condition:
+    wanted = plain(wanted)
     items = list(wanted) if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
     ranges = tuple(_range(field, item) for item in items if item is not None)
     or_null = any(item is None for item in items)
@@ -126,10 +141,12 @@ def value_of(field: Field, value: Any) -> Any:
     try:
         if field.type.is_key_type:
             return check_key(field, value)
+        value = plain(value)
         if isinstance(value, bool) == (field.type.name == "boolean"):
             return pa.scalar(value, arrow_type(field.type)).as_py()
     except InvalidKey as error:
         raise InvalidQuery(str(error)) from None
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):
-        pass
+        if isinstance(value, Decimal) and field.type.precision is not None:
+            raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit") from None
     raise InvalidQuery(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")

@@ -53,8 +53,8 @@ def compact(
 ) -> CompactionReport:
     """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
 
-    `auto` takes Spark when the files of the jobs add up to 256 MiB and it is installed: `on_spark`, which the
-    caller gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
+    `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
+    gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
     rows read. Ctrl-C puts back at once what is not finished.
     """
     check_engine(engine)

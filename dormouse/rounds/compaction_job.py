@@ -198,6 +198,7 @@ def _merge(
                 now_ms=now_ms,
                 store=context.objects,
                 remains=remains,
+                row_bytes=job.row_bytes,
             )
     check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
     return facts

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dormouse.context import TableContext
+from dormouse.data.data_files import Files
 from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX
+from dormouse.data.sorted_files import InOrder, leaf_counts
 from dormouse.data.source import Source, open_source
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
@@ -21,6 +23,13 @@ from dormouse.model.text import plural
 from dormouse.rounds.engine import check_engine, choose_engine
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
+from dormouse.settings.machine import machine_bytes
+from dormouse.settings.process import load_settings
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
 
 Progress = Callable[[int, int | None], object]
 
@@ -59,24 +68,32 @@ def ingest_in_process(
     *,
     ingest_id: str | None = None,
     progress: Progress | None = None,
-    memory_bytes: int = MEMORY_BYTES,
+    memory_bytes: int | None = None,
     deletes: str | None = None,
 ) -> IngestReport:
     """Adds the rows of `data` to a table, all or none: once for each `ingest_id`.
 
     `data` is a pyarrow Table, RecordBatch, RecordBatchReader or iterable of batches, or the path or paths of
     Parquet or CSV files (a file, a folder, a pattern). It is streamed: about twice `memory_bytes` of it are
-    held, the rest waits sorted in the temporary folder. `progress` is called with the rows read so far, and
-    all rows if known. Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and `CommitFailed`, after which
-    nothing is added and what was written is removed; after `CommitOutcomeUnknown`, run the same id again.
+    held, by default what the setting `ingest_memory_bytes` says, the rest waits sorted in the temporary
+    folder. Files whose rows are in order already are written as they are read. `progress` is called with the
+    rows read so far, and all rows if known. Raises `InvalidData`, `ObjectStoreError`, `JobFailed` and
+    `CommitFailed`, after which nothing is added and what was written is removed; after
+    `CommitOutcomeUnknown`, run the same id again.
     """
+
+    held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(data, current.schema) if rows is None else rows.opened(data)
-        return write_leaves(current, attempt, source, progress or (lambda *_: None), memory_bytes)
+        return write_leaves(current, attempt, source, progress or (lambda *_: None), held_bytes)
 
     return ingest_once(context, ingest_id, write)
+
+
+def _share_of_memory() -> int:
+    return min(max(machine_bytes() // 8, MEMORY_BYTES), MEMORY_BYTES_MAX)
 
 
 def keyed_rows(context: TableContext, attempt: WriteAttempt, deletes: str | None = None) -> KeyedRows | None:
@@ -96,18 +113,39 @@ def write_leaves(
         context.objects, context.stored_schema, context.properties, lookup.leaf_ids, attempt.object_name
     )
     rows = 0
-    with writer.sorter(memory_bytes) as sorter:
+
+    def read() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
         for batch in source.batches:
-            sorter.add(batch, lookup.indexes(batch))
+            yield batch
             rows += batch.num_rows
             progress(rows, source.rows_total)
-        files = list(writer.write(sorter))
+
+    if (counts := _counts_in_order(context, source, lookup)) is not None:
+        files = list(writer.write_in_order(InOrder(context.schema).checked(read()), counts))
+    else:
+        with writer.sorter(memory_bytes) as sorter:
+            for batch in read():
+                sorter.add(batch, lookup.indexes(batch))
+            files = list(writer.write(sorter))
     check_ingested(rows, source.rows_total, files, context.properties)
     return files
 
 
+def _counts_in_order(
+    context: TableContext, source: Source, lookup: LeafLookup
+) -> npt.NDArray[np.int64] | None:
+    """The rows of each leaf, where all come in the order in which they are written; else None."""
+    if is_keyed(context.properties) or (keys := source.sorted_keys()) is None:
+        return None
+    by_leaf = context.properties.ingest_file_writing == "one_file_per_leaf"
+    return leaf_counts(keys, context.schema, lookup, by_leaf=by_leaf)
+
+
 def _bytes_on_disk(data: Any) -> int:
     """The size of files given by path; 0 for data in memory, and for paths that are not there."""
+    if isinstance(data, Files):
+        return _bytes_on_disk(data.paths)
     if isinstance(data, str | os.PathLike):
         path = Path(data)
         files = path.rglob("*") if path.is_dir() else [path]

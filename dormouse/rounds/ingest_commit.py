@@ -62,7 +62,7 @@ def ingest_once(
     Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
     those that are changed meanwhile do not matter, unless the rows lack one that must not be null, which is
     `SchemaChanged`. `leftovers`: others may still write objects of the attempt, see
-    `WriteAttempts.finish`; they are looked for after the commit.
+    `WriteAttempts.finish`, also when it fails; they are looked for after the commit.
     """
     started = time.monotonic()
     if ingest_id is None:
@@ -72,7 +72,10 @@ def ingest_once(
     files: Sequence[FileWithReferences] = ()
     applied = False
     if not context.store.is_applied(commit_id(ingest_id)):
-        with _refusals_named(context, ingest_id), context.writing(loads=True) as (current, attempt):
+        with (
+            refusals_named(context, ingest_id, context.schema.version),
+            context.writing(loads=True, leftovers=leftovers) as (current, attempt),
+        ):
             files = write(current, attempt)
             applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers)
         if applied and leftovers:
@@ -90,12 +93,15 @@ def ingest_once(
 
 
 @contextmanager
-def _refusals_named(context: TableContext, ingest_id: str) -> Iterator[None]:
-    """Says that an attempt was abandoned since its rows lack a column, where one was added."""
+def refusals_named(context: TableContext, ingest_id: str, before: int) -> Iterator[None]:
+    """Says that an attempt was abandoned since its rows lack a column, where one was added.
+
+    `before` is the version of the schema that its rows have.
+    """
     try:
         yield
     except AttemptAbandoned as error:
-        before, now = context.schema.version, context.shapes.now()
+        now = context.shapes.now()
         columns = () if now is None else zip(now.schema.fields, now.schema.shape.columns, strict=True)
         for field, one in columns:
             if one.stages[0].since > before and not field.nullable:

@@ -31,7 +31,15 @@ def merge_keyed(
 ) -> FileFacts:
     """Merges a job's files, which are read at `places`."""
     merge = KeyedMerge(context.schema, context.properties, now_ms, forgets_marks(context, job))
-    return merge_newest(places, merge, path, region=region, store=context.objects, remains=remains)
+    return merge_newest(
+        places,
+        merge,
+        path,
+        region=region,
+        store=context.objects,
+        remains=remains,
+        row_bytes=job.row_bytes,
+    )
 
 
 def forgets_marks(context: TableContext, job: CompactionJob) -> bool:

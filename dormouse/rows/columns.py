@@ -166,6 +166,10 @@ def check_column_name(name: object) -> None:
     """`InvalidColumn` for a name that cannot be a column's."""
     try:
         check_field_name(name)
+        if not str(name).isidentifier():
+            raise InvalidSchema(
+                f"field name {name!r}: use letters, digits and underscores, first a letter or one underscore"
+            )
     except InvalidSchema as error:
         raise InvalidColumn(str(error).replace("field name", "column name")) from None
     if str(name).upper() in RESERVED:

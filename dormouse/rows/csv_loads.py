@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, InvalidRow
-from dormouse.model.text import plural
+from dormouse.model.text import did_you_mean, plural
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
@@ -63,10 +62,8 @@ def _named(name: str, known: dict[str, Column | str], where: str) -> Column | st
         return name.upper()
     if name in known:
         return known[name]
-    folded = {one.casefold(): one for one in known}
-    near = get_close_matches(name.casefold(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]!r}?" if near else f"its columns are {', '.join(known) or 'none'}"
-    raise InvalidData(f"{where} has column {name[:100]!r}, which the table does not have; {hint}")
+    hint = did_you_mean(name, known) or f"; its columns are {', '.join(known) or 'none'}"
+    raise InvalidData(f"{where} has column {name[:100]!r}, which the table does not have{hint}")
 
 
 def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:

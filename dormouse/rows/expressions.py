@@ -69,7 +69,9 @@ class Selected:
 
     @property
     def column_id(self) -> int | None:
-        return self.expression.column_id if isinstance(self.expression, Cell) else None
+        """Of a column of the table as it is; ROW_ID and ROW_VERSION are none."""
+        found = self.expression.column_id if isinstance(self.expression, Cell) else 0
+        return found if found > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import hmac
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -38,7 +38,7 @@ class PageToken:
 
     def written(self, key: bytes, table_uuid: UUID) -> str:
         """As text for URLs."""
-        values = list(astuple(self))
+        values = [getattr(self, name) for name in self.__slots__]
         values[4] = None if self.place is None else [_encoded(value) for value in self.place]
         body = zlib.compress(json.dumps(values, separators=(",", ":")).encode())
         return base64.urlsafe_b64encode(_mac(key, table_uuid, body) + body).rstrip(b"=").decode()

@@ -21,7 +21,12 @@ from tables t
 where t.table_id = %(table_id)s;
 
 -- name: place
--- Puts an index into a database, where it has to be built, unless another was faster.
+-- Puts an index into a database, where it has to be built, unless another was faster; and makes the key of page tokens,
+-- which those who only read cannot.
+with keyed as (
+    insert into row_page_key (key) values (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
+    on conflict do nothing
+)
 insert into row_index as i (table_id, database) values (%(table_id)s, %(database)s)
 on conflict on constraint row_index_pkey do update
 set database = excluded.database, build_id = null

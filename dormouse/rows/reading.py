@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.errors import TableBusy
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.region import Range
+from dormouse.model.schema import Schema
 from dormouse.query import query
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column
 from dormouse.rows.ranges import Ints, spans
@@ -42,7 +42,7 @@ class RowReader:
         schema = _schema(columns, deleted=True)
         wanted = spans(ranges[:, 0], ranges[:, 1], SPANS_MAX)
         between = Range(after, till, min_inclusive=False, max_inclusive=True)
-        found = self._versions(wanted, between, columns) if wanted and till > after else iter(())
+        found = self._versions(_ranges(wanted), between, columns) if wanted and till > after else iter(())
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in found if batch.num_rows))
 
     def rows(self, ids: Ints, versions: Ints, columns: Sequence[Column]) -> pa.Table:
@@ -51,8 +51,10 @@ class RowReader:
         if not len(ids):
             return schema.empty_table()
         between = Range(int(versions.min()), int(versions.max()), max_inclusive=True)
+        # a single row is looked up in its pages, which the engine's plan costs more than
+        wanted: Any = int(ids[0]) if len(ids) == 1 else _ranges(spans(ids, ids, SPANS_MAX))
         found = []
-        for batch in self._versions(spans(ids, ids, SPANS_MAX), between, columns):
+        for batch in self._versions(wanted, between if len(ids) > 1 else None, columns):
             at = np.searchsorted(ids, batch.column(0).to_numpy())
             at = np.minimum(at, len(ids) - 1)
             is_it = (ids[at] == batch.column(0).to_numpy()) & (versions[at] == batch.column(1).to_numpy())
@@ -60,46 +62,28 @@ class RowReader:
         return pa.Table.from_batches(found, schema)
 
     def _versions(
-        self, wanted: Sequence[tuple[int, int]] | None, versions: Range, columns: Sequence[Column]
+        self, wanted: int | list[Range] | None, versions: Range | None, columns: Sequence[Column]
     ) -> Iterator[pa.RecordBatch]:
         """Versions of rows in the order of their ids and versions, called as the columns say."""
-        where: dict[str, Any] = {ROW_VERSION: versions}
-        if wanted is not None:
-            where[ROW_ID] = [Range(first, last, max_inclusive=True) for first, last in wanted]
+        asked = {ROW_ID: wanted, ROW_VERSION: versions}
+        where: dict[str, Any] = {name: one for name, one in asked.items() if one is not None}
         schema = _schema(columns, deleted=True)
-        for batch in _by_ids(self.context(), columns, partial(_asked, where)):
+        # by ids: another may have the name of one that was dropped or retyped
+        for batch in query(self.context(), where, partial(_stored_names, columns=columns)):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def _asked(where: dict[str, Any], context: TableContext, names: Sequence[str]) -> pa.RecordBatchReader:
-    return query(context, where, names)
+def _ranges(wanted: Sequence[tuple[int, int]]) -> list[Range]:
+    return [Range(first, last, max_inclusive=True) for first, last in wanted]
 
 
-def _by_ids(
-    context: TableContext,
-    columns: Sequence[Column],
-    ask: Callable[[TableContext, Sequence[str]], pa.RecordBatchReader],
-) -> pa.RecordBatchReader:
-    """Asks for columns by what they are called now."""
-    for _ in range(10):
-        names = stored_names(context, columns)
-        try:
-            return ask(context, [*_KEYS, *names])
-        except (SchemaMoved, ValueError):
-            now = context.followed()
-            if now.schema.version == context.schema.version:
-                raise
-            context = now
-    raise TableBusy(f"the columns of table {context.table.name!r} are changed all the time; try again later")
-
-
-def stored_names(context: TableContext, columns: Sequence[Column]) -> list[str]:
-    """What the columns are called in the table's schema."""
-    schema = context.schema
+def _stored_names(schema: Schema, columns: Sequence[Column]) -> list[str]:
+    """What the columns are called in a schema of the table; `SchemaMoved` when it is of before they were."""
     names = {one.column_id: name for name, one in zip(schema.names, schema.shape.columns, strict=True)}
-    if any(column.column_id not in names for column in columns):
-        return stored_names(context.followed(), columns)
-    return [names[column.column_id or 0] for column in columns]
+    try:
+        return [*_KEYS, *(names[column.column_id or 0] for column in columns)]
+    except KeyError:
+        raise SchemaMoved("columns were added to the table") from None
 
 
 def _schema(columns: Sequence[Column], *, deleted: bool) -> pa.Schema:

@@ -158,7 +158,10 @@ def converted(retyped: Retyped, array: pa.Array, label: Label = row_label) -> pa
         return fitting(after, _number(before, after, array, label), label)
     if after.type == "JSON" and before.type in _NUMBERS:
         return fitting(after, _texts(before, array), label)
-    return of_text(after, _texts(before, array), label)
+    texts = _texts(before, array)
+    if (empty := pc.index(texts, "").as_py()) >= 0:  # which in CSV is null, and here would be lost
+        raise InvalidRow(f"{label(empty)}, column {after.name!r} ({after.type}): an empty text is none")
+    return of_text(after, texts, label)
 
 
 def _as_it_is(before: Column, after: Column) -> bool:

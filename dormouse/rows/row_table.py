@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from dormouse.errors import InvalidInput, RowNotFound
+from dormouse.errors import InvalidColumn, InvalidInput, RowNotFound, names_what_is_missing
 from dormouse.rows.asking import AskedTable
 from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
 from dormouse.rows.changes import Change, Changed, LoadCsv, Row
@@ -24,6 +25,7 @@ from dormouse.rows.values import to_python
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.pages import Page
     from dormouse.table import Table
@@ -33,6 +35,7 @@ DOWNLOAD_WAIT_SECONDS = 600.0
 Progress = Callable[[int, int | None], object]
 
 
+@names_what_is_missing
 class RowTable(AskedTable):
     """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
 
@@ -151,6 +154,41 @@ class RowTable(AskedTable):
         cells = {column.name: to_python(column, found.column(column.name))[0] for column in columns}
         return {ROW_ID: ids, ROW_VERSION: wanted, **cells}
 
+    def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
+        """Copies a file of this machine to the object store; gives what a FILE cell is to hold of it.
+
+        It stays as long as the table, as older versions of rows refer to it. `name` is what it is called.
+        Raises `InvalidInput`, `InvalidName`, and `ObjectStoreError`.
+        """
+        from dormouse.rows.cell_files import put
+
+        with self.table.changing():
+            return put(self.files, path, name)
+
+    def file(self, row_id: int, column: str, version: int | None = None) -> CellFile:
+        """What a FILE cell refers to: `files.chunks` of it are its bytes. `RowNotFound`, `InvalidColumn`."""
+        found = column_named(self.columns(version), column)
+        if found.type != "FILE":
+            raise InvalidColumn(f"column {column!r} is a {found.type}, and has no files")
+        row = self.row(row_id, version)
+        return self.files.of_cell(row[found.name], f"column {column!r} of row {row_id}")
+
+    def save_file(
+        self, row_id: int, column: str, path: str | PathLike[str], version: int | None = None
+    ) -> Path:
+        """Writes the bytes that a FILE cell refers to, whole or not at all. As `file`, `ObjectDamaged`."""
+        from dormouse.rows.cell_files import save
+
+        return save(self.files.chunks(self.file(row_id, column, version)), path)
+
+    @property
+    def files(self) -> CellFiles:
+        """The bytes of FILE cells."""
+        from dormouse.rows.cell_files import CellFiles
+
+        table = self.store.table
+        return CellFiles(self.table.context.objects, table.uuid, table.name)
+
     def current(
         self, version: int | None = None, columns: Sequence[str] | None = None
     ) -> pa.RecordBatchReader:
@@ -197,6 +235,7 @@ class RowTable(AskedTable):
         dry_run: bool = False,
         changed_by: str | None = None,
         change_id: str | None = None,
+        wait_seconds: float = LOCK_WAIT_SECONDS,
         progress: Progress = lambda done, total: None,
         **how: Unpack[CsvOptions],
     ) -> Changed:
@@ -207,7 +246,8 @@ class RowTable(AskedTable):
         as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
         """
         load = LoadCsv(path, columns=columns, **asdict(CsvFormat.of_file(path, **how)))
-        return self.change([load], dry_run, changed_by=changed_by, change_id=change_id, progress=progress)
+        by: dict[str, Any] = {"changed_by": changed_by, "change_id": change_id, "wait_seconds": wait_seconds}
+        return self.change([load], dry_run, progress=progress, **by)
 
     def download_csv(
         self,

@@ -13,13 +13,12 @@ from dormouse.model.keyed import check_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BOOLEAN, LONG, Field
+from dormouse.own_work import OwnWork
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog
-    from dormouse.jobs import JobStore
     from dormouse.model.table import TableRecord
-    from dormouse.postgres import ConnectionSupplier
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.row_table import RowTable
     from dormouse.settings import Settings
@@ -29,13 +28,11 @@ if TYPE_CHECKING:
 _KEYS = (Field(ROW_ID, LONG), Field(ROW_VERSION, LONG), Field(ROW_DELETED, BOOLEAN))
 
 
-class RowTables:
+class RowTables(OwnWork):
     """The methods, of an instance."""
 
     _catalog: Catalog
-    _supplier: ConnectionSupplier
     _tables: Tables
-    jobs: JobStore
     _settings: Settings
 
     @cached_property

@@ -5,7 +5,7 @@ And makes it the owner of the object store when it came in place of another, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,25 @@ def bring_up_to_date(
             applied = migrate(owner, folder)
             roles.grant(owner)
     return MigrationReport(tuple(applied), adopted)
+
+
+def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = ConnectionSupplier) -> str:
+    """Makes the databases that are not there in which row tables are indexed, and says who may in them.
+
+    Who runs makes indexes, who reads reads them; what is in them is theirs. `dsn` is of a role that may make
+    databases and roles. Safe to run again. Gives what was done.
+    """
+    for name in names:
+        with closing(connecting(dsn)) as supplier, roles.privileged(), supplier.connection() as conn:
+            roles.make_database(conn, name)
+        with (
+            closing(connecting(roles.in_database(dsn, name))) as supplier,
+            roles.alone(supplier) as conn,
+            roles.privileged(),
+        ):
+            roles.make_roles(conn)
+            roles.let_make_tables(conn)
+    return f"databases of row tables: {', '.join(names)}"
 
 
 def own(

@@ -11,6 +11,8 @@ from dormouse.service.metrics import Metrics
 
 logger = logging.getLogger("dormouse.service.access")
 PATH_LENGTH_MAX = 200
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Which metrics name: anybody can invent more."""
 
 
 class AccessLog:
@@ -40,8 +42,9 @@ class AccessLog:
 
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        method = scope["method"] if route != "other" else "other"
+        method = scope["method"] if route != "other" and scope["method"] in METHODS else "other"
         self._metrics.requests.labels(method, route, str(status or "none")).inc()
+        self._metrics.refresh()
         # as it came: printable ASCII, with everything else percent-encoded
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0]
         logger.info(

@@ -21,6 +21,7 @@ from dormouse import __version__
 from dormouse.errors import DormouseError
 from dormouse.instance import Instance
 from dormouse.service.access_log import AccessLog
+from dormouse.service.docs_page import add_docs
 from dormouse.service.documents import ProblemDocument
 from dormouse.service.health import Readiness
 from dormouse.service.jobs import JobWorker, jobs
@@ -52,12 +53,12 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     """
     metrics = Metrics()
     holders = read_holders(settings.job_tokens_file) if settings.job_tokens_file else {}
-    lookups = Runner(settings, metrics, settings.queries_max)
+    lookups = Runner(settings, metrics, settings.queries_here)
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     statements = Runner(settings, metrics, settings.statements_max) if workers else lookups
     runners = {lookups, statements}
-    metrics.running.set_function(lambda: sum(runner.slots.taken for runner in runners))
-    metrics.waiting.set_function(lambda: sum(runner.slots.waiting for runner in runners))
+    metrics.follow(metrics.running, lambda: sum(runner.slots.taken for runner in runners))
+    metrics.follow(metrics.waiting, lambda: sum(runner.slots.waiting for runner in runners))
     here = Service(
         instance,
         lookups,
@@ -91,6 +92,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         middleware=[
@@ -108,6 +110,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         *([] if settings.job_threads is None else [jobs, row_files]),
     ):
         app.include_router(router)
+    add_docs(app)
     for kind in (*_EXPECTED, Exception):
         app.add_exception_handler(kind, _problem)
     app.openapi = lambda: _described(app, secured=settings.secret is not None or bool(holders))  # type: ignore[method-assign]
@@ -121,10 +124,11 @@ def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) ->
             settings.sql_memory_bytes_max,
             settings.sql_spill_bytes_max,
             settings.sql_threads,
+            share=settings.workers,
         ),
         lambda why: metrics.workers_ended.labels(why).inc(),
     )
-    metrics.workers.set_function(lambda: len(found.process_ids))
+    metrics.follow(metrics.workers, lambda: len(found.process_ids))
     return found
 
 

@@ -50,20 +50,25 @@ class PlanRequest(_OfMoment):
     )
 
 
-class QueryRequest(PlanRequest):
-    """Which rows are wanted, and what of them."""
-
+class _OfColumns(_Request):
     columns: list[str] | None = Field(
         default=None,
         description="what is read of them, in this order; all when left out",
         examples=[["flight"]],
     )
+
+
+class QueryRequest(PlanRequest, _OfColumns):
+    """Which rows are wanted, and what of them."""
+
     limit: int | None = Field(
         default=None, ge=0, le=LIMIT_MAX, description="at most so many rows, the first in key order"
     )
+    offset: int = Field(default=0, ge=0, le=LIMIT_MAX, description="so many rows are left out first")
+    descending: bool = Field(default=False, description="the largest keys first")
 
 
-class ChangesRequest(_Request):
+class ChangesRequest(_OfColumns):
     """Which rows are wanted: those that were ingested after a moment and up to another, and what of them."""
 
     after: str | int | None = Field(
@@ -73,11 +78,6 @@ class ChangesRequest(_Request):
         examples=["2026-11-20T14:00:00+01:00"],
     )
     till: str | int | None = Field(default=None, description="as `after`; now when left out")
-    columns: list[str] | None = Field(
-        default=None,
-        description="what is read of them, in this order; all when left out",
-        examples=[["flight"]],
-    )
 
 
 class StatementRequest(_OfMoment):
@@ -309,6 +309,12 @@ class RowHistory(_Answer):
     """Changes of a row table, the newest first."""
 
     changes: list[dict[str, Any]]
+
+
+class PutFile(_Answer):
+    """What a FILE cell is to hold."""
+
+    file: str
 
 
 class CsvLook(_Answer):

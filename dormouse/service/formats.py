@@ -7,7 +7,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from dormouse.data.export import Csv, JsonLines, Writer, WriterOfArrow
+from dormouse.data.export import ArrowStream, Csv, JsonLines, Writer, WriterOfArrow
 from dormouse.service.problems import Refused
 
 JSON_LINES = "application/x-ndjson"
@@ -51,21 +51,8 @@ class CsvAnswer(Csv):
         return b""
 
 
-class _Arrow:
-    """The Arrow IPC streaming format."""
-
+class _Arrow(ArrowStream):
     content_type = ARROW
-
-    def begin(self, schema: pa.Schema) -> bytes:
-        self._schema = schema
-        self._writer = WriterOfArrow(lambda file: pa.ipc.new_stream(file, schema))
-        return self._writer.taken()
-
-    def rows(self, batch: pa.RecordBatch) -> bytes:
-        return self._writer.write_batch(batch)
-
-    def end(self) -> bytes:
-        return self._writer.end()
 
     def broken_off(self, problem: str) -> bytes:
         # by a writer of its own, since the other may be in use; it begins with the schema, which is there

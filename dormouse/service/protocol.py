@@ -1,4 +1,4 @@
-"""HTTP as uvicorn speaks it, with what it lacks: dropping a connection, a bound on slow requests."""
+"""HTTP as uvicorn and llhttp speak it, with what they lack: bounds on connections, heads, slow requests."""
 
 from __future__ import annotations
 
@@ -7,54 +7,97 @@ import fcntl
 import struct
 import termios
 from contextlib import suppress
-from typing import Any
+from enum import Enum
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from dormouse.service.connections import Connections
 from dormouse.service.problems import MEDIA_TYPE, http_problem
 
 HEADER_BYTES_MAX = 32 * 1024
 WRITE_BUFFER_BYTES_MAX = 64 * 1024
+KEEP_ALIVE_SECONDS_MAX = 4_200
+"""Longer than a load balancer's, which is the one to close."""
+
+STRANGER_SECONDS_MAX = 10.0
+"""How long a connection may idle, or take for a request's headers, before it has shown what lets it in."""
 
 
-class _Connection(h11.Connection):
-    """Refuses requests of which two readers could see different ends (RFC 9112, 6.1)."""
-
-    is_head = False
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self.is_head = event.method == b"HEAD"
-            names = {name for name, _ in event.headers}
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("the request has two lengths")
-        return event
+class NotHttp(ValueError):
+    """A request that two readers could understand differently."""
 
 
-class Protocol(H11Protocol):
+class _Part(Enum):
+    """What a connection is in the middle of."""
+
+    BETWEEN = 0
+    HEAD = 1
+    BODY = 2
+    REST = 3
+    """Of a body whose request is answered already."""
+
+
+class Protocol(HttpToolsProtocol):
     """One connection. `request_seconds_max` is how long a client may take to send a request's headers."""
 
-    conn: _Connection
     request_seconds_max = 60.0
+    among: Connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # an application finds it in its scope's state, as uvicorn copies this
         self.app_state = {**self.app_state, "connection": self}
-        self.conn = _Connection(h11.SERVER, self.config.h11_max_incomplete_event_size or HEADER_BYTES_MAX)
+        self.timeout_keep_alive = STRANGER_SECONDS_MAX  # type: ignore[assignment]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
-        self._deadline = self.loop.call_later(self.request_seconds_max, self._too_slow)
+        self._head_bytes = 0
+        self._part = _Part.HEAD
+        self._deadline = self.loop.call_later(self._request_seconds, self._too_slow)
+        self.among.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.among.discard(self)
         self._deadline.cancel()
         super().connection_lost(exc)
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        if self.cycle is not None:
-            self._deadline.cancel()  # from here on the request, or the time between two, is bounded
+    def let_in(self) -> None:
+        """A request was let in: from now on the client is the one to close."""
+        self.timeout_keep_alive = KEEP_ALIVE_SECONDS_MAX
+        self.among.let_in(self)
+
+    def data_received(self, data: bytes) -> None:
+        idles = self.timeout_keep_alive_task is not None
+        if idles and self._part is _Part.BETWEEN:
+            self._begin(_Part.HEAD)  # what comes now is a head, or what may stand before one
+        elif idles and self._part is _Part.BODY:
+            self._begin(_Part.REST)
+        super().data_received(data)
+        if self._part is _Part.HEAD and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > HEADER_BYTES_MAX:
+                self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._part is not _Part.HEAD:
+            self._begin(_Part.HEAD)
+
+    def on_headers_complete(self) -> None:
+        self._part = _Part.BODY
+        self._deadline.cancel()  # from here on the request, or the time between two, is bounded
+        _check(self.parser, self.headers, len(self.url))
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # what follows is in no protocol that is spoken here
+
+    def on_message_complete(self) -> None:
+        was, self._part = self._part, _Part.BETWEEN
+        self._deadline.cancel()
+        super().on_message_complete()
+        if was is _Part.REST and not self.transport.is_closing():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     @property
     def untaken_bytes(self) -> int:
@@ -65,21 +108,55 @@ class Protocol(H11Protocol):
             found += struct.unpack("i", answer)[0]
         return found
 
+    @property
+    def is_taking(self) -> bool:
+        """Whether what is sent now waits for nothing."""
+        return not self.flow.write_paused
+
     def abort(self) -> None:
         """Drops the connection with what the client has not taken."""
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        if self.conn.our_state is not h11.IDLE and self.conn.our_state is not h11.SEND_RESPONSE:
-            self.transport.abort()  # in the middle of an answer nothing can be said
+        self._deadline.cancel()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False  # the answer that is being given is the last one
+            self.pipeline.clear()
             return
         body = http_problem(400, "this is not HTTP/1.1 as RFC 9112 has it").text.encode("ascii")
         head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode("ascii"))
-        if not self.conn.is_head:
+        if self.parser.get_method() != b"HEAD":
             self.transport.write(body)
         self.transport.close()
 
+    @property
+    def _request_seconds(self) -> float:
+        return min(self.request_seconds_max, self.timeout_keep_alive)
+
+    def _begin(self, part: _Part) -> None:
+        self._part = part
+        self._head_bytes = 0
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(self._request_seconds, self._too_slow)
+
     def _too_slow(self) -> None:
-        if not self.transport.is_closing():
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False  # it is the next request that is slow
+        elif not self.transport.is_closing():
             self.transport.abort()
+
+
+def _check(parser: httptools.HttpRequestParser, headers: list[tuple[bytes, bytes]], size: int) -> None:
+    """Refuses heads that are too long, and requests of which two readers could see different ends.
+
+    RFC 9112, 3.2, 5.2 and 6.1.
+    """
+    names = [name for name, _ in headers]
+    version = parser.get_http_version()
+    size += sum(len(name) + len(value) + 4 for name, value in headers)
+    has_two_lengths = b"transfer-encoding" in names and (b"content-length" in names or version != "1.1")
+    wrong_host = names.count(b"host") > 1 or (version == "1.1" and b"host" not in names)
+    folded = any(b"\n" in value or b"\r" in value for _, value in headers)
+    if size > HEADER_BYTES_MAX or has_two_lengths or wrong_host or folded or version not in {"1.0", "1.1"}:
+        raise NotHttp

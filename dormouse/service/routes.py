@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -23,6 +24,7 @@ from dormouse.service.health import Readiness
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.running import Answer, Runner
 from dormouse.service.work import DocumentWork, Limits, QueryWork
+from dormouse.sql.descending import descending
 from dormouse.sql.engine import Sessions
 from dormouse.table import Table
 
@@ -43,7 +45,8 @@ class Service:
     limits: Limits
 
 
-def service(request: Request) -> Service:
+async def service(request: Request) -> Service:
+    """Async, as FastAPI calls what is not in a thread."""
     return cast(Service, request.app.state.service)
 
 
@@ -174,11 +177,22 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
 
     def rows() -> Any:
         found = here.instance.table(table)
-        where = parse_where(_schema(found, body.as_of), body.where)
-        as_of = _moment(body.as_of)
-        return found.query(where, body.columns, limit=body.limit, as_of=as_of, interruption=interruption)
+        schema, as_of = _schema(found, body.as_of), _moment(body.as_of)
+        where = parse_where(schema, body.where)
+        if body.descending:  # a sort of any size, for which statements have processes of their own
+            sql = partial(here.instance.sql, as_of=as_of, interruption=interruption, sessions=here.sessions)
+            return descending(sql, found.name, schema, where, body.columns, body.limit, body.offset)
+        return found.query(
+            where,
+            body.columns,
+            limit=body.limit,
+            offset=body.offset,
+            as_of=as_of,
+            interruption=interruption,
+        )
 
-    return _streamed(here, here.lookups, request, "query", rows, interruption.set)
+    runner = here.statements if body.descending else here.lookups
+    return _streamed(here, runner, request, "query", rows, interruption.set)
 
 
 @queries.post(

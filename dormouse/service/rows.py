@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from dormouse.errors import JobNotFound
 from dormouse.jobs.answers import upload_name
@@ -23,13 +24,21 @@ from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
-from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS
+from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, check_may, told
 from dormouse.service.routes import Here
 from dormouse.service.running import Answer
 from dormouse.service.sent_files import receive, separator_of
 from dormouse.service.work import DocumentWork, QueryWork
+
+_BINARY = "application/octet-stream"
+_BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
+_FILE_BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The bytes.", "content": _BYTES},
+    **problems(400, 401, 404, 503),
+}
+_BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 
 TableNamed = Annotated[str, Path(description="the name of a row table", examples=["samples"])]
 rows = APIRouter(prefix="/v1/rows", tags=["row tables"])
@@ -87,6 +96,32 @@ def one_row(
 ) -> Response:
     """As it is now, or a version of it, whatever became of it since."""
     return JSONResponse(json_value(here.instance.row_table(table).row(row_id, version)))
+
+
+@rows.get(
+    "/{table}/rows/{row_id}/files/{column}",
+    response_class=Response,
+    responses=_FILE_BYTES,
+    summary="The bytes of a FILE cell",
+)
+def one_file(
+    here: Here,
+    table: TableNamed,
+    row_id: Annotated[int, Path(description="its ROW_ID")],
+    column: Annotated[str, Path(description="a column of type FILE")],
+    version: Annotated[int | None, Query(description="that version of the row")] = None,
+) -> Response:
+    """As they were put; an answer that breaks off is damaged."""
+    found = here.instance.row_table(table)
+    file = found.file(row_id, column, version)
+    headers = {
+        "content-length": str(file.byte_count),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name)}",
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+    }
+    here.instance.objects.size(file.object_name)  # 404 before an answer has begun
+    return StreamingResponse(found.files.chunks(file), headers=headers, media_type=_BINARY)
 
 
 @row_queries.post(
@@ -185,6 +220,36 @@ def _plain(path: FilePath) -> Iterator[FilePath]:
 
 def _look(path: FilePath, how: CsvFormat, shown: int, whole: bool) -> Any:
     return preview_csv(path, how, rows=shown, whole=whole, name="the file").to_json()
+
+
+@row_files.post(
+    "/{table}/files",
+    status_code=201,
+    response_model=documents.PutFile,
+    responses=SENDS,
+    openapi_extra=_BYTES_BODY,
+    summary="Put a file for a FILE cell",
+)
+async def put_file(
+    here: Here,
+    holder: By,
+    request: Request,
+    table: TableNamed,
+    name: Annotated[str, Query(description="what the file is called")],
+) -> Response:
+    """Gives the reference that a FILE cell is to hold; the bytes stay as long as the table."""
+    check_may(holder, "row_upload")
+    found = await asyncio.to_thread(here.instance.row_table, table)
+    given: list[str] = []
+
+    @contextmanager
+    def target() -> Iterator[FilePath]:
+        with found.files.receiving(name) as (path, references):
+            yield path
+        given.extend(references)
+
+    await receive(request, target())
+    return JSONResponse({"file": given[0]}, 201)
 
 
 @row_files.post(

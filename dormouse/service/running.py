@@ -1,8 +1,8 @@
 """Running queries: admitted, read in a thread, sent as fast as the client takes them, stopped when it goes.
 
-A query's thread makes one piece of the answer at a time; the event loop sends it, and asks for the next when
-the client has taken most of what was sent. What stops a query (its end, a failure, the time, a client that
-has gone or stalls) ends its thread's work first, and then frees its slot.
+A query's thread makes the answer piece by piece, one ahead of those that the event loop sends; it goes on
+when the client has taken most of what was sent. What stops a query (its end, a failure, the time, a client
+that has gone or stalls) ends its thread's work first, and then frees its slot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -19,14 +19,18 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError
+from dormouse.service.making import Making
 from dormouse.service.metrics import Metrics
 from dormouse.service.problems import Problem, Refused, problem_of
-from dormouse.service.work import Piece, Work
+from dormouse.service.work import Work
 from dormouse.settings.service import ServiceSettings
 
 T = TypeVar("T")
 SENT_BYTES_MAX = 64 * 1024
 """How much is sent at once, so that also a slow client is seen to take it."""
+
+STALL_LOOKS = 10
+"""At what a client takes, while it may stall."""
 
 STOP_SECONDS_MAX = 3.0
 
@@ -46,6 +50,14 @@ class Slots:
         self._wait_seconds_max = wait_seconds_max
         self.waiting = 0
         self.taken = 0
+
+    async def took_free(self) -> bool:
+        """Takes one that is free, without waiting, and tells whether there was one."""
+        if self._free.locked():
+            return False
+        await self._free.acquire()
+        self.taken += 1
+        return True
 
     async def take(self) -> None:
         """Raises `Refused` when none becomes free in time."""
@@ -75,32 +87,26 @@ class Runner:
         self.metrics = metrics
         self.slots = Slots(queries_max, settings.queue_seconds_max)
         self._threads = ThreadPoolExecutor(queries_max, thread_name_prefix="dormouse-serve")
-        self._tidying: set[asyncio.Task[None]] = set()
+        self._making: set[asyncio.Future[None]] = set()
 
     def in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-    def tidy(self, pending: asyncio.Future[Any] | None, pieces: Iterator[Piece]) -> None:
+    def free(self, making: asyncio.Future[None]) -> None:
         """Frees a query's slot as soon as its thread has ended, which no request waits for."""
-        task = asyncio.get_running_loop().create_task(self._tidied(pending, pieces))
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        self._making.add(making)
+        making.add_done_callback(self._freed)
 
-    async def _tidied(self, pending: asyncio.Future[Any] | None, pieces: Any) -> None:
-        try:
-            if pending is not None:
-                await asyncio.wait({pending})
-                pending.exception()
-            await self.in_thread(pieces.close)
-        except Exception:
-            logger.exception("a query that was stopped did not end in order")
-        finally:
-            self.slots.give_back()
+    def _freed(self, making: asyncio.Future[None]) -> None:
+        self._making.discard(making)
+        self.slots.give_back()
+        if not making.cancelled() and (error := making.exception()) is not None:
+            logger.error("a query that was stopped did not end in order", exc_info=error)
 
     async def close(self) -> None:
         """Waits a little for what was stopped to end; its threads may go on until the process ends."""
-        if self._tidying:
-            await asyncio.wait(set(self._tidying), timeout=STOP_SECONDS_MAX)
+        if self._making:
+            await asyncio.wait(set(self._making), timeout=STOP_SECONDS_MAX)
         self._threads.shutdown(wait=False)
 
 
@@ -145,19 +151,17 @@ class Answer(Response):
             await connection.send_problem(problem_of(error))
             return "refused"
         admitted_at = time.monotonic()
-        pieces = self.work.pieces()
-        pending: asyncio.Future[Any] | None = None
+        making = Making(self.work.pieces())
+        making.begin(self.runner.in_thread)
+        self.runner.free(making.ended)
         try:
             deadline = admitted_at + self.runner.settings.seconds_max
-            while True:
-                pending = self.runner.in_thread(next, pieces, None)
-                piece = await _first(pending, gone, deadline)
-                if piece is None:
-                    break
+            while (piece := await _first(making.next(), gone, deadline)) is not None:
                 if not connection.begun:
                     self._observe(admitted_at)
                     await connection.begin(self.work.content_type)
                 await connection.send_piece(piece.data, deadline)
+                making.may_go_on()
                 self.rows += piece.rows
             await connection.end()
         except ClientGone:
@@ -166,12 +170,14 @@ class Answer(Response):
             return await self._failed(error, connection)
         finally:
             self.work.interrupt()
-            self.runner.tidy(pending, pieces)
+            making.stop()
         self.runner.metrics.whole.labels(self.kind).observe(time.monotonic() - admitted_at)
         return "answered"
 
     async def _admitted(self, gone: asyncio.Future[None]) -> None:
         slots = self.runner.slots
+        if await slots.took_free():
+            return
         taking = asyncio.ensure_future(slots.take())
         await asyncio.wait({taking, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not taking.done():
@@ -242,20 +248,27 @@ class Sending:
 
     async def _sent(self, message: Message, deadline: float) -> None:
         """Waits as long as the client takes some of what was sent before."""
+        connection = self._scope["state"].get("connection")
+        if connection is not None and connection.is_taking and time.monotonic() < deadline:
+            await self._send(message)
+            return
         sending = asyncio.ensure_future(self._send(message))
+        taken_at, before = time.monotonic(), math.inf
         try:
             while True:
-                before = self._untaken()
-                seconds = min(self._stall_seconds_max, deadline - time.monotonic())
+                seconds = min(self._stall_seconds_max / STALL_LOOKS, deadline - time.monotonic())
                 await asyncio.wait({sending}, timeout=max(seconds, 0))
                 if sending.done():
                     sending.result()
                     return
-                if time.monotonic() >= deadline:
+                now, untaken = time.monotonic(), self._untaken()
+                if now >= deadline:
                     raise TimeoutError
-                if self._untaken() >= before:
+                taken_at = now if untaken < before else taken_at
+                if now - taken_at >= self._stall_seconds_max:
                     self.abort()
                     raise ClientGone
+                before = untaken
         finally:
             sending.cancel()
 
@@ -277,7 +290,9 @@ class Sending:
 
 async def _first(wanted: asyncio.Future[T], gone: asyncio.Future[None], deadline: float) -> T:
     """What is wanted, unless the client goes (ClientGone) or time is over (TimeoutError) before."""
-    seconds = max(deadline - time.monotonic(), 0)
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
     both: set[asyncio.Future[Any]] = {wanted, gone}
     await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if gone.done():

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.errors import InvalidInput
+from dormouse.service import docs_page
 from dormouse.service.problems import Refused, problem_of
 from dormouse.settings.service import Holder, is_loopback
 
-OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/openapi.json", *docs_page.PATHS})
 """What tells nothing of an instance."""
 
 
@@ -38,7 +39,11 @@ class Guard:
             await problem_of(refusal).response()(scope, receive, send)
             return
         if scope["type"] == "http":
-            scope.setdefault("state", {})["holder"] = self._holder(scope)
+            state = scope.setdefault("state", {})
+            state["holder"] = self._holder(scope)
+            connection = state.get("connection")
+            if connection is not None and scope["path"] not in OPEN_PATHS:
+                connection.let_in()
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Exception | None:

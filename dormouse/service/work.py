@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -65,7 +65,7 @@ class QueryWork:
         """What is sent last when the answer breaks off; made while `pieces` may still run."""
         return self.format.broken_off(problem)
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece]:
         """The answer; the first piece has rows, if there are any."""
         rows = byte_count = 0
         for piece in self._unlimited():
@@ -97,7 +97,7 @@ class DocumentWork:
     def broken_off(self, problem: str) -> bytes:
         return b""
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece]:
         found = self.make()
         self.planned_at = time.monotonic()
         yield Piece(json.dumps(json_value(found)).encode())

@@ -18,6 +18,7 @@ from dormouse.settings.database import DatabaseSettings, ServerlessDatabase
 from dormouse.settings.engines import CompactionSettings
 from dormouse.settings.monitoring import MonitoringSettings
 from dormouse.settings.query import QuerySettings
+from dormouse.settings.rows import RowsSettings
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
     DRAIN_SECONDS,
@@ -224,8 +225,8 @@ class PauseSettings(Section):
 
 
 class DeploymentSettings(Section):
-    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `access`, `pause`,
-    `monitoring`, `backup`, `audit` are deployed when their table is in the file, which may be empty."""
+    """One deployed instance. `commit`, `garbage`, `compaction`, `maintenance`, `query`, `rows`, `access`,
+    `pause`, `monitoring`, `backup`, `audit` are deployed when their table is in the file, even if empty."""
 
     id: Id = setting(change="replacement")
     """The name of the instance, one of its own in the account and region."""
@@ -261,6 +262,7 @@ class DeploymentSettings(Section):
     compaction: CompactionSettings | None = setting(None)
     maintenance: MaintenanceSettings | None = setting(None)
     query: QuerySettings | None = setting(None)
+    rows: RowsSettings | None = setting(None)
     access: AccessSettings | None = setting(None)
     pause: PauseSettings | None = setting(None)
     monitoring: MonitoringSettings | None = setting(None)
@@ -272,6 +274,11 @@ class DeploymentSettings(Section):
         """How long an object outlives its deletion: a day more than the instance can be restored, since S3
         counts whole days."""
         return min(self.storage.restore_days, self.database.backup_days) + 1
+
+    @property
+    def scheduled_seconds(self) -> int:
+        """How long what a schedule calls may run, at most."""
+        return max((one.timeout_seconds for one in (self.garbage, self.maintenance) if one), default=0)
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if (self.account is None) != (self.region is None):

@@ -63,6 +63,10 @@ class Settings(BaseSettings):
     tree_cache_bytes: int = Field(default=256 * 1024 * 1024, ge=0)
     """How much memory the partition trees take at most that a process remembers, of all tables together."""
 
+    ingest_memory_bytes: Annotated[int | None, Optional] = Field(default=None, ge=1 << 24, le=(1 << 31) - 1)
+    """How many bytes of rows an ingest in this process holds before it spills, and about as many again while
+    it sorts; None: an eighth of the machine's memory, 256 MiB at least and 2 GiB at most."""
+
     commit_queue: Annotated[str | None, Optional] = None
     """Where commit requests wait: None or `postgres`, the own database; or the URL of an SQS queue, of as
     many as `queues` says, with commas between them."""

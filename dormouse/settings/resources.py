@@ -69,6 +69,8 @@ class DatabaseResources(Described):
     port: int
     name: str
     proxy: str | None = None
+    row_indexes: tuple[str, ...] | None = None
+    """Where row tables are indexed: `host:port/database` of each; None: nowhere."""
 
 
 class TablesResources(Described):

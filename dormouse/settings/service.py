@@ -6,6 +6,7 @@ import difflib
 import ipaddress
 import os
 import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,13 @@ class ServiceSettings(BaseSettings):
 
     tls_key: Annotated[Path | None, Optional] = None
     """The certificate's private key, as PEM without a password."""
+
+    connections_max: int = Field(default=1_000, ge=1, le=100_000)
+    """How many connections there may be; fewer where the process may have too few files. When there are more,
+    one goes that has shown no token."""
+
+    workers: int = Field(default=1, ge=1, le=64)
+    """How many processes serve, which share what may run at once; one for each core serves most look-ups."""
 
     queries_max: int = Field(default=16, ge=1, le=1_000)
     """How many queries by key run at once; others wait. With sql_workers = 0, statements among them."""
@@ -120,8 +128,14 @@ class ServiceSettings(BaseSettings):
 
     @property
     def statements_max(self) -> int:
-        """How many statements run at once in processes of their own; 0: none has one."""
-        return min(max(os.cpu_count() or 1, 2), 8) if self.sql_workers is None else self.sql_workers
+        """How many statements a worker runs at once in processes of their own; 0: none has one."""
+        count = min(max(os.cpu_count() or 1, 2), 8) if self.sql_workers is None else self.sql_workers
+        return -(-count // self.workers)
+
+    @property
+    def queries_here(self) -> int:
+        """How many queries by key a worker runs at once."""
+        return -(-self.queries_max // self.workers)
 
     @property
     def secret(self) -> str | None:
@@ -129,10 +143,13 @@ class ServiceSettings(BaseSettings):
         if self.token_file is None:
             return self.token
         try:
+            check_private(self.token_file)
             text = self.token_file.read_text("utf-8").strip()
             check_token(text, "it")
         except OSError as error:
             raise InvalidInput(f"cannot read the token file {self.token_file}: {error.strerror}") from None
+        except InvalidInput:
+            raise
         except ValueError:
             raise InvalidInput(
                 f"the token file {self.token_file} has no token: one line of A-Z a-z 0-9 - . _ ~ + / ="
@@ -151,6 +168,7 @@ class Holder:
 def read_holders(path: Path) -> dict[str, Holder]:
     """Those of a file, by their tokens; `InvalidInput` names the line that is wrong."""
     try:
+        check_private(path)
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -168,6 +186,12 @@ def read_holders(path: Path) -> dict[str, Holder]:
             raise InvalidInput(f"line {number} of {path} has the token of another line")
         found[token] = Holder(name, None if kinds == "*" else frozenset(kinds.split(",")))
     return found
+
+
+def check_private(path: Path) -> None:
+    """`InvalidInput` for a file of tokens that all users of the machine can read; OSError."""
+    if path.stat().st_mode & stat.S_IROTH:
+        raise InvalidInput(f"others can read {path}, which has a token: chmod o-rwx {path}")
 
 
 def check_token(text: str, what: str) -> None:

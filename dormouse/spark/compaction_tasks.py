@@ -12,7 +12,8 @@ from dormouse.errors import JobFailed
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.rounds.compaction_job import CompactionResult, job_failed, run_compaction, runners_died
 from dormouse.spark.session import spark_session
-from dormouse.spark.tasks import TaskOutcome, run_tasks
+from dormouse.spark.tasks import JOBS_AT_ONCE_MIN, TaskOutcome, run_tasks
+from dormouse.spark.worker import on_worker
 
 BATCH_JOBS = 500
 _Payload = tuple[TableAddress, CompactionJob, int]
@@ -24,7 +25,6 @@ def compact_on_spark(
     spark: SparkSession | None = None,
     *,
     run_id: str | None = None,
-    jobs_at_once: int | None = None,
 ) -> Generator[CompactionResult, None, None]:
     """Takes jobs in batches and runs them until none is due; results come as they are ready.
 
@@ -37,7 +37,7 @@ def compact_on_spark(
         given_up: list[CompactionJob] = []
         jobs = context.jobs.take(BATCH_JOBS, run_id=run_id, given_up=given_up.append)
         if jobs:
-            yield from _run_batch(context, session, jobs, now_ms, jobs_at_once)
+            yield from _run_batch(context, session, jobs, now_ms)
         # last: a caller that stops at one of these leaves no job that was taken
         yield from map(runners_died, given_up)
         if not jobs:
@@ -45,16 +45,13 @@ def compact_on_spark(
 
 
 def _run_batch(
-    context: TableContext,
-    spark: SparkSession,
-    jobs: list[CompactionJob],
-    now_ms: int,
-    jobs_at_once: int | None,
+    context: TableContext, spark: SparkSession, jobs: list[CompactionJob], now_ms: int
 ) -> Generator[CompactionResult, None, None]:
     unfinished = {job.job_id: job for job in jobs}
     payloads: list[_Payload] = [(context.address, job, now_ms) for job in jobs]
     try:
-        with closing(run_tasks(spark, run_task, payloads, jobs_at_once=jobs_at_once)) as outcomes:
+        tasks = run_tasks(spark, run_task, payloads, jobs_at_once=_jobs_at_once(spark))
+        with closing(tasks) as outcomes:
             for outcome in outcomes:
                 result = _result(context, outcome)
                 del unfinished[result.job_id]
@@ -63,10 +60,19 @@ def _run_batch(
         context.jobs.put_back(unfinished.values())
 
 
+def _jobs_at_once(spark: SparkSession) -> int:
+    """As many as all executors could run that Spark may ask for: it asks for no more than there is work."""
+    settings = spark.sparkContext.getConf()
+    executors = int(settings.get("spark.dynamicAllocation.maxExecutors") or 1)
+    cores = int(settings.get("spark.executor.cores") or 1)
+    known = max(spark.sparkContext.defaultParallelism, JOBS_AT_ONCE_MIN)
+    return max(known, min(BATCH_JOBS, executors * cores))
+
+
 def run_task(payload: _Payload) -> CompactionResult:
     """What a task does, in a process that knows the table only by its address."""
     address, job, now_ms = payload
-    with address.open() as context:
+    with on_worker(address) as context:
         return run_compaction(context, job, now_ms)
 
 

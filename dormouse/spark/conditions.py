@@ -73,8 +73,13 @@ def _literal(field: Field, value: Any) -> Column:
     return lit(value)
 
 
+def backquoted(name: str) -> str:
+    """A column's name in Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _column(field: Field) -> Column:
-    return col(f"`{field.name}`")
+    return col(backquoted(field.name))
 
 
 def _all(parts: Iterable[Column | None]) -> Column | None:

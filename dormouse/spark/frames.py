@@ -25,8 +25,9 @@ from dormouse.query.file_checks import checked_sizes
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question, Where, question
-from dormouse.spark.conditions import in_slices, meets, remains
+from dormouse.spark.conditions import backquoted, in_slices, meets, remains
 from dormouse.spark.shuffle import stage
+from dormouse.spark.worker import on_worker
 
 if TYPE_CHECKING:
     from dormouse.rounds.ingest_commit import IngestReport
@@ -153,7 +154,7 @@ def _of_files(
     ]
     for condition in conditions:
         frame = frame if condition is None else frame.where(condition)
-    return frame.select(*(f"`{name}`" for name in asked.columns))
+    return frame.select(*map(backquoted, asked.columns))
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class _ReadParts:
     parts: Sequence[Part]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with self.address.open() as context:
+        with on_worker(self.address) as context:
             for batch in batches:
                 for number in batch.column(0).to_pylist():
                     yield from self.parts[number].rows(context)

@@ -7,7 +7,6 @@ its leaves in bounded memory, spilling and merging if need be, and writes their 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from pyspark.sql.types import StructType
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
+from dormouse.data.data_files import Files, are_paths, find_files, kind_of, listed_paths
 from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.data.source import are_paths
-from dormouse.data.source_files import CSV, find_files
+from dormouse.data.source_files import FilePart
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
@@ -43,8 +42,9 @@ from dormouse.spark.shuffle import (
     written_of,
 )
 from dormouse.spark.split_points import divide, points_of
-from dormouse.spark.splits import FileSplit, file_splits
+from dormouse.spark.splits import file_splits
 from dormouse.spark.tasks import dormouse_error, run_action
+from dormouse.spark.worker import check_arrived, make_folder
 
 Progress = Callable[[int, int | None], None]
 
@@ -92,18 +92,22 @@ def split_points(
     return points_of(source, session, schema, leaves)
 
 
-def _source(data: Any, schema: Schema) -> DataFrame | list[FileSplit] | list[str]:
+def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]:
     """What the tasks read: a DataFrame, parts of files, or URLs that are left to Spark."""
     if isinstance(data, DataFrame):
         check_fits(data.schema, schema)
         return data
     if not are_paths(data):
         raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
-    listed = [os.fspath(p) for p in ([data] if isinstance(data, str | os.PathLike) else data)]
+    listed = listed_paths(data)
     urls = [path for path in listed if "://" in path]
     if not urls:
-        return file_splits(find_files(listed), schema)
-    if len(urls) < len(listed) or any(Path(url).suffix in CSV for url in urls):
+        return file_splits(find_files(data), schema)
+    if (
+        len(urls) < len(listed)
+        or isinstance(data, Files)
+        or any(kind_of(Path(url)) in {"csv", "json"} for url in urls)
+    ):
         raise InvalidData(f"{urls[0]!r}: read URLs of CSV, or of several kinds, into a DataFrame first")
     return urls
 
@@ -120,11 +124,12 @@ def check_fits(columns: StructType, schema: Schema) -> None:
 def _write(
     context: TableContext,
     attempt: WriteAttempt,
-    source: DataFrame | Sequence[FileSplit] | Sequence[str],
+    source: DataFrame | Sequence[FilePart] | Sequence[str],
     spark: SparkSession,
     keyed: KeyedRows | None,
 ) -> list[FileWithReferences]:
     """Runs the Spark job; the files of the task attempts that succeeded."""
+    make_folder(context.objects)
     lookup = LeafLookup(context.partitions.tree())
     targets = Targets.of(len(lookup.leaf_ids), _tasks_max(spark))
     scatter = Scatter(context.schema if keyed is None else keyed.given, lookup, targets, keyed)
@@ -137,6 +142,7 @@ def _write(
         files = [file for task in tasks for file in task.files]
         sent, received = sum(task.sent for task in tasks), sum(task.received for task in tasks)
         check_ingested(sent, None, files, context.properties)
+        check_arrived(context.objects, files)
         if received != sent:
             raise JobFailed(f"the ingest sent {sent:,} rows and received {received:,}; nothing was added")
         return files
@@ -148,7 +154,7 @@ def _write(
 
 
 def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scatter) -> DataFrame:
-    if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
+    if not isinstance(source, DataFrame) and all(isinstance(part, FilePart) for part in source):
         # the numbers of the splits, one a task
         numbers = spark.range(0, len(source), 1, max(1, len(source)))
         return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)

@@ -35,7 +35,7 @@ from dormouse.rounds.compaction import compacted
 from dormouse.rounds.merging import merge
 from dormouse.rounds.splitting import split
 from dormouse.schedules.runs import FOLDER, RunList, RunTable, read_list
-from dormouse.spark.compaction_tasks import BATCH_JOBS, compact_on_spark
+from dormouse.spark.compaction_tasks import compact_on_spark
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("%s", error)  # noqa: TRY400
         return BAD_USAGE
     try:
-        with _until_told_to_stop():
+        with until_told_to_stop():
             return _run(given.dsn, objects, work)
     except Stopped:
         logger.warning("run %s was stopped; what it had not finished is put back", work.run_id)
@@ -140,9 +140,7 @@ def _compact(context: TableContext, run_id: str, spark: SparkSession) -> bool:
     outcomes: Counter[str] = Counter()
     rows, told = 0, started
     logger.info("table %s: %d jobs", name, total)
-    results = compact_on_spark(
-        context, int(time.time() * 1000), spark, run_id=run_id, jobs_at_once=_jobs_at_once(spark)
-    )
+    results = compact_on_spark(context, int(time.time() * 1000), spark, run_id=run_id)
     with context.last_rounds.round("compaction") as current, closing(results):
         for result in results:
             outcomes[result.outcome] += 1
@@ -189,16 +187,8 @@ def _merge(context: TableContext) -> bool:
     return not done.errors
 
 
-def _jobs_at_once(spark: SparkSession) -> int:
-    """As many as all executors could run that Spark may ask for: it asks for no more than there is work."""
-    settings = spark.sparkContext.getConf()
-    executors = int(settings.get("spark.dynamicAllocation.maxExecutors") or 1)
-    cores = int(settings.get("spark.executor.cores") or 1)
-    return max(spark.sparkContext.defaultParallelism, min(BATCH_JOBS, executors * cores))
-
-
 @contextmanager
-def _until_told_to_stop() -> Iterator[None]:
+def until_told_to_stop() -> Iterator[None]:
     """SIGTERM, which ends a container, raises `Stopped` in the main thread."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -19,14 +19,15 @@ from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES
 from dormouse.data.portions import portions
+from dormouse.data.source_files import FilePart
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.spark.hashing import keys_of_partitions
-from dormouse.spark.splits import FileSplit, read_splits
-from dormouse.spark.worker import partition_number, settle
+from dormouse.spark.splits import read_splits
+from dormouse.spark.worker import check_seen, partition_number, settle
 
 TARGET = "target"
 # a row without rows tells how many its task has sent in all
@@ -107,7 +108,7 @@ class Scatter:
 class SplitScatter:
     """Stage one for files: takes the numbers of splits, reads their rows, and scatters them."""
 
-    splits: Sequence[FileSplit]
+    splits: Sequence[FilePart]
     scatter: Scatter
 
     def run(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -125,6 +126,7 @@ class Gather:
     attempt: WriteAttempt
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        check_seen(self.objects)
         token = uuid.uuid4().hex  # a task that Spark runs again writes files of its own
         files = LeafFiles(
             self.objects,

@@ -16,12 +16,14 @@ from pyspark.sql import DataFrame, SparkSession
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import conform
 from dormouse.data.quantiles import KeyQuantiles
+from dormouse.data.source_files import FilePart
 from dormouse.errors import ConcurrentScale, InvalidInput, PartitionNotActive
 from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
+from dormouse.spark.conditions import backquoted
 from dormouse.spark.shuffle import stage
-from dormouse.spark.splits import FileSplit, read_splits
+from dormouse.spark.splits import read_splits
 from dormouse.spark.tasks import dormouse_error, run_action
 
 BATCH_ROWS_DRAWN = 64
@@ -30,7 +32,7 @@ SPLITS_MAX = 64
 
 _DRAWN = "value binary, weight double"
 _DRAWN_COLUMNS = pa.schema([pa.field("value", pa.binary()), pa.field("weight", pa.float64())])
-RowSource = DataFrame | Sequence[FileSplit] | Sequence[str]
+RowSource = DataFrame | Sequence[FilePart] | Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Draw:
     """Some values of the first row key of each batch, encoded, and for how many rows each stands."""
 
     field: Field
-    splits: tuple[FileSplit, ...] | None = None
+    splits: tuple[FilePart, ...] | None = None
     """Of which the batches have numbers; None: they have the values."""
     schema: Schema | None = None
 
@@ -99,12 +101,12 @@ def divide(context: TableContext, source: RowSource, spark: SparkSession) -> Non
 
 def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
     draw = Draw(schema.row_keys[0])
-    if not isinstance(source, DataFrame) and all(isinstance(part, FileSplit) for part in source):
-        some = tuple(cast(Sequence[FileSplit], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
+    if not isinstance(source, DataFrame) and all(isinstance(part, FilePart) for part in source):
+        some = tuple(cast(Sequence[FilePart], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
         numbers = spark.range(0, len(some), 1, max(1, len(some)))
         return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)
     frame = source if isinstance(source, DataFrame) else spark.read.parquet(*source)
-    return frame.select(f"`{draw.field.name}`").mapInArrow(stage(draw), _DRAWN)
+    return frame.select(backquoted(draw.field.name)).mapInArrow(stage(draw), _DRAWN)
 
 
 def _halving(quantiles: KeyQuantiles, leaves: int) -> list[KeyValue]:

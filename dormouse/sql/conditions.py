@@ -81,9 +81,17 @@ def meets(condition: Condition, value: str | None = None) -> str | None:
     return _any([found, null]) if condition.or_null else found
 
 
-def remains(schema: Schema, deletions: Iterable[Deletion], value: Callable[[Field], str]) -> str | None:
-    """Whether a row is none that a deletion is of; None without deletions. `value` computes columns."""
-    gone = [_is_of(schema, one, value) for one in deletions]
+def remains(
+    schema: Schema,
+    deletions: Iterable[Deletion],
+    value: Callable[[Field], str],
+    where: Callable[[Deletion], str | None] = lambda _: None,
+) -> str | None:
+    """Whether a row is none that a deletion is of; None without deletions.
+
+    `value` computes columns, `where` says of which rows a deletion may be; None: of all.
+    """
+    gone = [all_of([where(one), _is_of(schema, one, value)]) for one in deletions]
     return f"NOT coalesce({' OR '.join(f'({one})' for one in gone)}, false)" if gone else None
 
 

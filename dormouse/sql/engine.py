@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed
+from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.query.interruption import Interruption
@@ -25,7 +26,6 @@ from dormouse.sql.failures import ReadFailed, named_failures
 from dormouse.sql.parsed import Parsed, parsed
 from dormouse.sql.remembered import Remembered
 from dormouse.sql.results import Rows, rows_of
-from dormouse.sql.values import Parameters
 from dormouse.sql.wanted import Wanted, wanted
 
 MEMORY_SHARE = 0.6

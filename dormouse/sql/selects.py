@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from itertools import starmap
 
 from dormouse.context import TableContext
@@ -14,46 +12,12 @@ from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Field
 from dormouse.model.shape import Column
 from dormouse.model.types import LONG, TIMESTAMP
-from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
-from dormouse.query.deletions import Deletion
-from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question
-from dormouse.sql.conditions import all_of, in_slices, literal, meets, remains, text, type_name
+from dormouse.sql.conditions import all_of, literal, meets, text, type_name
 from dormouse.sql.connection import path_of
 from dormouse.sql.newest import THERE, apart, newest, told_by
-
-SETS_MAX = 32
-"""Of deletions of which each is of a file: files that have different ones are read apart."""
-_Age = tuple[int, ...]
-_Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], bool, int]
-
-
-def ways(scans: Iterable[Scan]) -> int:
-    """In how many ways parts of files are wanted: each is read apart."""
-    return len({(scan.slices, scan.deletions, schema_version_of(scan.filename)) for scan in together(scans)})
-
-
-def together(scans: Iterable[Scan]) -> list[Scan]:
-    """Scans with few sets of deletions: where there are many, files that are equally old get those of all.
-
-    A deletion takes nothing of a file that cannot have its rows.
-    """
-    listed = list(scans)
-    if len({scan.deletions for scan in listed}) <= SETS_MAX:
-        return listed
-    of_age: dict[_Age, dict[int, Deletion]] = defaultdict(dict)
-    for scan in listed:
-        if scan.deletions:
-            of_age[_age(scan)].update({one.deletion_id: one for one in scan.deletions})
-    sets = {age: tuple(found[number] for number in sorted(found)) for age, found in of_age.items()}
-    return [replace(scan, deletions=sets[_age(scan)]) if scan.deletions else scan for scan in listed]
-
-
-def _age(scan: Scan) -> _Age:
-    """Files of one age have the same deletions, as far as their keys do not tell."""
-    left = (one.deletion_id for one in scan.deletions if one.deletion_id <= scan.deletions_till)
-    return scan.deletions_till, *left
+from dormouse.sql.together import INDEX, asks_index, left_of, read_together, rows_of, written_alike
 
 
 def _no_rows(context: TableContext) -> str:
@@ -107,36 +71,23 @@ class Select:
 
         Of a keyed table without marks of deletion; or, `told`, with what tells which rows are gone.
         """
-        parts: dict[_Way, list[str]] = defaultdict(list)
-        for scan in together(scans):
-            name = scan.filename
-            way = scan.slices, scan.deletions, name.endswith(PARQUET_SUFFIX), schema_version_of(name)
-            parts[way].append(name)
-        return " UNION ALL ".join(self._part(*way, files, told=told) for way, files in parts.items())
+        parts = read_together(self._schema, scans)
+        return " UNION ALL ".join(self._part(files, told=told) for files in parts)
 
-    def _part(
-        self,
-        slices: tuple[KeyRanges, ...],
-        deletions: tuple[Deletion, ...],
-        unbounded: bool,
-        version: int,
-        filenames: Sequence[str],
-        *,
-        told: bool,
-    ) -> str:
-        """The rows of files of which the same counts, and that are written alike."""
+    def _part(self, scans: Sequence[Scan], *, told: bool) -> str:
+        """The rows of files that are read together."""
+        unbounded, version = written_alike(scans[0])
         columns = [self._column(field, unbounded) for field in self._schema.fields]
-        files = ", ".join(text(path_of(self._context.objects, name)) for name in filenames)
+        files = ", ".join(text(path_of(self._context.objects, scan.filename)) for scan in scans)
         # a folder that is called a=b says nothing of its files' columns
         read = f"read_parquet([{files}], hive_partitioning = false)"
         now = self._context.stored_schema
         written = now.as_written(version)
         if not is_as_stored(written, now):
-            read = f"(SELECT {', '.join(starmap(_now, pairs(written, now)))} FROM {read})"
-        left = remains(
-            self._schema, deletions, lambda field: _computed(field, unbounded) or quoted(field.name)
-        )
-        conditions = [in_slices(self._schema, slices), left]
+            index = [INDEX] if asks_index(scans) else []
+            read = f"(SELECT {', '.join([*starmap(_now, pairs(written, now)), *index])} FROM {read})"
+        left = left_of(self._schema, scans, lambda field: _computed(field, unbounded) or quoted(field.name))
+        conditions = [rows_of(self._schema, scans), left]
         if told:
             # an older row comes before none that is gone, where such a row can come
             marks = self._properties.newest_by is not None

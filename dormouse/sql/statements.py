@@ -22,6 +22,7 @@ from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
+from dormouse.model.parameters import Parameters, given
 from dormouse.model.region import Range
 from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.query.interruption import Interruption
@@ -38,13 +39,10 @@ from dormouse.sql.failures import ReadFailed
 from dormouse.sql.named import Named, meant
 from dormouse.sql.results import BATCH_ROWS, Rows
 from dormouse.sql.scans import Enough
-from dormouse.sql.selects import Select, ways
-from dormouse.sql.values import Parameters, given
+from dormouse.sql.selects import Select
 
 FILES_MAX = 50_000
 """Of one statement: DuckDB looks for each before it reads the first."""
-WAYS_MAX = 1_000
-"""Of files of which different keys are wanted, each a scan of its own."""
 EXPLAINED_FILES_MAX = 1_000
 """Beyond it EXPLAIN says what is read, and leaves DuckDB's plan out, which looks at each file."""
 REPLANS_MAX = 10
@@ -343,15 +341,10 @@ def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed
 
 def _check_size(reads: Reads) -> None:
     """`InvalidQuery` when DuckDB would have too much to plan."""
-    files, parts = sum(map(len, reads.values())), sum(map(ways, reads.values()))
-    if files <= FILES_MAX and parts <= WAYS_MAX:
-        return
-    name = max(reads, key=lambda table: len(reads[table]))
-    why = (
-        f"{files:,} files, more than {FILES_MAX:,}"
-        if files > FILES_MAX
-        else f"parts of files in {parts:,} ways, more than {WAYS_MAX:,}"
-    )
-    raise InvalidQuery(
-        f"the statement would read {why}, most of table {name!r}: narrow its row keys, or compact the table"
-    )
+    files = sum(map(len, reads.values()))
+    if files > FILES_MAX:
+        name = max(reads, key=lambda table: len(reads[table]))
+        raise InvalidQuery(
+            f"the statement would read {files:,} files, more than {FILES_MAX:,}, most of table {name!r}: "
+            "narrow its row keys, or compact the table"
+        )

@@ -20,12 +20,10 @@ from dormouse.query.where import Question, Where, question, unknown
 from dormouse.sql.as_of import Moments
 from dormouse.sql.conditions import text, type_name
 from dormouse.sql.connection import connection
-from dormouse.sql.selects import Select, ways
+from dormouse.sql.selects import Select
 
 FILES_MAX = 10_000
 """Of a view: whenever it is used, DuckDB looks at each."""
-PARTS_MAX = 1_000
-"""Of a view: files of which different keys count are read apart."""
 REPLANS_MAX = 10
 
 
@@ -37,9 +35,9 @@ def opened(
 ) -> duckdb.DuckDBPyConnection:
     """A connection with a view of each table, by name, as all of them are, or were, at one moment.
 
-    `where` bounds what is seen of a table. The view of a table that has more than `FILES_MAX` files, or parts
-    of files in more than `PARTS_MAX` ways, says so when it is used. Raises `InvalidQuery` for a condition
-    that does not fit its table, or a table that there is not.
+    `where` bounds what is seen of a table. The view of a table that has more than `FILES_MAX` files says so
+    when it is used. Raises `InvalidQuery` for a condition that does not fit its table, or a table that there
+    is not.
     """
     for name in where.keys() - contexts.keys():
         raise unknown("table", name, contexts)
@@ -92,14 +90,9 @@ def _with_views(
 
 
 def _select(context: TableContext, asked: Question, now_ms: int, files: int, scans: Sequence[Scan]) -> str:
-    parts = ways(scans)
-    if files <= FILES_MAX and parts <= PARTS_MAX:
+    if files <= FILES_MAX:
         return Select(context, asked, now_ms).of(scans)
-    found = (
-        f"{files:,} files, more than {FILES_MAX:,}"
-        if files > FILES_MAX
-        else f"parts of files in {parts:,} ways, more than {PARTS_MAX:,}"
-    )
+    found = f"{files:,} files, more than {FILES_MAX:,}"
     name = context.table.name
     return _refusing(context, f"table {name!r} has {found}: bound it by where={{{name!r}: …}}, or compact it")
 

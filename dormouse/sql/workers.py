@@ -14,20 +14,20 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from dormouse.errors import InstanceError
+from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.staging import StagingArea
 from dormouse.query.interruption import Interruption
+from dormouse.settings.machine import machine_bytes
 from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
 from dormouse.sql.parsed import Parsed
 from dormouse.sql.results import Rows
-from dormouse.sql.values import Parameters
 from dormouse.sql.wanted import Wanted
 from dormouse.sql.worker import Setup
 from dormouse.sql.worker_process import WorkerProcess
@@ -43,7 +43,6 @@ KEPT_SHARE = 0.5
 they do not use, but not what counts against the limit."""
 AGAIN_SECONDS = 1.0
 POLL_SECONDS = 0.1
-_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,8 @@ class WorkerLimits:
     spill_bytes_max: int | None = None
     threads: int | None = None
     wait_seconds_max: float = 60.0
+    share: int = 1
+    """How many pools there are on the machine, each with as many."""
 
 
 class Workers:
@@ -203,18 +204,10 @@ class WorkerSession:
 
 
 def _setup(objects: ObjectStore, limits: WorkerLimits) -> Setup:
-    memory = limits.memory_bytes_max or max(SQL_MEMORY_BYTES_MIN, _machine_bytes() // 2 // limits.count)
+    among = limits.count * limits.share
+    memory = limits.memory_bytes_max or max(SQL_MEMORY_BYTES_MIN, machine_bytes() // 2 // among)
     spill = limits.spill_bytes_max
     if spill is None:
-        spill = shutil.disk_usage(tempfile.gettempdir()).free // 2 // limits.count
+        spill = shutil.disk_usage(tempfile.gettempdir()).free // 2 // among
     accounted = int((memory - PROCESS_BYTES) * ACCOUNTED_SHARE)
     return Setup(objects.url, objects.options, memory, accounted, Path(), spill, limits.threads)
-
-
-def _machine_bytes() -> int:
-    """Of the machine, or of the container when it may have less."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in _MEMORY_LIMITS:
-        with suppress(OSError, ValueError):
-            found.append(int(Path(name).read_text("ascii")))
-    return min(found)

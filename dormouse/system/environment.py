@@ -29,6 +29,13 @@ def environment(
         f"?region={instance.region}{more}{'&hostaddr=127.0.0.1' if forwarded else ''}",
         "DORMOUSE_OBJECTS": found.storage.objects,
     }
+    if database.row_indexes is not None:
+        # indexes belong to who makes them, and any may
+        own = "dormouse_read" if role == "dormouse_read" else "dormouse_run"
+        variables["DORMOUSE_ROW_INDEXES"] = " ".join(
+            f"rds-iam://{own}@{where}?region={instance.region}{more if where.startswith(host) else ''}"
+            for where in database.row_indexes
+        )
     if found.commit is not None:
         variables["DORMOUSE_COMMIT_QUEUE"] = ",".join(found.commit.queues)
         variables["DORMOUSE_QUEUES"] = str(len(found.commit.queues))

@@ -9,6 +9,7 @@ as all of it ends by itself.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -75,8 +76,8 @@ def _asleep(instance: DeployedInstance) -> list[Step]:
         SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
         DrainCommits(instance, DRAIN_SECONDS_MAX),
-        # Of schedules that were on until now all the time is left, and the next look is only later.
-        DrainScheduled(instance, DRAIN_SECONDS_MAX, 0.0 if are_off else -instance.desired_seconds),
+        # Of schedules that were on until now all the time is left, and the next look is only after it.
+        DrainScheduled(instance, math.inf, 0.0 if are_off else -instance.desired_seconds),
         WorkEnds(instance),
         StopDatabase(instance, to_the_end=True),
         SleepersSleep(instance),

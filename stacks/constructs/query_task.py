@@ -1,4 +1,4 @@
-"""What a task of the query service is, and what it may do: read, and nothing else."""
+"""What a task of the query service is, and what it may do: read, and with job threads change rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.log_group import log_group
 from stacks.constructs.service_role import service_role
-from stacks.database import READ_ROLE
+from stacks.database import READ_ROLE, RUN_ROLE
 from stacks.foundation import Foundation
 
 PORT = 8088
@@ -97,9 +97,20 @@ class QueryTask(Construct):
 
     def _task_role(self) -> iam.Role:
         role = self._role("Role", "The query service")
-        self._foundation.database.let_in(READ_ROLE, self.security_group, role)
-        self._foundation.storage.allow_objects(role, ["s3:GetObject"])
+        self._foundation.database.let_in(self.database_role, self.security_group, role, to_rows=True)
+        changes = ["s3:DeleteObject", "s3:PutObject"] if self.job_threads else []
+        self._foundation.storage.allow_objects(role, ["s3:GetObject", *changes])
         return role
+
+    @property
+    def job_threads(self) -> int:
+        """How many jobs a task runs at once: none, unless there are row tables to change and to index."""
+        rows = self._foundation.settings.rows
+        return 0 if rows is None else rows.job_threads
+
+    @property
+    def database_role(self) -> str:
+        return RUN_ROLE if self.job_threads else READ_ROLE
 
     def _role(self, name: str, description: str) -> iam.Role:
         stack = self._stack
@@ -141,11 +152,14 @@ class QueryTask(Construct):
             "BYTES_MAX": query.bytes_max,
             "SECONDS_MAX": query.seconds_max,
             "SHUTDOWN_SECONDS_MAX": STOP_SECONDS - STOP_SPARE_SECONDS,
+            "JOB_THREADS": self.job_threads or None,
         }
+        indexes = database.row_index_dsns(self._stack, self.database_role)
         return {
             "AWS_REGION": self._stack.region,
             "AWS_DEFAULT_REGION": self._stack.region,
-            "DORMOUSE_DSN": database.dsn(self._stack, READ_ROLE),
+            "DORMOUSE_DSN": database.dsn(self._stack, self.database_role),
+            **({"DORMOUSE_ROW_INDEXES": indexes} if indexes else {}),
             "DORMOUSE_CONNECTION_WAIT_SECONDS_MAX": str(WAKING_SECONDS_MAX),
             "DORMOUSE_OBJECTS": self._foundation.storage.objects,
             f"{SERVICE_PREFIX}HOST": "0.0.0.0",  # noqa: S104

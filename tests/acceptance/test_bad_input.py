@@ -31,12 +31,6 @@ SCHEMA = dm.Schema(
 
 
 @pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
-    with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:
-        yield instance
-
-
-@pytest.fixture
 def flights(instance: dm.Instance) -> dm.Table:
     table = instance.create_table("flights", SCHEMA, split_points=["DL"])
     table.ingest(pa.table(ROWS))
@@ -73,7 +67,7 @@ KEY = [dm.Field("id", dm.LONG)]
         (lambda: dm.Schema(row_keys=[dm.Field("l", dm.LIST(dm.LONG))]), "'l'"),
         (lambda: dm.Schema(row_keys=[dm.Field("n", dm.LONG, nullable=True)]), "nullable"),
         (lambda: dm.Field("x", "decimal"), "'decimal' is not a type"),  # type: ignore[arg-type]
-        (lambda: dm.Field("a b", dm.LONG), "'a b'"),
+        (lambda: dm.Field("__a", dm.LONG), "'__a'"),
         (lambda: dm.MAP(dm.DOUBLE, dm.LONG), "map's key"),
     ],
 )

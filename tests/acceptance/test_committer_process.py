@@ -13,23 +13,18 @@ from pathlib import Path
 
 import pytest
 
-import dormouse as dm
 from dormouse.instance import Instance
 from tests.commits import add, compaction
 from tests.state import live, query, wait_until
+from tests.tiers import few
+
+pytestmark = pytest.mark.usefixtures("table_t")
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 120
 IGNORING = ["sh", "-c", 'trap \'\' INT; exec "$0" "$@"']
 ROUNDS, PRODUCERS, COMPACTIONS = 2, 2, 50
 APPLIED = "select count(*) from applied_commit"
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-        yield instance
 
 
 @contextmanager
@@ -88,7 +83,7 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
 
 
 @pytest.mark.parametrize(
-    ("number", "ignored"), [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)]
+    ("number", "ignored"), few([(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)], 2)
 )
 def test_a_signal_ends_it_in_order(
     instance: Instance, dsn: str, tmp_path: Path, number: int, ignored: bool

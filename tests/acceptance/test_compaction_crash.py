@@ -13,6 +13,7 @@ from state import query
 
 from dormouse.context import TableContext
 from dormouse.rounds.compaction import compact
+from tests.tiers import few
 
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
@@ -60,7 +61,7 @@ def table(new_table: NewTable) -> TableContext:
     return table
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", few(reversed(MOMENTS), 3))
 def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
     inputs = {reference.filename for reference in table.store.file_references()}
     with runner(table, RUNNER, moment) as process:

@@ -84,6 +84,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     yield Finished(folder, running.returncode, out, err, answer)
 
 
+@pytest.mark.slow
 def test_the_demo_runs_where_another_was_killed_and_all_answers_are_duckdbs(demo: Finished) -> None:
     assert (demo.code, demo.err) == (0, "")
     assert demo.out.count("✓ matches DuckDB") == 5
@@ -91,6 +92,7 @@ def test_the_demo_runs_where_another_was_killed_and_all_answers_are_duckdbs(demo
     assert "\x1b" not in demo.out  # no colour when piped
 
 
+@pytest.mark.slow
 def test_the_demo_shows_every_step(demo: Finished) -> None:
     steps = [
         line for line in demo.out.splitlines() if line.startswith(("ingest", "compact", "split", "collect"))
@@ -104,6 +106,7 @@ def test_the_demo_shows_every_step(demo: Finished) -> None:
     assert "carrier < 'EV'" in demo.out
 
 
+@pytest.mark.slow
 def test_a_second_demo_in_the_folder_is_told_so_in_one_line(demo: Finished) -> None:
     code, out, err = demo.second
     assert (code, out) == (1, "")
@@ -113,6 +116,7 @@ def test_a_second_demo_in_the_folder_is_told_so_in_one_line(demo: Finished) -> N
     )
 
 
+@pytest.mark.slow
 def test_the_command_that_the_demo_recommends_works(demo: Finished) -> None:
     line = next(line for line in demo.out.splitlines() if line.startswith("  dormouse sql"))
     command = line.strip().replace("dormouse", DORMOUSE, 1)
@@ -120,6 +124,7 @@ def test_the_command_that_the_demo_recommends_works(demo: Finished) -> None:
     assert "17,283" in done.stdout.replace("17283", "17,283")  # flights to ORD, the most
 
 
+@pytest.mark.slow
 def test_the_demo_leaves_the_table_and_no_scratch_files(demo: Finished) -> None:
     assert not (demo.folder / ".dormouse-demo").exists()
     with dm.local(demo.folder, read_only=True) as instance:
@@ -166,8 +171,10 @@ def has_java(_folder: Path, demo: psutil.Process) -> bool:
     ("moment", "rows", "kind"),
     [
         (has_a_server, "1000", TERMINATE),
-        (has_objects, None, INTERRUPT),
-        (has_java, "1000", TERMINATE),  # of lineitem, the first ingest is Spark's
+        pytest.param(has_objects, None, INTERRUPT, marks=pytest.mark.slow),
+        pytest.param(
+            has_java, "1000", TERMINATE, marks=pytest.mark.slow
+        ),  # of lineitem, the first ingest is Spark's
     ],
 )
 def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
@@ -190,36 +197,6 @@ def test_an_interrupt_ends_in_one_line_and_leaves_no_process(
         p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])
     ]
     assert started == []
-
-
-def test_the_demo_keeps_out_of_an_instance_that_is_not_its_own(tmp_path: Path) -> None:
-    schema = dm.Schema(row_keys=[dm.Field("id", dm.LONG)])
-    with dm.local(tmp_path / "lake") as instance:
-        instance.create_table("flights", schema).ingest(pa.table({"id": [1]}))
-    process = start(tmp_path / "lake")
-    _, err = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 1
-    assert err.startswith("dormouse: the instance of")
-    assert err.count("\n") == 1
-    with dm.local(tmp_path / "lake") as instance:
-        assert instance.table("flights").query().read_all().to_pydict() == {"id": [1]}
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine")
-    process = start(tmp_path)
-    _, err = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 1
-    assert "is not a Dormouse instance" in err
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-
-
-def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(tmp_path: Path) -> None:
-    process = start(tmp_path / "lake", "--rows", "100000000000")
-    _, err = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 1
-    assert err.count("\n") == 1
-    assert "GB free: ask for fewer --rows" in err
 
 
 def difference(ours: list[list[int]], theirs: list[int]) -> str | None:

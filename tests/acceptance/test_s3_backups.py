@@ -107,6 +107,7 @@ def test_an_instance_in_s3_is_backed_up_and_restored_with_its_answers(
     assert restored_answers(place, tmp_path / "second", second.name) == after
 
 
+@pytest.mark.slow
 def test_a_folder_is_backed_up_to_s3_and_damage_there_is_told(bucket: str, tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         fill(instance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import ssl
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pyarrow as pa
 import pytest
 import trustme
@@ -21,6 +23,7 @@ import trustme
 import dormouse as dm
 from dormouse.service import check
 from dormouse.settings.service import load_service_settings
+from tests.serving import eventually
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 120
@@ -118,6 +121,7 @@ def test_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
     issued.cert_chain_pems[0].write_to_path(str(certificate))
     issued.private_key_pem.write_to_path(str(key))
     token.write_text("a-secret-token\n")
+    token.chmod(0o600)
     options = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--token-file", str(token)]
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
@@ -143,9 +147,47 @@ def test_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
     assert "GET /v1/tables 401 rows=0" in log
 
 
+@pytest.mark.slow
+def test_workers_that_crash_are_replaced_and_all_end_together(dsn: str, objects: str) -> None:
+    """Metrics are those of all; and a supervisor that is killed leaves none behind."""
+    with served(dsn, objects, "--workers", "2", "--sql-workers", "0") as (process, url):
+        before = children(process.pid)
+        assert len(before) == 2
+        for _ in range(20):
+            assert httpx.get(f"{url}/health").status_code == 200
+        counted = 'dormouse_http_requests_total{method="GET",path="/health",status="200"} 20.0'
+        assert all(counted in httpx.get(f"{url}/metrics").text for _ in range(8))
+        os.kill(before[0], signal.SIGKILL)
+        eventually(lambda: len(set(children(process.pid)) - set(before)) == 1)
+        eventually(lambda: _answers(url, 8))
+        process.send_signal(signal.SIGTERM)
+        log = ended(process)
+    assert f"process {before[0]}) ended with exit code -9" in log
+    assert not any(map(psutil.pid_exists, before))
+    with served(dsn, objects, "--workers", "2", "--sql-workers", "0") as (process, url):
+        left = children(process.pid)
+        process.kill()
+        eventually(lambda: not any(map(psutil.pid_exists, left)))
+
+
+def _answers(url: str, times: int) -> bool:
+    body = {"where": {"key": 7}, "columns": ["key"]}
+    try:
+        return all(
+            httpx.post(f"{url}/v1/tables/t/query", json=body).text == '{"key":7}\n' for _ in range(times)
+        )
+    except httpx.TransportError:
+        return False
+
+
+def children(process_id: int) -> list[int]:
+    return [child.pid for child in psutil.Process(process_id).children()]
+
+
 def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     nothing, wrong = tmp_path / "nothing.pem", tmp_path / "wrong.pem"
     wrong.write_text("no certificate")
+    wrong.chmod(0o600)
     assert "give a token" in refused("--host", "0.0.0.0")  # noqa: S104
     bad: list[tuple[dict[str, Path], Path]] = [
         ({"token_file": nothing}, nothing),

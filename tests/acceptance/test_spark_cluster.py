@@ -177,3 +177,55 @@ def test_a_stream_that_reads_and_one_that_writes(
     assert keys(copied) == list(range(ROWS))
     if not reads:
         check_nothing_else(instance)
+
+
+@pytest.fixture
+def told(environment: dict[str, str], dsn: str, tmp_path: Path) -> Callable[..., str]:
+    """What the driver of a work that fails says, with other variables than those that it needs."""
+
+    def said(work: str, master: str, **other: str) -> str:
+        named = {"DORMOUSE_DSN": dsn, "DORMOUSE_SPARK_MASTER": master, "SPARK_LOCAL_IP": "127.0.0.1"}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.on_cluster", work, str(tmp_path)],
+            env={**os.environ, **environment, **named, **other},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        assert done.returncode != 0
+        return done.stderr
+
+    return said
+
+
+@pytest.mark.parametrize("work", ["ingest", "sink"])
+def test_workers_without_credentials(
+    table: Table,
+    instance: Instance,
+    environment: dict[str, str],
+    told: Callable[..., str],
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    work: str,
+) -> None:
+    """The driver has them in its environment alone."""
+    keys_of_aws = {name for name in environment if name.endswith(("KEY", "KEY_ID"))}
+    for name in keys_of_aws:
+        monkeypatch.delenv(name, raising=False)
+    without = {name: value for name, value in environment.items() if name not in keys_of_aws}
+    nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"}
+    (tmp_path / "workers").mkdir()
+    with cluster(tmp_path / "workers", {**without, **nowhere}, 1) as of_one:
+        line = told(work, of_one.url, DORMOUSE_OBJECTS=url).splitlines()
+    assert any(f"in {url}: there are no AWS credentials: set AWS_" in one for one in line), line
+    assert keys(table) == []
+    check_nothing_else(instance)
+
+
+def test_a_bucket_that_is_not_there(table: Table, told: Callable[..., str]) -> None:
+    line = told("ingest", "local[1]", DORMOUSE_OBJECTS="s3://not-there/lake").splitlines()[-1]
+    assert line.startswith("dormouse.errors.ObjectStoreError: Cannot read object 'instance.json' in s3://not")
+    assert line.endswith(": The specified bucket does not exist")

@@ -30,6 +30,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, Isolation, migrate, run_transaction
+from tests.tiers import few
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
 """Enough to survive the death of every process, though not a power cut."""
@@ -164,7 +165,7 @@ def kill_workers(folder: Path, seed: int, kills: int) -> None:
         field.check_end()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+@pytest.mark.parametrize("how", few([signal.SIGQUIT, signal.SIGINT], 1))
 def test_a_server_that_is_restarted_loses_nothing_and_repeats_nothing(
     folder: Path, how: signal.Signals
 ) -> None:

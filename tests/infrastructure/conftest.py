@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def synthesized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ass
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
 
+    @cache  # templates are read once
     def assembly(name: str) -> Assembly:
         folder = root / f"synthesized-{name}"
         with Path(f"{folder}.lock").open("w") as lock:

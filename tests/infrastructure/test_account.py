@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ TEAMS = {
     "teams_channel": "19%3ab6ef35dc342d56ba5654e6fc6d25a071%40thread.tacv2",
 }
 CHANNELS = ("AWS::Chatbot::SlackChannelConfiguration", "AWS::Chatbot::MicrosoftTeamsChannelConfiguration")
-Made = Callable[..., Assembly]
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Made:
-    return lambda **changes: synthesize(settings("prod", **changes), tmp_path / "assembly", checked=False)
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +38,18 @@ def bound(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
         monitoring=SLACK | TEAMS,
     )
     return synthesize(configuration, tmp_path_factory.mktemp("bound") / "assembly")
+
+
+@pytest.fixture(scope="module")
+def existing(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+    """With keys and topics that are there already."""
+    configuration = settings(
+        "prod",
+        storage={"key_arn": KEYS[0]},
+        database={"kind": "fixed", "key_arn": KEYS[1]},
+        monitoring={"topic_arn": TOPICS[0], "warning_topic_arn": TOPICS[1], "budget_usd_month": 1.0, **SLACK},
+    )
+    return synthesize(configuration, tmp_path_factory.mktemp("existing") / "assembly", checked=False)
 
 
 def test_all_roles_are_bounded(bound: Assembly) -> None:
@@ -65,10 +70,11 @@ def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bo
         assert len(name.replace("Region", "ap-southeast-2")) <= 64
 
 
-def test_a_role_of_another_path_has_another_name(made: Made, bound: Assembly) -> None:
+def test_a_role_of_another_path_has_another_name(bound: Assembly, tmp_path: Path) -> None:
     """It is made while the one of before still has its name."""
     iam = {"role_path": "/other/", "role_prefix": "acme-" * 4}
-    other = made(id="a" * 20, iam=iam, compaction={"engine": "emr-ec2-steps"})
+    configuration = settings("minimal", id="a" * 20, iam=iam, compaction={"engine": "emr-ec2-steps"})
+    other = synthesize(configuration, tmp_path / "assembly", checked=False)
     names, others = (
         {flat(one.properties["RoleName"]) for one in assembly.resources("AWS::IAM::Role")}
         for assembly in (bound, other)
@@ -105,26 +111,20 @@ def test_another_team_is_another_configuration(bound: Assembly) -> None:
     assert named == list(TEAMS.values())
 
 
-def test_existing_keys_and_topics_are_used_and_none_is_made(made: Made) -> None:
-    found = made(
-        storage={"key_arn": KEYS[0]},
-        database={"kind": "fixed", "key_arn": KEYS[1]},
-        monitoring={"topic_arn": TOPICS[0], "warning_topic_arn": TOPICS[1], "budget_usd_month": 1.0, **SLACK},
-    )
-    assert not list(found.resources("AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy"))
-    [cluster] = found.resources("AWS::RDS::DBCluster")
+def test_existing_keys_and_topics_are_used_and_none_is_made(existing: Assembly) -> None:
+    assert not list(existing.resources("AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy"))
+    [cluster] = existing.resources("AWS::RDS::DBCluster")
     assert cluster.properties["KmsKeyId"] == cluster.properties["MasterUserSecret"]["KmsKeyId"] == KEYS[1]
-    encryptions = [one.properties["BucketEncryption"] for one in found.resources("AWS::S3::Bucket")]
+    encryptions = [one.properties["BucketEncryption"] for one in existing.resources("AWS::S3::Bucket")]
     assert sum(KEYS[0] in json.dumps(one) for one in encryptions) == 2
-    [channel] = found.resources("AWS::Chatbot::SlackChannelConfiguration")
+    [channel] = existing.resources("AWS::Chatbot::SlackChannelConfiguration")
     assert channel.properties["SnsTopicArns"] == TOPICS
-    [budget] = found.resources("AWS::Budgets::Budget")
+    [budget] = existing.resources("AWS::Budgets::Budget")
     assert TOPICS[0] in json.dumps(budget.properties["NotificationsWithSubscribers"])
 
 
-def test_alarms_that_can_wait_go_to_the_topic_for_them(made: Made) -> None:
-    found = made(monitoring={"topic_arn": TOPICS[0], "warning_topic_arn": TOPICS[1]})
-    alarms = [one.properties for one in found.resources("AWS::CloudWatch::Alarm")]
+def test_alarms_that_can_wait_go_to_the_topic_for_them(existing: Assembly) -> None:
+    alarms = [one.properties for one in existing.resources("AWS::CloudWatch::Alarm")]
     severities = {"Critical": TOPICS[0], "Warning": TOPICS[1]}
     for alarm in alarms:
         topic = severities[alarm["AlarmDescription"].partition(":")[0]]

@@ -12,6 +12,7 @@ import pytest
 
 from tests.assembly import EXISTING_VPC, Assembly, settings, synthesize
 from tests.infrastructure.released import held, replaced
+from tests.tiers import few
 
 OPTIONS = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
 WATCHING = {"monitoring", "pause"}
@@ -28,11 +29,15 @@ Changed = Callable[..., Assembly]
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Changed:
-    """The assembly of the instance `prod` with other tables."""
-    return lambda **changes: synthesize(settings("prod", **changes), tmp_path / "assembly", checked=False)
+    """The assembly of an instance with other tables."""
+
+    def made(name: str = "prod", **changes: Any) -> Assembly:
+        return synthesize(settings(name, **changes), tmp_path / "assembly", checked=False)
+
+    return made
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", few(OPTIONS, 1))
 def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
     option: str, changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
@@ -51,25 +56,28 @@ def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {
-            "architecture": "x86_64",
-            "commit": {"queues": 6, "timeout_seconds": 120},
-            "database": {"kind": "serverless", "max_acu": 64},
-            "deploy_paused": True,
-        },
-        {
-            "database": {"kind": "fixed", "instance_class": "r8g.16xlarge", "proxy": True, "readers": 2},
-            "network": {"zones": 2},
-            "protected": False,
-        },
-        {
-            "compaction": {"engine": "emr-ec2-steps"},
-            "database": {"kind": "fixed", "engine_version": "17.9", "backup_days": 1},
-            "storage": {"payload_days": 30},
-            "tags": {"team": "new"},
-        },
-    ],
+    few(
+        [
+            {
+                "architecture": "x86_64",
+                "commit": {"queues": 6, "timeout_seconds": 120},
+                "database": {"kind": "serverless", "max_acu": 64},
+                "deploy_paused": True,
+            },
+            {
+                "database": {"kind": "fixed", "instance_class": "r8g.16xlarge", "proxy": True, "readers": 2},
+                "network": {"zones": 2},
+                "protected": False,
+            },
+            {
+                "compaction": {"engine": "emr-ec2-steps"},
+                "database": {"kind": "fixed", "engine_version": "17.9", "backup_days": 1},
+                "storage": {"payload_days": 30},
+                "tags": {"team": "new"},
+            },
+        ],
+        1,
+    ),
     ids=["serverless", "proxy", "version"],
 )
 def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
@@ -98,12 +106,12 @@ def test_an_own_vpc_is_in_the_zones_that_are_named(
     changed: Changed, synthesized: Callable[[str], Assembly], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And in nothing else than those is it another."""
-    given = ["us-east-1a", "us-east-1b", "us-east-1f"]
-    named = changed(network={"availability_zones": given, "flow_log_days": 90})
+    given = ["us-east-1a", "us-east-1f"]
+    named = changed("minimal", network={"availability_zones": given})
     assert "WARNING" not in capfd.readouterr().err
     zones = [one.properties["AvailabilityZone"] for one in named.resources("AWS::EC2::Subnet")]
     assert zones == given
-    whole = synthesized("prod")
+    whole = synthesized("minimal")
     assert [
         path
         for stack in whole.templates
@@ -114,7 +122,7 @@ def test_an_own_vpc_is_in_the_zones_that_are_named(
 
 def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
     """So that it is synthesized without credentials, and leaves no file with what was asked."""
-    found = changed(account="123456789012", region="eu-west-1")
+    found = changed("minimal", account="123456789012", region="eu-west-1")
     manifest = json.loads((found.folder / "manifest.json").read_text("utf-8"))
     assert "missing" not in manifest
     assert found.stack("network")["environment"] == "aws://123456789012/eu-west-1"

@@ -21,6 +21,7 @@ from setup import NAME, make_cdk
 from stacks.build import main as build_main
 from tests.assembly import CONFIGURATIONS, ROOT, Assembly, settings
 from tests.infrastructure.test_templates import reviewable
+from tests.tiers import few
 
 EXAMPLE = ROOT / "examples/own_app"
 SITE = Path(sysconfig.get_path("purelib"))
@@ -128,6 +129,7 @@ def test_the_example_makes_what_our_own_app_makes_beside_its_own_stack(site: Pat
     assert sorted(actions) == ["kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket"]
 
 
+@pytest.mark.slow
 def test_what_the_example_lacks_to_be_deployed_is_said_and_refused(site: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = python(site, tmp_path, str(EXAMPLE / "app.py"), CDK_OUTDIR=str(out))
@@ -142,16 +144,19 @@ def test_what_the_example_lacks_to_be_deployed_is_said_and_refused(site: Path, t
     assert line in "".join(path.read_text("utf-8") for path in stage.glob("*.json"))
 
 
-def test_a_mistake_in_the_settings_ends_an_own_app_with_its_lines(site: Path, tmp_path: Path) -> None:
-    made = "Dormouse(cdk.App(), 'lake', {'id': 'No', 'comit': {}})"
-    script = f"import aws_cdk as cdk; from dormouse_cdk import Dormouse; {made}"
-    done = python(site, tmp_path, "-c", script)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2].startswith('dormouse.errors.InvalidInput: lake: id = "No"')
-    assert done.stderr.splitlines()[-1] == "lake: comit is not a setting; did you mean commit?"
+def test_a_mistake_in_the_settings_ends_an_own_app_with_its_lines() -> None:
+    import aws_cdk as cdk
+
+    from stacks import Dormouse
+
+    with pytest.raises(InvalidInput) as error:
+        Dormouse(cdk.App(), "lake", {"id": "No", "comit": {}})
+    mistake, unknown = str(error.value).splitlines()
+    assert mistake.startswith('lake: id = "No"')
+    assert unknown == "lake: comit is not a setting; did you mean commit?"
 
 
-@pytest.mark.parametrize("name", ["prod", "steps"])
+@pytest.mark.parametrize("name", few(["prod", "steps"], 1))
 def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp_path: Path) -> None:
     """With all options, in an app that has none of ours, and the opposite of some; the CDK leaves a construct
     of the name `Default` out of all names, so that an instance can move into an own app."""
@@ -212,6 +217,27 @@ def test_what_runs_and_owns_gets_queues_too() -> None:
         if "sqs:SendMessage" in one["Action"]
     ]
     assert len(sent) == 1 and len(sent[0]["Resource"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "count"), [({"databases": 2}, 2), ({"own_clusters": True, "databases": 1}, 1), (None, 0)]
+)
+def test_who_is_let_in_knows_where_row_tables_are_indexed(
+    rows: dict[str, int | bool] | None, count: int
+) -> None:
+    import aws_cdk as cdk
+    from aws_cdk import aws_ec2 as ec2
+    from aws_cdk import aws_iam as iam
+
+    from stacks import Dormouse
+
+    app = cdk.App()
+    lake = Dormouse(app, "lake", {"id": "sales", **({"rows": rows} if rows else {})})
+    stack = cdk.Stack(app, "Own")
+    group = ec2.SecurityGroup(stack, "Group", vpc=lake.vpc)
+    role = iam.Role(stack, "Role", assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"))
+    told = lake.let_in(role, group, login="dormouse_run")
+    assert told.get("DORMOUSE_ROW_INDEXES", "").count("rds-iam://dormouse_run@") == count
 
 
 def test_an_instance_needs_a_place_of_its_own() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
+from tests.tiers import few
 
 AWS_CHARACTERS_MAX = 6_144
 """Of a managed policy, spaces apart."""
@@ -81,7 +82,7 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
     assert condition == {"StringEquals": {"aws:ResourceTag/dormouse:instance": "prod"}}
 
 
-@pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-transient"])
+@pytest.mark.parametrize("engine", few(["emr-serverless", "emr-ec2-transient"], 1))
 def test_nobody_has_a_right_that_the_docs_give_to_no_command(engine: str, tmp_path: Path) -> None:
     asked = settings(
         "prod", iam={"policies": ["operator", "reader"]}, compaction={"engine": engine}, access={}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dormouse.rows.cluster import addresses
 from dormouse.settings.process import load_settings
 from dormouse.settings.query import QuerySettings
 from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
@@ -242,10 +243,19 @@ def test_images_come_through_the_way_to_s3(name: str, synthesized: All) -> None:
 # --- tasks
 
 
-def test_a_task_only_reads(name: str, synthesized: All) -> None:
-    rights = {action: where for action, where, _ in allowed(synthesized(name), "query", "TaskRole")}
-    assert rights.keys() == {"kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket"}
-    assert rights["rds-db:connect"].endswith("/dormouse_read")
+def role_of(name: str) -> str:
+    return "dormouse_run" if CONFIGURATIONS[name]().rows else "dormouse_read"
+
+
+def test_a_task_only_reads_unless_it_takes_changes_of_rows(name: str, synthesized: All) -> None:
+    found = list(allowed(synthesized(name), "query", "TaskRole"))
+    rights = {action: where for action, where, _ in found}
+    reads = {"kms:Decrypt", "rds-db:connect", "s3:GetObject", "s3:ListBucket"}
+    writes = {"kms:GenerateDataKey", "s3:DeleteObject", "s3:PutObject"}
+    assert rights.keys() == reads | (writes if CONFIGURATIONS[name]().rows else set())
+    users = [where for action, where, _ in found if action == "rds-db:connect"]
+    assert all(one.endswith(f"/{role_of(name)}") for one in users)
+    assert len(users) == (2 if name == "transient" else 1)  # it has a cluster of its own for rows
     assert rights["s3:GetObject"].endswith("/data/*")
 
 
@@ -302,7 +312,14 @@ def test_the_service_understands_its_environment(
     limits = (settings.queries_max, settings.rows_max, settings.bytes_max, settings.seconds_max)
     assert limits == (query.queries_max, query.rows_max, query.bytes_max, query.seconds_max)
     assert settings.shutdown_seconds_max < container(synthesized(name))["StopTimeout"] == 120
-    assert found["DORMOUSE_DSN"].startswith("rds-iam://dormouse_read@")
+    assert found["DORMOUSE_DSN"].startswith(f"rds-iam://{role_of(name)}@")
+    rows = CONFIGURATIONS[name]().rows
+    assert settings.job_threads == (rows and rows.job_threads)
+    indexes = addresses(found["DORMOUSE_DSN"], found.get("DORMOUSE_ROW_INDEXES"))
+    assert [one.rpartition("/")[2] for one in indexes] == {
+        "steps": [f"dormouse_rows_{number}" for number in (1, 2, 3)],
+        "transient": ["dormouse_rows"],
+    }.get(name, ["1", "2"])
     assert found["DORMOUSE_OBJECTS"].endswith("/data")
     assert load_settings().connection_wait_seconds_max > CONNECT_SECONDS_MAX
 

@@ -16,12 +16,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from queues import queue_numbers
 
-import dormouse as dm
 from dormouse.cli import main
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier
 from tests.cloudformation import CloudFormation
 from tests.databases import name_of
@@ -138,11 +136,3 @@ def copied(dsn: str, dropped: list[str]) -> Callable[[], str]:
         return make_conninfo(dsn, dbname=name)
 
     return copy
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    """With a table `t` of one key, in an empty database."""
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-        yield instance

@@ -265,6 +265,37 @@ def test_what_is_written_after_a_commit_that_expects_it_goes_when_the_attempt_ex
     assert (names(table), remembered(table)) == ([name, name + SKETCHES_SUFFIX], 0)
 
 
+def test_what_is_written_after_an_attempt_is_given_up_goes_when_that_is_long_ago(table: TableContext) -> None:
+    with (
+        pytest.raises(OSError, match="a task failed"),
+        table.attempts.attempt(table.table, leftovers=True) as attempt,
+    ):
+        put(table, attempt)
+        raise OSError("a task failed")
+    assert names(table) == []
+    late = put(table, attempt, 1)
+    with pytest.raises(AttemptAbandoned):
+        commit(table, attempt, late)
+    table.attempts.collect(table.table)
+    assert (names(table), remembered(table)) == ([late], 1)
+    expire_commits(table)
+    table.attempts.collect(table.table)
+    assert (names(table), remembered(table)) == ([], 0)
+
+
+def test_an_attempt_that_is_given_up_after_its_table_was_dropped_is_forgotten(table: TableContext) -> None:
+    """Nobody would look for it: those of a table are looked for with the table."""
+    with (
+        pytest.raises(OSError, match="a task failed"),
+        table.attempts.attempt(table.table, leftovers=True) as attempt,
+    ):
+        put(table, attempt)
+        Catalog(table.supplier, table.attempts).drop(table.table.name)
+        raise OSError("a task failed")
+    rows = query(table.supplier, "select 1 from write_attempt where attempt_id = %s", attempt.attempt_id)
+    assert (names(table), rows) == ([], [])
+
+
 def test_an_attempt_that_finished_for_now_has_committed_for_good(table: TableContext) -> None:
     attempt = table.attempts.begin(table.table)
     name = put(table, attempt)

@@ -47,6 +47,7 @@ def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Pat
     assert dm.restore(tmp_path / "backups", tmp_path / "new", check=True).tables == 1
 
 
+@pytest.mark.slow
 def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None:
     place, own = tmp_path / "backups", "2020-01-01T000000Z"  # such folders others have, too
     (place / own).mkdir(parents=True)
@@ -103,7 +104,7 @@ def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
             assert all(path.exists() for path in before)
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_was_submitted_is_applied_where_it_is_restored(
     tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from uuid import uuid4
 
 import pytest
 
-import dormouse as dm
 from dormouse.commits import bodies
 from dormouse.commits.bodies import sweep
 from dormouse.commits.body_names import made_at
@@ -24,14 +22,9 @@ from dormouse.schedules.work import Turn, utc_now
 from tests.commits import add, replacement
 from tests.state import query
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 DAY_SECONDS = 86_400
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-        yield instance
 
 
 @pytest.fixture

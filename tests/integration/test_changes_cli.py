@@ -90,7 +90,6 @@ def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> 
         ("--consumer etl --till start", "a consumer reads up to now: leave --till out"),
         ("--after start --from start", "--from is where a new consumer begins"),
         ("--after never", "no cut 'never'; its named cuts are 'start'"),
-        ("--after start --format parquet", "--format parquet needs --output FILE"),
         ("--after 2999-01-01", "is in the future"),
     ],
 )

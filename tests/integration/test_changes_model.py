@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -133,12 +131,6 @@ class ChangesMachine(RuleBasedStateMachine):
 
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, tmp_path.as_uri()) as found:
-        yield found
 
 
 def _rows(reader: pa.RecordBatchReader) -> list[tuple[int, int]]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +20,7 @@ from dormouse.errors import InvalidCut
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.events import PastRestore, events_between
 from dormouse.history.moments import now, position_of
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.query import differences, table_view
 from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
@@ -30,12 +28,6 @@ from dormouse.table import Table
 from tests.small_tables import add, keys, made
 
 Told = list[tuple[str, int]]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def told(table: Table, after: Any, till: Any = None) -> Told:

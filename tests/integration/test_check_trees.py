@@ -52,7 +52,6 @@ def test_a_tree_that_is_not_whole_is_found(instance: Instance, damage: str) -> N
     left = table.partitions.leaves()[0].partition_id
     table.partitions.merge([half.partition_id for half in table.partitions.split(left, 50)])
     assert instance.check().problems == ()
-    instance.drop_table("t")
     query(instance._supplier, damage.replace("%", "%%"))
     problems = instance.check(table="u").problems
     assert {problem.kind for problem in problems} == {"partitions"}

@@ -13,6 +13,8 @@ from state import remove
 import dormouse as dm
 from dormouse.objects.folder import FolderStore
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 Cli = Callable[..., tuple[int, str, str]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -37,11 +38,21 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return run
 
 
-@pytest.mark.parametrize("command", ["query t", "query t --json", "query t --format csv", "--version"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "query t --format csv",
+        "--version",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("query t", "query t --json")),
+    ],
+)
 def test_an_output_that_is_full_or_closed_fails_in_one_line(shell: Shell, command: str) -> None:
     for where, why in ((">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")):
         done = shell(f"dormouse {command} {where}")
         said = f"dormouse: cannot write to standard output: {why}\n"
+        if "--json" in command:
+            message = said.removeprefix("dormouse: ").strip()
+            said = json.dumps({"error": "DormouseError", "message": message, "exit_code": 1}) + "\n"
         assert (done.stdout, done.stderr, done.returncode) == ("", said, 1)
 
 
@@ -93,3 +104,16 @@ def test_an_interval_is_shown_as_one(shell: Shell) -> None:
     statement = "select interval '14 months 3 days 1.5 seconds' as a, [interval '0'] as b"
     shown = shell(f'dormouse sql "{statement}"').stdout
     assert "P14M3DT1.5S" in shown and '["P0M0DT0S"]' in shown
+
+
+def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Path) -> None:
+    """Arrow would load pandas, and typer all commands."""
+    (tmp_path / "asked.py").write_text(
+        "import sys, dormouse_command; sys.argv[1:] = ['query', 't']; dormouse_command.main(); "
+        "print(*sys.modules)"
+    )
+    loaded = set(shell(f"{sys.executable} asked.py").stdout.splitlines()[-1].split())
+    assert {"dormouse.cli.data", "datafusion"} <= loaded
+    assert loaded & {"pandas", "pyspark", "duckdb", "sqlglot", "boto3", "fastapi"} == set()
+    commands = {name for name in loaded if name.startswith("dormouse.cli.")}
+    assert commands.isdisjoint({"dormouse.cli.tables", "dormouse.cli.rows", "dormouse.cli.system"})

@@ -24,6 +24,7 @@ from dormouse.errors import (
     InstanceError,
     InstanceForbidden,
     InvalidInput,
+    InvalidQuery,
     ObjectDamaged,
     TableNotFound,
 )
@@ -171,8 +172,14 @@ def test_a_query_gives_what_the_table_gives(
     instance: dm.Instance, client: Client, table: str, where: Any
 ) -> None:
     here, there = instance.table(table), client.table(table)
-    same(lambda: here.query(where), lambda: there.query(where))
+    rows = same(lambda: here.query(where), lambda: there.query(where))
     same(lambda: here.explain(where), lambda: there.explain(where))
+    back = same(lambda: here.query(where, descending=True), lambda: there.query(where, descending=True))
+    if isinstance(rows, pa.Table):
+        assert back.schema == rows.schema
+        keys = here.schema.key_names
+        assert repr(back.select(keys).to_pylist()) == repr(rows.select(keys).to_pylist()[::-1])
+        assert sorted(map(repr, back.to_pylist())) == sorted(map(repr, rows.to_pylist()))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +204,21 @@ def test_columns_and_limits_are_those_of_the_table(
     instance: dm.Instance, client: Client, columns: Any, limit: Any
 ) -> None:
     here, there = instance.table("mixed"), client.table("mixed")
-    same(lambda: here.query(None, columns, limit=limit), lambda: there.query(None, columns, limit=limit))
+    for how in {}, {"descending": True}, {"offset": 2}, {"offset": 2, "descending": True}:
+        same(
+            lambda how=how: here.query(None, columns, limit=limit, **how),
+            lambda how=how: there.query(None, columns, limit=limit, **how),
+        )
+
+
+@pytest.mark.parametrize("offset", [-1, True, 1.5, "1", 2**63, None])
+@pytest.mark.parametrize("descending", [False, True])
+def test_an_offset_is_a_number_of_rows(
+    instance: dm.Instance, client: Client, offset: Any, descending: bool
+) -> None:
+    for table in instance.table("mixed"), client.table("mixed"):
+        with pytest.raises(InvalidQuery, match="offset must be a whole number of rows, at least 0"):
+            table.query(offset=offset, descending=descending)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +345,7 @@ def test_a_file_that_is_damaged_is_told_in_the_middle_of_an_answer(dsn: str, tmp
 
 def test_it_needs_neither_datafusion_nor_the_service() -> None:
     """Nor NumPy: only httpx and pyarrow, beside what Dormouse always needs."""
-    without = ["datafusion", "datasketches", "numpy", "pandas", "pyspark", "fastapi", "uvicorn"]
+    without = ["datafusion", "duckdb", "datasketches", "numpy", "pandas", "pyspark", "fastapi", "uvicorn"]
     script = f"import sys; sys.modules.update(dict.fromkeys({without!r})); import dormouse.client"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -217,7 +217,8 @@ def test_a_busy_service_is_given_up_after_a_while() -> None:
 
 
 def test_what_failed_otherwise_is_not_asked_again() -> None:
-    for answer in (problem_answer("invalid-query", 400), http_answer("200 OK", stream()[:-9]), b""):
+    read_only, cut = problem_answer("instance-read-only", 503), http_answer("200 OK", stream()[:-9])
+    for answer in (problem_answer("invalid-query", 400), read_only, cut, b""):
         script = Script(answer, OK)
         with answering(script) as url, connect(url) as client, pytest.raises(DormouseError):
             client.sql("select").read_all()

@@ -40,6 +40,8 @@ from tests.commits import (
 )
 from tests.state import file, live, query, ref, replace, split, wait_until
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 
@@ -323,7 +325,6 @@ def test_requests_for_several_queues_are_all_served(dsn: str, tmp_path: Path) ->
 def test_an_instance_with_a_committer_applies_what_is_submitted(dsn: str, tmp_path: Path) -> None:
     settings, objects = load_settings(), open_store(tmp_path / "objects")
     with Instance(dsn, objects, settings, committer=True).open() as instance:
-        instance.create_table("t", SCHEMA)
         instance.submit(compaction("t", 1))
         found = instance.wait_for_commits(["replace job 1"], seconds_max=60)
         assert [status.state for status in found] == ["applied"]

@@ -16,6 +16,8 @@ from dormouse.instance import Instance
 from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement
 from tests.state import replace
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 

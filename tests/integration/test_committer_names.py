@@ -17,6 +17,8 @@ from dormouse.instance import Instance
 from tests.commits import add, assignment, drained, files_of, replacement, states
 from tests.state import wait_until
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 

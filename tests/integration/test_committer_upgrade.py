@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import dormouse as dm
 from dormouse.commits import committer as committer_module
 from dormouse.commits.requests import encode
 from dormouse.errors import InstanceTooNew
@@ -18,14 +15,9 @@ from dormouse.instance import Instance
 from tests.commits import add, assignment, compaction, files_of, send_raw, states
 from tests.state import query, wait_until
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 NEWER: list[dict[str, Any]] = [{"version": 2}, {"type": "merge_partitions"}, {"colour": "red"}]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-        yield instance
 
 
 @pytest.mark.parametrize("newer", NEWER)

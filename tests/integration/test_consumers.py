@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from dormouse.errors import (
     InvalidCut,
     InvalidInput,
 )
+from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.cuts import record_cut
 from dormouse.instance import Instance, connect
@@ -25,12 +25,6 @@ from dormouse.query.consumer import Consumer
 from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, (tmp_path / "objects").as_uri()) as found:
-        yield found
 
 
 def new_table(instance: Instance, **properties: Any) -> Table:
@@ -217,6 +211,10 @@ def test_acknowledging_holds_for_as_long_again(instance: Instance) -> None:
     assert before.expires_at and after.expires_at
     assert (after.expires_at - before.expires_at).total_seconds() > 800
     assert (after.expires_at - after.acknowledged_at).total_seconds() == 1_000
+    # and no longer what was before its position
+    [held] = holds.holds(instance._supplier)
+    assert after.position_at > before.position_at
+    assert (after.position_at - held.since).total_seconds() == holds.MARGIN_SECONDS
 
 
 def test_a_consumer_that_was_made_anew_is_another(instance: Instance) -> None:

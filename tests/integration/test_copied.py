@@ -17,12 +17,15 @@ from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import _binaries
-from dormouse.errors import CutExpired, InstanceError, InstanceReadOnly
+from dormouse.errors import ConsumerExpired, CutExpired, InstanceError, InstanceReadOnly
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.erasures import Erasure
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.reads import KeyBounds
 from dormouse.files.totals import Totals
 from dormouse.history import cuts, moments
+from dormouse.history.consumers import Consumers
+from dormouse.history.restore import restore
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
@@ -247,3 +250,37 @@ def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, 
             assert position.epoch == table.partitions.tree().epoch == 1
         assert [one.name for one in cuts.cuts(table)] == ["release", "here"]
         cuts.drop_cut(table, "release")
+
+
+def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are_told(
+    dsn: str, young_server: str, tmp_path: Path
+) -> None:
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
+        fill(table)
+        Consumers(table).create("etl", None)
+        # each is undone by a restore of its own, but for the last
+        for _ in range(3):
+            cut = cuts.record_cut(table)
+            table.deletions.record('{"key": [1]}', KeyBounds(), by_values=False)
+            restore(table, cut)
+        table.deletions.record('{"key": [2]}', KeyBounds(), by_values=False)
+        query(supplier, "update deletion set retired_xid = pg_current_xact_id(), retired_at = now() "
+              "where retired_xid is null")  # fmt: skip
+        undone = [Erasure(table.store, number).is_undone() for number in range(1, 5)]
+    copied = fresh_database(young_server)
+    copy(dsn, copied)
+    with closing(ConnectionSupplier(copied)) as supplier:
+        migrate(supplier)
+        table = table_in(copied, supplier, tmp_path)
+        consumers = Consumers(table)
+        [etl] = consumers.all()
+        told = r"'etl' of table 't' is from before the database was copied .*To go on: table.drop_consumer"
+        with pytest.raises(ConsumerExpired, match=told):
+            consumers.checked(etl)
+        consumers.drop("etl")
+        consumers.create("etl", None)
+        assert consumers.checked(consumers.get("etl"))
+        assert [Erasure(table.store, number).is_undone() for number in range(1, 5)] == undone
+        assert undone == [True, True, True, False]
+        assert restore(table, cuts.record_cut(table)).deletions == 0

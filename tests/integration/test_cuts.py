@@ -16,6 +16,7 @@ from dormouse.context import TableContext
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.reads import KeyBounds
 from dormouse.history import cuts, moments
+from dormouse.history.sizes import size_between
 from dormouse.model.cut import Cut, Position
 
 NewTable = Callable[..., TableContext]
@@ -179,3 +180,26 @@ def test_a_cut_is_ordered_with_splits_and_with_the_first_stage_of_collection(new
         splitting.execute("commit")
         recording.join(60)
     assert [one.epoch for one in made] == [1]
+
+
+def test_what_was_committed_while_a_cut_was_recorded_is_of_before_it(new_table: NewTable) -> None:
+    """The cut does not see it, and has a later time: what came after a time between them is none of it."""
+    table = new_table()
+    cuts.record_cut(table)
+    recorded = cuts.record_cut(table)
+    table.store.add_files([ref("meanwhile")])
+    between = clock(table)
+    late = "update cut set recorded_at = clock_timestamp() where table_id = %s and cut_id = %s"
+    query(table.supplier, late, table.table.table_id, recorded.cut_id)
+    assert size_between(table, between).row_count == 0
+    table.store.add_files([ref("later")])
+    assert size_between(table, between).row_count == 100
+    cuts.record_cut(table)
+    assert size_between(table, between).row_count == 100
+    # between two times there may be no cut
+    begin = clock(table)
+    table.store.add_files([ref("beside")])
+    end = clock(table)
+    table.store.add_files([ref("after")])
+    cuts.record_cut(table)
+    assert size_between(table, begin, end).row_count == 100

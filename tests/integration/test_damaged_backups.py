@@ -72,6 +72,7 @@ def test_the_rest_is_backed_up_despite_damage_and_nothing_is_silent(
             instance.table("t").query().read_all()
 
 
+@pytest.mark.slow
 def test_a_later_backup_is_whole_again(lake: Path, tmp_path: Path) -> None:
     [path, *_] = sorted((lake / "objects/data").rglob("*.parquet"))
     sound = path.read_bytes()
@@ -89,6 +90,7 @@ def test_a_later_backup_is_whole_again(lake: Path, tmp_path: Path) -> None:
     assert dm.restore(tmp_path / "new", tmp_path / "again").lost == ()
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_read_is_noted(
     lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

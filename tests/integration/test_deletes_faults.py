@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
-import dormouse as dm
 from dormouse.files import deletions as files_deletions
 from dormouse.files.deletions import Deletions
 from dormouse.files.erasures import Erasure
 from dormouse.files.reads import PlannedRows
 from dormouse.files.store import FileReferenceStore
+from dormouse.history.events import PastDeletion
 from dormouse.instance import Instance
 from dormouse.postgres.queries import Query
 from dormouse.query import changes as query_changes
 from dormouse.query import table_view
+from dormouse.query.deletions import deletions_of
 from dormouse.query.planner import QueryPlan
 from dormouse.query.reach import Reach
 from dormouse.rounds import compaction_job, looking
+from dormouse.rounds.erasing import _Erasing
 from dormouse.rounds.job_deletions import JobDeletions
-from tests.integration.test_deletes_model import DeletesMachine
+from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
+from tests.machines import finds_what_is_wrong
 
-EXAMPLES_MAX, STEPS = 400, 30
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -85,8 +84,8 @@ def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
     """A moment does not know the deletions of before it."""
     real = FileReferenceStore.planned_at
 
-    def none(self: FileReferenceStore, *given: Any) -> tuple[int, PlannedRows]:
-        since, rows = real(self, *given)
+    def none(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, PlannedRows]:
+        since, rows = real(self, *given, **more)
         return since, PlannedRows(rows.references, ())
 
     patch.setattr(FileReferenceStore, "planned_at", none)
@@ -96,8 +95,8 @@ def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
     """A moment knows the deletions of after it, too."""
     real = FileReferenceStore.planned_at
 
-    def every(self: FileReferenceStore, *given: Any) -> tuple[int, PlannedRows]:
-        since, rows = real(self, *given)
+    def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, PlannedRows]:
+        since, rows = real(self, *given, **more)
         pending = [(one.deletion_id, one.condition) for one in Deletions(self).list()]
         return since, PlannedRows(rows.references, list({**dict(rows.deletions), **dict(pending)}.items()))
 
@@ -139,7 +138,38 @@ def output_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Erasure, "referenced", lambda self: (0, 0))
 
 
+def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
+    """A job applies a deletion to inputs that came after it, too."""
+    real = JobDeletions.of
+
+    def every(context: Any, job: Any) -> JobDeletions:
+        found = real(context, job)
+        rows = [(one.deletion_id, one.condition) for one in context.deletions.list()]
+        pending = deletions_of(context.schema, rows)
+        return replace(found, of_inputs=tuple(pending for _ in found.of_inputs))
+
+    patch.setattr(JobDeletions, "of", staticmethod(every))
+
+
+def not_told(patch: pytest.MonkeyPatch) -> None:
+    """Changes do not tell of deletions."""
+    real = query_changes.events_between
+
+    def others(*given: Any) -> list[Any]:
+        return [one for one in real(*given) if not isinstance(one, PastDeletion)]
+
+    patch.setattr(query_changes, "events_between", others)
+
+
+def writers_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An erasure does not ask which writers have files that it has not seen."""
+    patch.setattr(_Erasing, "end_writers", lambda self, *, abandon: [])
+
+
 FAULTS = [
+    applied_to_later_files,
+    not_told,
+    writers_forgotten,
     later_rows,
     applied_twice,
     lost_in_jobs,
@@ -156,25 +186,8 @@ FAULTS = [
 ]
 
 
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, tmp_path.as_uri()) as found:
-        yield found
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_the_model_finds_it(instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
     plant(monkeypatch)
-    machine = type("Machine", (DeletesMachine,), {"instance": instance, "layout": "file_table"})
-    found = settings(
-        max_examples=EXAMPLES_MAX,
-        stateful_step_count=STEPS,
-        deadline=None,
-        derandomize=True,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        print_blob=False,
-    )
-    with pytest.raises(AssertionError):
-        run_state_machine_as_test(machine, settings=found)  # type: ignore[no-untyped-call]
+    finds_what_is_wrong(DeletesMachine, instance, 20 * EXAMPLES, 2 * STEPS)

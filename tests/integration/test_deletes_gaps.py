@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +11,7 @@ import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.postgres import copied
+from dormouse.query.deleting import DeleteReport
 from dormouse.query.deletions import CONDITION_BYTES_MAX, condition_of
 from dormouse.query.where import question
 from tests.serving import serving
@@ -24,10 +23,14 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
-    with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
+@pytest.mark.parametrize("where", [{"k": []}, {"s": [], "k": 1}, {"k": 1, "s": []}])
+def test_a_condition_that_no_row_meets_is_not_recorded(
+    instance: dm.Instance, where: dict[str, object]
+) -> None:
+    table = made(instance, ["a", "b"])
+    before = keys(table)
+    assert table.delete(where) == table.delete(where, dry_run=True) == DeleteReport(None, None, 0)
+    assert (keys(table), table.deletions()) == (before, [])
 
 
 def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instance: dm.Instance) -> None:

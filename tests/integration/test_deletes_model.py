@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ from hypothesis.stateful import (
 
 import dormouse as dm
 from dormouse.data.source import open_source
-from dormouse.errors import CutExpired, InvalidCut, ObjectNotFound, ReplaceRequestsFailed
+from dormouse.errors import (
+    CutExpired,
+    FileReferenceAssignedToJob,
+    InvalidCut,
+    ObjectNotFound,
+    ReplaceRequestsFailed,
+)
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.layout import LAYOUTS
@@ -34,9 +40,10 @@ from dormouse.rounds import compaction_job as task
 from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.sql import together
 from tests.machines import run_machine
 
-EXAMPLES, STEPS = 6, 20
+EXAMPLES, STEPS = 6, 15
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], [dm.Field("t", dm.LONG)], [dm.Field("v", dm.LONG, nullable=True)]
 )
@@ -60,6 +67,8 @@ WHERE = st.one_of(
     st.builds(lambda t, v: {"t": t, "v": [v, None]}, st.integers(0, 1), st.integers(0, 2)),
     st.builds(lambda v: {"v": dm.Range(max=v)}, st.integers(1, 2)),
 )
+FEW_OF_MANY = st.builds(lambda k, v: [(k, 0, v), *[(k, 1, (v + 1) % 3)] * 20], KEYS, st.integers(0, 2))
+"""So few that a job which looks for one finds it, and writes the file anew no sooner than in a week."""
 
 
 def is_of(where: Any, row: Row) -> bool:
@@ -151,9 +160,10 @@ class DeletesMachine(RuleBasedStateMachine):
         self.rows = [row for row in self.rows if not is_of(where, row)]
 
     @rule()
-    def begin_job(self) -> None:
+    def begin_jobs(self) -> None:
         self.context.jobs.create()
-        for job in self.context.jobs.take(1):
+        # by their rows, as nothing else of them is the same when a life is led again
+        for job in sorted(self.context.jobs.take(100), key=self.rows_in):
             stack = ExitStack()
             attempt = stack.enter_context(self.context.attempts.attempt(self.context.table))
             self.jobs.append((next(self.clock), stack, attempt, job, JobDeletions.of(self.context, job)))
@@ -172,11 +182,67 @@ class DeletesMachine(RuleBasedStateMachine):
                     assert began < max(self.erased_at, self.restored_at)
                     self.context.attempts.discard(attempt)
 
-    @rule(where=WHERE)
-    def delete_amid_a_job(self, where: Any) -> None:
-        self.begin_job()
+    def rows_in(self, job: CompactionJob) -> list[list[str]]:
+        paths = (self.context.objects.local_path(item.filename) for item in job.inputs)
+        return [list(map(repr, rows_of(pq.read_table(path)))) for path in paths]
+
+    @rule(rows=ROWS, where=WHERE)
+    def delete_amid_jobs(self, rows: list[Row], where: Any) -> None:
+        self.ingest(rows)
+        self.ingest(rows)
+        self.begin_jobs()
         self.delete(where)
-        self.end_job()
+        self.end_jobs()
+
+    @rule(rows=ROWS, where=WHERE)
+    def erase_amid_jobs(self, rows: list[Row], where: Any) -> None:
+        self.ingest(rows)
+        self.ingest(rows)
+        self.begin_jobs()
+        self.erase(where)
+        self.end_jobs()
+
+    def end_jobs(self) -> None:
+        while self.jobs:
+            self.end_job()
+
+    @rule(rows=ROWS, where=WHERE)
+    def delete_what_comes_again(self, rows: list[Row], where: Any) -> None:
+        """Rows that are equal to those that were deleted stay, also when they are merged with older ones."""
+        self.ingest(rows)
+        self.delete(where)
+        self.ingest(rows)
+        self.compact()
+
+    @rule(rows=FEW_OF_MANY)
+    def delete_few_of_many(self, rows: list[Row]) -> None:
+        self.ingest(rows)
+        self.delete({"v": rows[0][2]})
+        self.compact()
+
+    @rule(wheres=st.lists(WHERE, min_size=1, max_size=2))
+    def delete_between_cuts(self, wheres: list[Any]) -> None:
+        self.cut()
+        for where in wheres:
+            self.delete(where)
+        self.cut()
+        self.look_back()
+        self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
+
+    @rule(where=WHERE)
+    def delete_in_vain(self, where: Any) -> None:
+        self.cut()
+        self.delete(where)
+        self.put_back(*self.cuts[-1])
+
+    @rule(at=KEYS)
+    def divide(self, at: int) -> None:
+        """A leaf's files are shared from then on."""
+        leaves = {leaf.region.range("k"): leaf.partition_id for leaf in self.table.partitions.leaves()}
+        [(keys, leaf)] = [one for one in leaves.items() if one[0].contains(at)]
+        if keys.min != at:
+            with suppress(FileReferenceAssignedToJob):
+                self.table.partitions.split(leaf, at)
 
     @rule()
     def compact(self) -> None:
@@ -210,14 +276,16 @@ class DeletesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
         if self.cuts:
-            cut, rows = self.cuts[data.draw(st.integers(0, len(self.cuts) - 1))]
-            try:
-                self.table.restore(to=cut)
-            except CutExpired:
-                assert self.times[cut.cut_id] < self.erased_at
-            else:
-                self.restored_at = next(self.clock)
-                self.rows = list(rows)
+            self.put_back(*self.cuts[data.draw(st.integers(0, len(self.cuts) - 1))])
+
+    def put_back(self, cut: Cut, rows: list[Row]) -> None:
+        try:
+            self.table.restore(to=cut)
+        except CutExpired:
+            assert self.times[cut.cut_id] < self.erased_at
+        else:
+            self.restored_at = next(self.clock)
+            self.rows = list(rows)
 
     @invariant()
     def has_its_rows(self) -> None:
@@ -245,7 +313,10 @@ class DeletesMachine(RuleBasedStateMachine):
         if not self.cuts:
             return
         first = data.draw(st.integers(0, len(self.cuts) - 1))
-        last = data.draw(st.integers(first, len(self.cuts) - 1))
+        self.check_changes(first, data.draw(st.integers(first, len(self.cuts) - 1)))
+
+    def check_changes(self, first: int, last: int) -> None:
+        """The earlier cut's rows, with what changed since, are the later one's."""
         (after, rows), (till, expected) = self.cuts[first], self.cuts[last]
         copy = [tuple(row) for row in rows]
         try:
@@ -258,6 +329,7 @@ class DeletesMachine(RuleBasedStateMachine):
             return
         for change in found:
             kind, row = change.pop("_change"), tuple(change.values())
+            assert kind == "insert" or row in copy, "told twice"
             copy.append(row) if kind == "insert" else copy.remove(row)
         assert in_order(copy) == in_order(expected)
 
@@ -270,7 +342,8 @@ def _data(rows: list[Row]) -> pa.Table:
 
 
 @pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    monkeypatch.setattr(together, "SCANS_MAX", 2)
     with dm.connect(dsn, tmp_path.as_uri()) as found:
         yield found
 

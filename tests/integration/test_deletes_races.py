@@ -6,7 +6,7 @@ import itertools
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,6 @@ from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])
 KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as found:
-        yield found
 
 
 class Storm:

@@ -19,6 +19,8 @@ from dormouse.postgres.each import execute_each
 from tests.commits import add, compaction, files_of, replacement
 from tests.state import at_once, query, wait_until
 
+pytestmark = pytest.mark.usefixtures("table_t")
+
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 

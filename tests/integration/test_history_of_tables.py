@@ -5,12 +5,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import InvalidCut, PartitionNotFound, TableNotFound
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.errors import CutExpired, InvalidCut, PartitionNotFound, TableNotFound
+from dormouse.files.shapes import Shapes
 from dormouse.history.epochs import EpochRecord
 from dormouse.instance import Instance
+from dormouse.query import executor
+
+pytestmark = pytest.mark.usefixtures("table_t")
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -65,3 +71,34 @@ def test_a_history_outlives_a_new_name(instance: Instance) -> None:
     instance.rename_table("t", "u")
     assert list(instance.table("u").history.epochs()) == before
     assert isinstance(before[0], EpochRecord)
+
+
+def test_a_cut_that_was_read_before_is_read_in_one_statement_as_long_as_it_holds(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process changes columns, drops the cut, and lets the history go."""
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("n", dm.LONG, nullable=True)])
+    table = instance.create_table("cuts", schema)
+    rows = pa.table({"k": [1, 2], "n": [10, 20]}, schema=arrow_schema(schema))
+    table.ingest(rows)
+    cut, other = table.history.record_cut(), instance.table("cuts")
+    then = [{"k": 1, "n": 10}]
+    assert table.query({"k": 1}, as_of=cut).read_all().to_pylist() == then
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "position_of", None)
+        patch.setattr("dormouse.history.moments.position_of", None)
+        patch.setattr(Shapes, "at", None)
+        assert table.query({"k": 1}, as_of=cut).read_all().to_pylist() == then
+    table.ingest(rows)
+    other.rename_column("n", "number")
+    assert table.query({"k": 1}, as_of=cut).read_all().to_pylist() == then
+    assert table.query({"k": 1}).read_all().column_names == ["k", "number"]
+    assert table.query({"k": 1}, as_of=cut).read_all().to_pylist() == then
+    other.history.truncate(other.history.record_cut())
+    with pytest.raises(CutExpired):
+        table.query({"k": 1}, as_of=cut)
+    named = table.history.record_cut("named")
+    assert table.query({"k": 1}, as_of=named).read_all().num_rows == 2
+    other.history.drop_cut("named")
+    with pytest.raises(InvalidCut):
+        table.query({"k": 1}, as_of=named)

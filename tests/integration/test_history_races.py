@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
+import psycopg
 import pytest
-from state import blocked, query, ref, remove, transaction, wait_until
+from state import assign, blocked, query, ref, remove, transaction, wait_until
+from state import replace as replace_by_none
 
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
 from dormouse.files.layout import LAYOUTS
+from dormouse.history import changes as files_of
 from dormouse.history import cuts, moments
-from dormouse.history.changes import changes_between
+from dormouse.history.changes import changes_between, references_at
 from dormouse.history.consumers import Consumers
+from dormouse.history.restore import restore
+from dormouse.history.retention import truncate
 from dormouse.history.sizes import size_between
 from dormouse.model.region import Range
 from dormouse.query.consumer import Consumer
@@ -145,3 +152,129 @@ def test_a_merge_counts_references_with_the_salts_of_their_partitions(new_table:
     salt = "(hashtextextended(%s, 0) & 9223372036854775807) %% %s::bigint"
     [(expected,)] = query(table.supplier, f"select {salt}", merged, table.table.properties.salt_buckets)
     assert query(table.supplier, counted) == [(expected, 1)] * 3
+
+
+def test_what_comes_beside_a_slow_transaction_is_of_one_span(new_table: NewTable) -> None:
+    """The slow one has the smaller id, and commits later; also when both were removed since."""
+    table = new_table()
+    first = cuts.record_cut(table)
+    with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as slow:
+        table.store.add_files([ref("slow", rows=3)], conn=slow)
+        table.store.add_files([ref("quick", rows=5), ref("gone", rows=7)])
+        remove(table.store, "gone")
+        middle = cuts.record_cut(table)
+        slow.commit()
+    last = cuts.record_cut(table)
+    for removed in (False, True):
+        for after, till, names, rows in ((first, middle, {"quick", "gone"}, 12), (middle, last, {"slow"}, 3)):
+            assert {one.filename for one in changes_between(table, after, till)} == names, removed
+            assert size_between(table, after, till).row_count == rows
+        assert len(list(changes_between(table, first, last))) == 3
+        assert [one.filename for one in references_at(table, middle)] == ["quick"]
+        if not removed:
+            remove(table.store, "slow", "quick")
+    for cut in (middle, last):
+        cuts.drop_cut(table, cut)
+    assert size_between(table, first, cuts.record_cut(table)).row_count == 15
+
+
+def test_what_an_older_transaction_removed_is_still_what_came(new_table: NewTable) -> None:
+    """It began before the moment after which that came."""
+    table = new_table()
+    with closing(psycopg.connect(table.dsn, options="-c search_path=dormouse")) as older:
+        older.execute("select pg_current_xact_id()")
+        table.store.add_files([ref("before")])
+        first = cuts.record_cut(table)
+        table.store.add_files([ref("a", rows=3)])
+        table.store.assign_job_ids([assign("job", "root", "a")])
+        last = cuts.record_cut(table)
+        table.store.replace_file_references([replace_by_none("job", ["a"], None)], conn=older)
+        older.commit()
+    assert [one.filename for one in changes_between(table, first, last)] == ["a"]
+    assert {one.filename for one in references_at(table, last)} == {"before", "a"}
+    assert [one.filename for one in references_at(table, first)] == ["before"]
+    cuts.drop_cut(table, last)
+    assert size_between(table, first, cuts.record_cut(table)).row_count == 3
+    assert restore(table, first).references_removed == 0
+
+
+def test_files_of_a_moment_come_in_pages(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = new_table()
+    names = ["a", "b", "c", "d", "e"]
+    for name in names:
+        table.store.add_files([ref(name)])
+    cut = cuts.record_cut(table)
+    for page in (1, 2, 5):
+        monkeypatch.setattr(files_of, "PAGE_REFERENCES", page)
+        assert sorted(one.filename for one in islice(references_at(table, cut), 9)) == names
+    remove(table.store, "a", "c", "d")
+    for page in (1, 2, 5):
+        monkeypatch.setattr(files_of, "PAGE_REFERENCES", page)
+        assert sorted(one.filename for one in islice(references_at(table, cut), 9)) == names
+
+
+def test_what_was_collected_before_it_was_counted_is_told_by_no_size(new_table: NewTable) -> None:
+    table = new_table(gc_delay_seconds=0)
+    first = cuts.record_cut(table, kept_seconds=0)
+    table.store.add_files([ref("a")])
+    remove(table.store, "a")
+    assert sum(table.garbage.collect().deleted for _ in range(2)) == 1
+    second = cuts.record_cut(table)
+    table.store.add_files([ref("b")])
+    third = cuts.record_cut(table)
+    for till in (second, third):
+        with pytest.raises(CutExpired, match="does not reach back"):
+            size_between(table, first, till)
+    assert size_between(table, second, third).row_count == 100
+
+
+@pytest.mark.parametrize("how", ["collected", "truncated"])
+def test_a_moment_that_was_let_go_meanwhile_is_no_consumers_beginning(new_table: NewTable, how: str) -> None:
+    table = new_table()
+    position = moments.position_of(table, cuts.record_cut(table))
+    if how == "truncated":
+        truncate(table, cuts.record_cut(table))
+    else:
+        later = "update tables set history_since = clock_timestamp() where table_id = %s"
+        query(table.supplier, later, table.table.table_id)
+    consumers = Consumers(table)
+    with pytest.raises(CutExpired, match="'etl' cannot begin at"):
+        consumers.create("etl", position)
+    assert consumers.all() == []
+
+
+def test_a_restore_waits_for_a_collection_and_is_refused_what_that_let_go(new_table: NewTable) -> None:
+    table = new_table()
+    table.store.add_files([ref("a")])
+    cut = cuts.record_cut(table)
+    remove(table.store, "a")
+    refused: list[Exception] = []
+
+    def restoring() -> None:
+        try:
+            restore(table, cut)
+        except CutExpired as error:
+            refused.append(error)
+
+    with transaction(table) as conn:
+        later = "update tables set history_since = clock_timestamp() where table_id = %s"
+        conn.execute(later, [table.table.table_id])
+        thread = threading.Thread(target=restoring)
+        thread.start()
+        wait_until(lambda: blocked(table.supplier) == 1)
+        conn.execute("commit")
+        thread.join(60)
+    assert len(refused) == 1
+    assert list(table.store.file_references()) == []
+
+
+def test_a_cut_is_due_when_only_partitions_or_removals_came(new_table: NewTable) -> None:
+    table = new_table()
+    table.store.add_files([ref("a")])
+    assert cuts.record_if_due(table, 0)
+    assert cuts.record_if_due(table, 0) is None
+    remove(table.store, "a")
+    assert cuts.record_if_due(table, 0)
+    table.partitions.split("root", 10)
+    assert cuts.record_if_due(table, 0)
+    assert cuts.record_if_due(table, 0) is None

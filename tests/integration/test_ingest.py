@@ -226,7 +226,7 @@ def bad(rows: pa.Table, tmp_path: Path) -> dict[str, tuple[Any, list[str]]]:
         "damaged file": (damaged, ["damaged.parquet"]),
         "file with missing column": (tmp_path / "short.parquet", ["short.parquet", "time"]),
         "file with nulls": ([tmp_path / "nulls.parquet"], ["nulls.parquet", "flight"]),
-        "csv cell": (files["bad.csv"], ["bad.csv", "column 'delay'", "#3", "late"]),
+        "csv cell": (files["bad.csv"], ["bad.csv", "column 'delay'", "line 3", "late"]),
         "empty csv": (files["none.csv"], ["none.csv", "mpty"]),
         "other file": (files["a.txt"], ["a.txt", ".parquet"]),
         "no file": (tmp_path / "nowhere.parquet", ["nowhere.parquet", "does not exist"]),

@@ -55,7 +55,7 @@ def test_rows_that_sorting_loses_or_doubles_fail_the_ingest(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, rows: int, message: str
 ) -> None:
     def other(self: LeafSorter) -> Iterator[pa.RecordBatch]:
-        [batch] = self._take_held().select(self._names).to_batches()
+        [batch] = self._sorted(self._take_held(), self._names)
         yield batch.slice(0, batch.num_rows + min(rows, 0))
         yield batch.slice(0, max(rows, 0))
 

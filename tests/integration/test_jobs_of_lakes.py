@@ -34,12 +34,6 @@ def rows(*keys: int) -> pa.Table:
     return pa.table({"k": pa.array(keys, pa.int64())})
 
 
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        yield instance
-
-
 def rounds(instance: Instance, kind: str) -> list[Job]:
     return instance.jobs.list(f"round:{kind}")
 
@@ -98,7 +92,7 @@ def age(instance: Instance, days: int) -> None:
     """As if all that ended had ended so many days earlier."""
     with instance._supplier.connection() as conn:
         conn.execute("update ended_job set ended_at = ended_at - make_interval(days => %s)", [days])
-    instance.jobs.roll()
+    instance._roll_jobs()
 
 
 def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None:
@@ -144,7 +138,7 @@ def test_a_day_whose_partition_is_missing_loses_nothing(instance: Instance) -> N
     job_id = instance.jobs.start("work", 1)
     instance.jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert instance.jobs.result(job_id) == 1
-    instance.jobs.roll()  # today's is made by others while rows stand in its place, or later
+    instance._roll_jobs()  # today's is made by others while rows stand in its place, or later
     age(instance, 1)
     with instance._supplier.connection() as conn:
         assert conn.execute("select count(*) from ended_job_default").fetchall() == [(0,)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_objects_of_the_store_are_ingested_once(instance: Instance, client: Clie
     asked = {"table": "t", "objects": ["incoming/more.parquet"], "ingest_id": "more"}
     assert ended(client, client.jobs.start("ingest", asked))["rows"] == 10
     assert ended(client, client.jobs.start("ingest", asked))["rows"] == 0
-    assert instance.table("t").count() == 1_010 if hasattr(instance.table("t"), "count") else True
+    assert instance.table("t").count() == 1_010
 
 
 def test_objects_in_s3_are_ingested_and_answers_are_written_there(
@@ -94,8 +95,11 @@ def test_objects_in_s3_are_ingested_and_answers_are_written_there(
         pq.write_table(ROWS, tmp_path / "rows.parquet")
         instance.objects.put("incoming/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
         ingest = instance.jobs.start("ingest", {"table": "t", "objects": ["incoming/rows.parquet"]})
+        instance.objects.put("incoming/more.csv.gz", gzip.compress(b"k,v\n-1,first\n-2,second\n"))
+        packed = instance.jobs.start("ingest", {"table": "t", "objects": ["incoming/more.csv.gz"]})
         instance.jobs.worker(functions(instance)).run(drain=True)
         assert instance.jobs.result(ingest)["rows"] == 1_000
+        assert instance.jobs.result(packed)["rows"] == 2
         query = instance.jobs.start("query", {"statement": STATEMENT, "parameters": [990]})
         with serving(instance, job_threads=1, shutdown_seconds_max=10) as url, connect(url) as client:
             until(lambda: client.jobs.status(query).has_ended)
@@ -192,6 +196,7 @@ def test_without_threads_there_are_no_paths_of_jobs(instance: Instance) -> None:
 def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# who may what\netl ingest,compact etl-token\n\nana query,split ana-token  # she\n")
+    tokens.chmod(0o600)
     with serving(instance, job_threads=1, token="service", job_tokens_file=tokens) as url:  # noqa: S106
         clients = [connect(url, token) for token in ("etl-token", "ana-token", "service", "wrong")]
         etl, ana, all_, wrong = clients
@@ -221,6 +226,7 @@ def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> No
 @pytest.mark.parametrize("line", ["etl ingest", "etl ingest tok en", "etl ingest t\u00f6ken", "a x t\nb y t"])
 def test_a_file_of_tokens_that_is_wrong_names_its_line(instance: Instance, tmp_path: Path, line: str) -> None:
     (tmp_path / "tokens").write_text(f"# tokens\n{line}\n", "utf-8")
+    (tmp_path / "tokens").chmod(0o600)
     with (
         pytest.raises(InvalidInput, match=r"line [23] of"),
         serving(instance, job_threads=0, job_tokens_file=tmp_path / "tokens"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,18 +11,12 @@ from keyed_tables import MARKS, SCHEMA, begun, data, delete_keys, keyed, seen, u
 import dormouse as dm
 from dormouse.errors import InvalidData, QueryOvertaken
 from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.query.keyed import KeyedScans
 from dormouse.query.scan_session import key_session
 from dormouse.query.table_view import plan_query
 from dormouse.query.where import question
 from dormouse.rounds import deleting
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,15 +9,9 @@ import pytest
 from keyed_tables import data, delete_keys, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.query import keyed_changes
 from dormouse.table import Table
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def changed(table: Table, after: Any, till: Any = None) -> list[tuple[Any, ...]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +13,6 @@ from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("id", dm.LONG)], values=[dm.Field("name", dm.STRING), dm.Field("n", dm.INT)])
 NEWEST = [(2, "B", 20, "q"), (3, "c", 3, "x"), (4, "D", 40, None)]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
-        yield opened
 
 
 @pytest.fixture(params=[None, "n"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,7 @@ from keyed_tables import MARKS, data, keyed, seen, upsert
 
 import dormouse as dm
 from dormouse.errors import InvalidData, InvalidInput, InvalidProperties, InvalidQuery
-from dormouse.instance import Instance, connect
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
+from dormouse.instance import Instance
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,14 +10,8 @@ from keyed_tables import MARKS, data, delete_keys, keyed, seen, upsert
 from pyspark.sql import SparkSession
 
 from dormouse.errors import InvalidData, JobFailed
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.spark import ingest as spark_ingest
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
-import dormouse as dm
 from dormouse.commits import handling, in_flight, pointers
 from dormouse.commits.committer import Committer
 from dormouse.commits.pointers import PointerQueue
@@ -20,12 +17,7 @@ from dormouse.instance import Instance
 from tests.commits import add, files_of
 from tests.state import file, query, ref, wait_until
 
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-        yield instance
+pytestmark = pytest.mark.usefixtures("table_t")
 
 
 def test_what_takes_long_is_not_handled_twice(

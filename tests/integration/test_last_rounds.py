@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -282,12 +282,6 @@ def test_a_conversion_keeps_them_a_clear_and_a_drop_remove_them(new_table: NewTa
     with table.last_rounds.round("split") as current:
         current.worked = True
     assert versions(table) == []
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        yield instance
 
 
 def broken_table(instance: Instance) -> dm.Table:

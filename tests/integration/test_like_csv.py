@@ -10,25 +10,19 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.data import infer
+from dormouse.data import sniffing
 from dormouse.errors import InvalidData, InvalidSchema
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 
 TEXT = """id,name,at,day,x,big,flag,clock,nothing,code
 1,"a, b",2026-01-02 03:04:05,2026-01-02,1.5,12345678901,true,10:00:00,,007
 2,"",2026-01-02 03:04:05.25,2026-01-03,2,,false,11:00:00,,x
-3,,,,,3,,,,
+3,,,2026-01-04,,3,,,,
 """
 TYPES = {
     "id": dm.LONG, "name": dm.STRING, "at": dm.TIMESTAMP, "x": dm.DOUBLE, "big": dm.LONG,
     "flag": dm.BOOLEAN, "clock": dm.STRING, "nothing": dm.STRING, "code": dm.STRING,
 }  # fmt: skip
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Any:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -53,23 +47,34 @@ def test_a_table_like_a_csv_file_takes_the_file(instance: Instance, path: Path) 
 
 
 def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
-    given = ("t", "--like", str(path), "--row-key", "code", "--sort-key", "id", "--json")
+    given = (
+        "t",
+        "--like",
+        str(path),
+        "--row-key",
+        "id",
+        "--type",
+        "id=string",
+        "--sort-key",
+        "day",
+        "--json",
+    )
     code, out, _ = cli("table", "create", *given)
     made = json.loads(out)
     assert code == 0
     assert [one["type"] for one in made["schema"]["row_keys"]] == ["string"]
-    assert [one["type"] for one in made["schema"]["sort_keys"]] == ["long"]
+    assert [one["type"] for one in made["schema"]["sort_keys"]] == ["date"]
 
 
 @pytest.mark.parametrize(
     ("text", "row_keys", "error", "told"),
     [
-        ("", ["id"], InvalidData, "cannot read .*x.csv as CSV: .*mpty"),
+        ("", ["id"], InvalidData, "file .*x.csv' is empty"),
         ("id,id\n1,2\n", ["id"], InvalidData, "has two columns 'id'"),
-        ("id,v\n1\n", ["id"], InvalidData, "as CSV: .*Expected 2 columns"),
+        ("id,v\n" + "2,3\n" * 30 + "1\n", ["id"], InvalidData, "x.csv', line 32: .*Expected 2 columns"),
         ("id,v\n1,2\n", ["key"], InvalidSchema, "has no column 'key'; its columns are id, v"),
         ("id,v\n1.5,2\n", ["id"], InvalidSchema, "id"),
-        (None, ["id"], InvalidData, "cannot read .*x.csv as CSV: .*No such file"),
+        (None, ["id"], InvalidData, "x.csv' does not exist"),
     ],
 )
 def test_a_file_that_is_no_table_is_one_line(
@@ -95,7 +100,7 @@ def test_a_schema_and_a_file_are_not_both_given(instance: Instance, path: Path) 
 def test_types_are_told_by_the_beginning_of_a_large_file(
     instance: Instance, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(infer, "CSV_BYTES", 64)
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
     path.write_text("id,v\n" + "1,1\n" * 100 + "2,x\n")
     table = instance.create_table("t", like=path, row_keys=["id"])
     assert table.schema.field("v").type == dm.LONG

@@ -50,7 +50,7 @@ def server(authority: CertificateAuthority) -> Iterator[tuple[str, int]]:
     try:
         with EmbeddedPostgres(folder, options={"fsync": "off", **on_tcp()}) as running:
             with psycopg.connect(running.dsn, autocommit=True) as conn:
-                make = "create role master login createrole password {}"
+                make = "create role master login createrole createdb password {}"
                 conn.execute(sql.SQL(make).format(sql.Literal(PASSWORD)))
             own_port = int(conninfo_to_dict(running.dsn)["port"])
             with TlsFront(*authority.server_certificate("localhost"), own_port) as front:
@@ -115,6 +115,13 @@ def test_create_migrates_and_makes_the_roles(
         names = [OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE]
         found = conn.execute("select count(*) from pg_roles where rolname = any(%s)", [names])
         assert found.fetchall() == [(3,)]
+
+
+def test_databases_of_row_tables_are_made(event: dict[str, Any], cloudformation: CloudFormation) -> None:
+    for more in ({"RowDatabases": "rows_1 rows_2"}, {"Database": "rows_1", "RowsOnly": "true"}):
+        handler({**event, "ResourceProperties": event["ResourceProperties"] | more}, Context())
+    told = [answer["Data"]["Result"].rpartition("; ")[2] for answer in cloudformation.answers]
+    assert told == ["databases of row tables: rows_1, rows_2", "databases of row tables: rows_1"]
 
 
 def test_an_update_is_the_same_resource(event: dict[str, Any], cloudformation: CloudFormation) -> None:

@@ -25,7 +25,7 @@ from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
-from dormouse.schedules.migration import bring_up_to_date
+from dormouse.schedules.migration import bring_up_to_date, make_row_databases
 from tests.commits import add, compaction
 from tests.databases import Databases
 
@@ -125,6 +125,41 @@ def test_sessions_have_their_settings_from_the_role(database: str, role: str) ->
     with psycopg.connect(as_role(database, role)) as conn:
         found = {name: conn.execute(f"show {name}").fetchall()[0][0] for name in SESSION_SETTINGS}
     assert found == SESSION_SETTINGS
+
+
+def test_rows_are_indexed_by_who_runs_and_read_by_who_reads(
+    database: str, server_dsn: str, databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring_up_to_date(database)
+    named = [f"{conninfo_to_dict(database)['dbname']}_r{number}" for number in (1, 2)]
+    others = [make_conninfo(server_dsn, dbname=name) for name in named]
+    try:
+        for _ in range(2):
+            assert make_row_databases(database, named) == f"databases of row tables: {', '.join(named)}"
+        with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
+            instance.create_row_table("t", [dm.Column("n", "INTEGER")])
+
+        def as_who(role: str, **how: Any) -> dm.Instance:
+            addresses = [
+                f"postgresql://{role}@/{one['dbname']}?host={one['host']}&port={one.get('port', 5432)}"
+                for one in map(conninfo_to_dict, others)
+            ]
+            monkeypatch.setenv("DORMOUSE_ROW_INDEXES", " ".join(addresses))
+            return dm.connect(as_role(database, role), str(tmp_path), **how)
+
+        with as_who(RUN_ROLE) as instance:
+            table = instance.row_table("t")
+            table.change([dm.Insert([{"n": n} for n in range(5)])])
+            assert table.query("select n from t", wait_seconds=60).rows == [(n,) for n in range(5)]
+        with as_who(READ_ROLE, read_only=True) as instance:
+            page = instance.row_table("t").query("select n from t", 3)
+            following = instance.row_table("t").query(page=page.next_page)
+            assert page.rows + following.rows == [(n,) for n in range(5)]
+            with pytest.raises(DormouseError, match=r"read-only|may not"):
+                instance.row_table("t").change([dm.Insert([{"n": 1}])])
+    finally:
+        for one in others:
+            databases.drop(one)
 
 
 def test_what_an_owner_makes_belongs_to_the_schema_s_role(database: str, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.data.infer import schema_like
+from tests.serving import ARROW as ARROW_STREAM
+from tests.serving import CSV, JSON_LINES, http_post, serving
 
 ROWS = 2_000
 FIRST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -243,3 +247,40 @@ def test_what_would_lose_a_value_is_refused(
 def test_values_of_another_type_are_refused(table: dm.Table, where: dict[str, Any]) -> None:
     with pytest.raises(dm.errors.InvalidQuery):
         table.query(where=where).read_all()
+
+
+def test_a_decimal_with_more_digits_than_its_column_is_said(table: dm.Table) -> None:
+    with pytest.raises(dm.errors.InvalidQuery, match=r"'n' is decimal\(15,2\); 0\.125 does not fit"):
+        table.delete({"n": Decimal("0.125")})
+
+
+def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Instance) -> None:
+    table = lake.create_table("served", SCHEMA)
+    at = datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    row = {"t": at, "d": date(1969, 12, 31), "s": date(2000, 1, 1), "f": -0.5, "n": Decimal("0.10")}
+    row |= {"st": {"x": math.nan, "l": [date(1, 1, 1), None]}, "day": date(9999, 12, 31)}
+    other = {**row, "d": date(1970, 1, 1), "f": math.inf, "n": None, "st": None, "day": None}
+    given = pa.Table.from_pylist([row, other], schema=ARROW)
+    table.ingest(given, engine="local")
+    where = {"t": "2020-01-02T03:04:05.000006Z", "d": {"min": "1969-12-31"}, "n": ["0.10", None]}
+    where |= {"day": [None, "9999-12-31"], "f": [-0.5, "Infinity"]}
+    with serving(lake) as url:
+
+        def asked(accept: str) -> bytes:
+            found = http_post(
+                f"{url}/v1/tables/served/query", json={"where": where}, headers={"accept": accept}
+            )
+            return bytes(found.raise_for_status().content)
+
+        lines = [json.loads(line) for line in asked(JSON_LINES).splitlines()]
+        rows = list(csv.DictReader(asked(CSV).decode().splitlines()))
+        arrow = pa.ipc.open_stream(asked(ARROW_STREAM)).read_all()
+    assert _sorted(arrow.to_pylist()) == _sorted(given.to_pylist())
+    keys = {"t": "2020-01-02T03:04:05.000006Z", "s": "2000-01-01"}
+    struct = {"x": "NaN", "l": ["0001-01-01", None]}
+    first = {**keys, "d": "1969-12-31", "f": -0.5, "n": "0.10", "st": struct, "day": "9999-12-31"}
+    empty = {"n": None, "st": None, "day": None}
+    assert lines == [first, {**keys, "d": "1970-01-01", "f": "Infinity", **empty}]
+    assert json.loads(rows[0].pop("st")) == first.pop("st")
+    assert rows[0] == {**first, "f": "-0.5"}
+    assert rows[1] == {**keys, "d": "1970-01-01", "f": "inf", **dict.fromkeys(empty, "")}

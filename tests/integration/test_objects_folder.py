@@ -165,6 +165,30 @@ def test_the_file_is_durable_before_its_name_and_the_name_before_the_return(
     assert synced == [("a", False), ("y", True), ("x", True), (tmp_path.name, True)]
 
 
+def test_a_folder_is_made_durable_again_only_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, synced = open_store(tmp_path), list[str]()
+    store.put("x/y/a", b"1")
+    for folder in (tmp_path / "x", tmp_path):
+        os.utime(folder, ns=(0, 1_000_000_000))  # long ago
+    monkeypatch.setattr(
+        os, "fsync", lambda found: synced.append(Path(f"/proc/self/fd/{found}").readlink().name)
+    )
+
+    def put(name: str) -> list[str]:
+        synced.clear()
+        store.put(name, b"1")
+        return synced[1:]
+
+    assert put("x/y/b") == ["y", "x", tmp_path.name]
+    assert put("x/y/c") == ["y"]
+    assert put("x/z/d") == ["z", "x"]
+    os.utime(tmp_path / "x", ns=(0, 2_000_000_000))
+    assert put("x/y/e") == ["y", "x"]
+    assert put("x/y/f") == ["y"]
+
+
 def test_an_object_whose_name_cannot_be_made_durable_is_withdrawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

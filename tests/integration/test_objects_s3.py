@@ -93,6 +93,7 @@ def test_what_is_not_given_comes_from_the_aws_variables(
         lambda store: store.put("a/b", b""),
         lambda store: list(store.list("a/b")),
         lambda store: raise_first(store.delete(["a/b"])),
+        lambda store: store.get("a/b"),
     ],
 )
 def test_a_missing_bucket_is_one_clear_line(
@@ -101,6 +102,19 @@ def test_a_missing_bucket_is_one_clear_line(
     store = open_store("s3://no-such-bucket/x", **s3_options)
     with pytest.raises(ObjectStoreError, match=r"'a/b' in s3://no-such-bucket/x: .*bucket does not exist"):
         action(store)
+
+
+def test_missing_credentials_are_one_clear_line(
+    s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
+    without = {name: value for name, value in s3_options.items() if not name.endswith("access_key_id")}
+    without.pop("secret_access_key")
+    with pytest.raises(ObjectStoreError, match=r"'a/b' in s3://\S+: there are no AWS credentials: set AWS_"):
+        open_store("s3://dormouse-test/x", **without).get("a/b")
 
 
 def raise_first(failed: Sequence[tuple[str, Exception]]) -> None:

@@ -38,6 +38,13 @@ def url(objects: Path) -> str:
 
 
 @pytest.fixture
+def instance(instance: Instance) -> Instance:
+    """With a table `t`."""
+    instance.create_table("t", SCHEMA)
+    return instance
+
+
+@pytest.fixture
 def copy(dsn: str, url: str) -> Iterator[str]:
     """A copy of a database with a table `t`."""
     with dm.connect(dsn, url) as instance:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,6 @@ import dormouse as dm
 from dormouse.cli.parsing import parse_schema
 
 FILES = Path(__file__).parents[1] / "parquet_testing"
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
-    with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def keyed(source: Path, folder: Path) -> Path:

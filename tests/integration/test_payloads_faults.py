@@ -34,6 +34,7 @@ from tests.cooling import (
     tools,
 )
 from tests.state import query
+from tests.tiers import few
 
 
 @pytest.fixture
@@ -225,10 +226,13 @@ def dies(instance: Instance, dsn: str, work: str, step: str, count: int) -> None
 
 @pytest.mark.parametrize(
     ("step", "count"),
-    [
-        ("leased", 1), ("prepared", 1), ("page", 2), ("upload", 1), ("uploaded", 2), ("pointers", 2),
-        ("committed", 2), ("copied", 1), ("verified", 1), ("swapping", 1), ("swapped", 1),
-    ],
+    few(
+        [
+            ("uploaded", 2), ("pointers", 2), ("committed", 2), ("swapping", 1), ("leased", 1),
+            ("prepared", 1), ("page", 2), ("upload", 1), ("copied", 1), ("verified", 1), ("swapped", 1),
+        ],
+        4,
+    ),
 )  # fmt: skip
 def test_a_killed_offload_is_gone_on_with(
     instance: Instance, model: Model, dsn: str, step: str, count: int
@@ -253,17 +257,14 @@ def test_a_killed_offload_is_gone_on_with(
 
 @pytest.mark.parametrize(
     ("step", "count"),
-    [
-        ("prepared", 1),
-        ("kept", 1),
-        ("uploaded", 1),
-        ("committed", 1),
-        ("copied", 1),
-        ("activated", 1),
-        ("swapping", 1),
-        ("swapped", 1),
-    ],
-)
+    few(
+        [
+            ("committed", 1), ("activated", 1), ("swapping", 1), ("prepared", 1), ("kept", 1),
+            ("uploaded", 1), ("copied", 1), ("swapped", 1),
+        ],
+        3,
+    ),
+)  # fmt: skip
 def test_a_killed_fold_is_gone_on_with(
     instance: Instance, model: Model, dsn: str, step: str, count: int
 ) -> None:

@@ -39,7 +39,10 @@ def today() -> date:
 
 @pytest.fixture
 def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[TableContext]:
-    """A table in a database of its own."""
+    """A table in a database of its own, in which no day was made."""
+    with supplier.connection() as conn:
+        for day in removal_log.DAYS.days(supplier):
+            removal_log.DAYS.drop(conn, day)
     objects = open_store(tmp_path)
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
     record = catalog.create("t", Schema([Field("k", LONG)]), TableProperties())

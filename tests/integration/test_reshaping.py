@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dormouse as dm
 from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.model.types import DataType
 from dormouse.objects.names import schema_version_of
 from tests.reshaped import (
@@ -33,12 +32,7 @@ from tests.reshaped import (
     swap_names,
     widen,
 )
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
+from tests.tiers import few
 
 
 @pytest.fixture
@@ -46,7 +40,7 @@ def shaped(instance: Instance) -> Shaped:
     return Shaped.begun(instance)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", few(CHANGES, 4))
 def test_every_reader_has_the_columns_of_now_of_files_of_every_version(
     shaped: Shaped, change: Callable[[Shaped], None]
 ) -> None:

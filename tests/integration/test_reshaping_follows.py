@@ -49,12 +49,6 @@ from tests.reshaped import (
 
 
 @pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
-
-
-@pytest.fixture
 def shaped(instance: Instance) -> Shaped:
     return Shaped.begun(instance)
 
@@ -173,7 +167,7 @@ REFUSED: list[tuple[Callable[[Any], object], str]] = [
     (lambda t: t.rename_column("nothing", "x"), "there is no column 'nothing'"),
     (lambda t: t.rename_column("i", "NOTE"), "there is a column 'note' already"),
     (lambda t: t.rename_column("i", "i"), "column 'i' is called so already"),
-    (lambda t: t.rename_column("i", "__x"), "field name '__x': use letters"),
+    (lambda t: t.rename_column("i", "__x"), "field name '__x': names that begin with two"),
     (lambda t: t.widen_column("i", dm.INT), "column 'i' is int, and int has not all of its values, or is no"),
     (lambda t: t.widen_column("i", dm.STRING), "column 'i' is int, and string has not all"),
     (lambda t: t.widen_column("d", dm.DECIMAL(5, 3)), r"'d' is decimal\(5,2\), and decimal\(5,3\) has not"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import dormouse as dm
 from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.model.types import DataType
 from tests.machines import run_machine
 from tests.reshaped import Naive, Shaped
@@ -136,12 +134,6 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "shaped"):
             assert self.instance.check(deep=True, table=self.shaped.table.name).problems == ()
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

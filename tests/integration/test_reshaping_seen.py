@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect as connect_client
 from dormouse.errors import InvalidQuery
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from tests.reshaped import Shaped, ingest
 from tests.served import service
 
@@ -24,12 +24,6 @@ SCHEMA = dm.Schema(
 )
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from dormouse.spark import compaction_tasks
 from dormouse.spark import ingest as spark_ingest
 from tests.ingested import attempts
 from tests.reshaped import Shaped
+from tests.tiers import few
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], values=[dm.Field("even", dm.LONG), dm.Field("odd", dm.LONG, nullable=True)]
@@ -90,7 +91,7 @@ def late_rows(before: Shaped, *keys: int) -> None:
     before.model = type(model)(model.names, (*model.rows, *found), model.last_id)
 
 
-@pytest.mark.parametrize("change", READABLE)
+@pytest.mark.parametrize("change", few(READABLE, 4))
 def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
     """Of the columns of then, whatever is called so now."""
 
@@ -120,7 +121,7 @@ def test_an_ingest_without_a_column_that_must_not_be_null_is_refused(shaped: Sha
     assert shaped.table.ingest(table_of(3).append_column("new", pa.array([8])), ingest_id="july").applied
 
 
-@pytest.mark.parametrize("change", [*READABLE, add_whole])
+@pytest.mark.parametrize("change", few([add_whole, *READABLE], 5))
 def test_a_compaction_that_began_before_loses_nothing(
     shaped: Shaped, change: Callable[[Shaped], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from dormouse.errors import ReplaceRequestsFailed
 from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.files.deletions import Noted
 from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.table_view import plan_query
@@ -26,12 +26,6 @@ from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
 FILES = 5
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def filled(instance: Instance, layout: str = "file_table", **properties: Any) -> Table:
@@ -143,11 +137,12 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
 ) -> None:
     table = filled(instance)
     table.delete({"v": 100})
-    real = looking.count
+    real, turn = looking.count, threading.Lock()
 
     def slow(context: Any, *given: Any) -> dict[int, int]:
-        if len(table.deletions()) == 1:
-            table.delete({"v": 7})
+        with turn:  # files are looked at by threads
+            if len(table.deletions()) == 1:
+                table.delete({"v": 7})
         return real(context, *given)
 
     monkeypatch.setattr(looking, "count", slow)

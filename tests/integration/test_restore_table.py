@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from dormouse.errors import NotWhole
 from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.rounds import compaction_job
 from dormouse.table import Table
 from tests.small_tables import add, clock, keys, made
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +12,7 @@ import dormouse as dm
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.cuts import cuts, record_cut
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.model.cut import Cut
 from dormouse.table import Table
 
@@ -22,12 +20,6 @@ SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 HOUR = 3_600
 AGES = (50, 40, 30, 20, 10)
 """Of the cuts, in hours; after each, a file is ingested."""
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, (tmp_path / "objects").as_uri()) as found:
-        yield found
 
 
 def execute(instance: Instance, statement: str, *values: Any) -> None:
@@ -171,8 +163,12 @@ def test_retention_goes_on_from_a_truncation(table: Table) -> None:
 
 def test_truncating_again_is_no_change_and_behind_it_is_refused(table: Table) -> None:
     first, second, third = (cut_of(table, hours) for hours in (50, 40, 30))
+    assert len(table.changes(after=None).read_all()) == len(AGES)
     assert table.history.truncate(second)
     assert not table.history.truncate(second)
+    with pytest.raises(CutExpired, match="does not reach back to its beginning") as refused:
+        table.changes(after=None)
+    assert refused.value.oldest == second.recorded_at
     with pytest.raises(CutExpired):
         table.history.truncate(first)
     assert table.history.truncate(third)

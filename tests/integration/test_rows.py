@@ -115,6 +115,20 @@ def test_rows_without_cells_are_deleted_or_left_alone(rows: RowTable) -> None:
             rows.row(row_id)
 
 
+def test_a_version_from_before_a_retype_is_read_by_who_knew_the_table_before_and_by_others(
+    instance: Instance, rows: RowTable
+) -> None:
+    """The new column has the name of the one that its values were in."""
+    before = rows.row(1)["n"]
+    known = instance.row_table("people")
+    known.row(1)
+    rows.change([dm.RetypeColumn("n", "STRING")])
+    for table in (rows, known, instance.row_table("people")):
+        assert (table.row(1, 1)["n"], table.row(1)["n"]) == (before, str(before))
+        with table.current(1) as found:
+            assert found.read_all().column("n")[0].as_py() == before
+
+
 def test_an_explicit_null_writes_the_default(rows: RowTable) -> None:
     rows.change([dm.Patch([{"ROW_ID": 1, "n": None}]), dm.Insert([{"n": None}])])
     assert [row["n"] for row in current(rows)] == [0, 0, 0]
@@ -251,3 +265,13 @@ def test_a_table_that_is_dropped_is_forgotten(instance: Instance, rows: RowTable
     with instance._supplier.connection() as conn:
         for name in ("row_table", "row_columns", "row_range", "row_change", "row_snapshot", "row_lock"):
             assert conn.execute(f"select count(*) from {name}").fetchall() == [(0,)]
+
+
+def test_an_empty_text_becomes_no_number(rows: RowTable) -> None:
+    rows.change([dm.Insert([{"name": ""}])])
+    with pytest.raises(
+        InvalidRow, match=r"row of ROW_ID 3, column 'name' \(INTEGER\): an empty text is none"
+    ):
+        rows.change(
+            [dm.Remove([(2, 1)]), dm.Patch([{"ROW_ID": 1, "name": "5"}]), dm.RetypeColumn("name", "INTEGER")]
+        )

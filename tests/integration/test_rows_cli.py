@@ -116,6 +116,17 @@ def test_pages_of_a_query(run: Run) -> None:
     assert failed(run, "query", "t", "delete from t")[0] == 2
 
 
+def test_moments_are_told_as_such_to_people_and_as_numbers_to_programs(run: Run) -> None:
+    told(run, "create", "t", "--column", "d:DATE")
+    moments = [1_388_350_800_000, -1, 2**62, None]
+    told(run, "change", "t", "-", stdin=json.dumps([{"insert": [{"d": one} for one in moments]}]))
+    query = ("query", "t", "select d, max(d) as m from t group by d order by d")
+    assert [row[0] for row in told(run, *query)["rows"]] == [-1, 1_388_350_800_000, 2**62, None]
+    shown = run(*query)[1]
+    for one in ("1969-12-31T23:59:59.999Z", "2013-12-29T21:00:00.000Z", str(2**62)):
+        assert shown.count(one) == 2
+
+
 def test_changes_of_all_kinds(run: Run) -> None:
     make(run)
     Path("more.csv").write_text("name\nz\n")

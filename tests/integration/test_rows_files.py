@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,6 @@ COLUMNS = [
     dm.Column("ok", "BOOLEAN"),
     dm.Column("data", "JSON"),
 ]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, f"file://{tmp_path}/objects") as found:
-        yield found
 
 
 @pytest.fixture

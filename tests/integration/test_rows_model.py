@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,12 +188,6 @@ def _after(columns: tuple[Known, ...], change: Any) -> tuple[Known, ...]:
 
 
 _numbers = itertools.count()
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, tmp_path.as_uri()) as found:
-        yield found
 
 
 def test_each_version_of_each_row_is_that_of_a_naive_dict(instance: Instance) -> None:

@@ -99,6 +99,9 @@ def test_an_older_version_is_answered_from_the_files(table: RowTable, text: str,
 
 def test_rows_come_with_their_ids_and_versions_and_groups_without(table: RowTable) -> None:
     page = table.query("select n as number, j from t where row_id in (1, 4, 100) order by row_id")
+    assert [one.column_id for one in table.query("select row_id, name, n + 1 from t", 1).columns][::2] == [
+        None
+    ] * 2
     assert (page.row_ids, page.row_versions) == ([1, 4, 100], [2, 2, 1])
     assert [(c.name, c.type, c.column_id) for c in page.columns] == [
         ("number", "INTEGER", 5),

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 import dormouse as dm
+from dormouse import row_work
 from dormouse.client import Client, connect
 from dormouse.client.rows import RemoteRowTable
 from dormouse.errors import (
@@ -33,7 +34,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.instance import Instance
-from tests.serving import http_get, http_post, serving
+from tests.serving import eventually, http_get, http_post, serving
 from tests.working import until
 
 COLUMNS = [
@@ -43,12 +44,6 @@ COLUMNS = [
     dm.Column("data", "JSON"),
 ]
 ALL = "select * from samples order by n"
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as found:
-        yield found
 
 
 @pytest.fixture
@@ -213,6 +208,22 @@ def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
             table.query(page=wrong)
 
 
+def test_changes_wait_for_others_and_may_be_cancelled_meanwhile(
+    client: Client, rows: RemoteRowTable, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_work, "_LOCK_SECONDS", 0.05)
+    change = {"table": "samples", "changes": [{"insert": [{"name": "a"}]}]}
+    with instance.row_table("samples").locks.write():
+        ids = [client.jobs.start("row_change", change) for _ in range(2)]
+        for one in ids:
+            eventually(lambda one=one: "is changing it" in str(client.jobs.status(one).message))  # type: ignore[misc]
+        client.jobs.cancel(ids[0])
+        eventually(lambda: client.jobs.status(ids[0]).has_ended)
+    eventually(lambda: client.jobs.status(ids[1]).has_ended)
+    assert [client.jobs.status(one).state for one in ids] == ["CANCELLED", "COMPLETE"]
+    assert rows.version() == 1
+
+
 def test_the_same_query_as_a_job_is_the_same_job(client: Client, rows: RemoteRowTable) -> None:
     rows.change([dm.Insert([{"n": 1}])])
     asked = {"table": "samples", "sql": ALL}
@@ -305,9 +316,11 @@ def test_what_there_is_is_described(url: str) -> None:
         "/v1/rows/preview",
         "/v1/rows/{table}",
         "/v1/rows/{table}/csv",
+        "/v1/rows/{table}/files",
         "/v1/rows/{table}/history",
         "/v1/rows/{table}/query",
         "/v1/rows/{table}/rows/{row_id}",
+        "/v1/rows/{table}/rows/{row_id}/files/{column}",
     }
     sent = found["/v1/rows/{table}/csv"]["post"]
     assert list(sent["requestBody"]["content"]) == ["text/csv"]

@@ -228,13 +228,13 @@ def test_a_client_that_sips_is_cut_off_amid_a_piece_soon_after_the_time_is_over(
     source, pause = Endless(rows=1, text="x" * 20_000_000), threading.Event()
     with (
         # time enough for a first row, however busy the machine is
-        serving(instance(source), seconds_max=2, client_stall_seconds_max=1) as url,
+        serving(instance(source), seconds_max=2, client_stall_seconds_max=3) as url,
         connected(url) as sock,
     ):
         sock.sendall(sql_request())
         while not source.closed.is_set():
-            # some MB a second: TCP tells the server of each, and a piece takes longer than there is time
-            sock.recv(200_000)
+            # two MB a second: TCP tells the server of each, and a piece takes longer than there is time
+            sock.recv(100_000)
             pause.wait(0.05)
         eventually(lambda: idle(url))
         assert metric(url, "dormouse_queries_total", kind="sql", outcome="query-time-over") == 1

@@ -13,10 +13,8 @@ from data_files import add_file, keys_in, objects_of
 from pyspark.sql import SparkSession
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidInput
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG
-from dormouse.rounds import engine
 from dormouse.rounds.compaction import CompactionReport, compact
 from dormouse.spark import compaction_tasks as on_spark
 
@@ -118,7 +116,7 @@ def test_an_interrupted_round_puts_its_jobs_back(
     assert sum(reference.row_count for reference in table.store.file_references()) == 60
 
 
-def test_large_jobs_go_to_spark_by_themselves(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_tell_how_large_they_are(new_table: NewTable) -> None:
     """By the bytes of the jobs' files, in proportion to the rows that the references tell."""
     table = new_table(Field("key", LONG), **PAIRS)
     for name in "ab":
@@ -128,10 +126,3 @@ def test_large_jobs_go_to_spark_by_themselves(new_table: NewTable, monkeypatch: 
     size = sum(file.byte_count or 0 for file in table.store.all_files(0).files)
     assert (due.jobs, due.row_count) == (1, 2000)
     assert abs(due.byte_count - size) <= 2
-    assert engine.choose_engine("auto", lambda: due.byte_count, "local", "spark") == "local"
-    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN, "local", "spark") == "spark"
-    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN, "local", None) == "local"
-    with pytest.raises(InvalidInput, match="not at hand"):
-        engine.choose_engine("spark", lambda: 0, "local", None)
-    monkeypatch.setattr(engine, "find_spec", lambda _: None)
-    assert engine.choose_engine("auto", lambda: engine.SPARK_BYTES_MIN, "local", "spark") == "local"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +12,6 @@ from dormouse.rounds.compaction import compact
 from dormouse.spark import compaction_tasks
 from dormouse.spark.ingest import ingest_with_spark
 from tests.texts import data, keys, made
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
-    with dm.connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 @pytest.mark.slow

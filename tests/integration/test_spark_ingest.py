@@ -23,7 +23,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, expr, lit, when
 
 from dormouse.context import TableContext
-from dormouse.data.source_files import read_file
+from dormouse.data.data_files import find_files
+from dormouse.data.source_files import prepared, read_file
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
 from dormouse.model.keys import KeyValue
 from dormouse.model.schema import Field, Schema
@@ -33,6 +34,7 @@ from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark, split_points
+from tests.tiers import few
 
 NewTable = Callable[..., TableContext]
 
@@ -56,6 +58,7 @@ def written(rows: pa.Table, folder: Path, parts: int = 2) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_each_target_has_a_key_that_spark_sends_there(spark: SparkSession) -> None:
     hashes = spark.range(2_000).select(expr("hash(cast(id as int))")).collect()
     for partitions in (1, 7, 200):
@@ -63,7 +66,7 @@ def test_each_target_has_a_key_that_spark_sends_there(spark: SparkSession) -> No
         assert [hashes[key][0] % partitions for key in keys] == list(range(partitions))
 
 
-@pytest.mark.parametrize("writing", ["one_file_per_leaf", "one_reference_per_leaf"])
+@pytest.mark.parametrize("writing", few(["one_file_per_leaf", "one_reference_per_leaf"], 1))
 def test_rows_of_a_dataframe_and_of_files_reach_their_leaves(
     spark: SparkSession, new_flights: NewTable, files: Path, writing: str
 ) -> None:
@@ -152,7 +155,7 @@ def test_what_repeated_tasks_wrote_is_removed(
     check_holds(table, rows)
 
 
-@pytest.mark.parametrize("lost", ["rows", "tally"])
+@pytest.mark.parametrize("lost", few(["rows", "tally"], 1))
 def test_rows_that_the_shuffle_loses_fail_the_ingest(
     spark: SparkSession, new_flights: NewTable, monkeypatch: pytest.MonkeyPatch, files: Path, lost: str
 ) -> None:
@@ -211,4 +214,4 @@ def test_a_part_of_a_file_knows_its_rows_in_the_file(tmp_path: Path) -> None:
     rows = nulled(flights(3_000, schema=PLAIN), "flight", 2_500)
     pq.write_table(rows, tmp_path / "parts.parquet", row_group_size=1_000)
     with pytest.raises(InvalidData, match=r"is in row 2,500 \(counted from 0\)"):
-        list(read_file(tmp_path / "parts.parquet", PLAIN, [1, 2]))
+        list(read_file(prepared(find_files(tmp_path / "parts.parquet")[0], PLAIN), PLAIN, [1, 2]))

@@ -26,6 +26,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.schedules import runs
 from dormouse.spark import compaction_tasks as on_spark
 from dormouse.spark import run
+from dormouse.spark.tasks import JOBS_AT_ONCE_MIN
 
 HOUR = 3600.0
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
@@ -274,8 +275,8 @@ def test_as_many_jobs_at_once_as_executors_may_come(spark: SparkSession) -> None
         def getConf(self) -> dict[str, str]:  # noqa: N802
             return {name.replace("_", "."): value for name, value in self.settings.items()}
 
-    assert run._jobs_at_once(spark) == 2
+    assert on_spark._jobs_at_once(spark) == JOBS_AT_ONCE_MIN
     dynamic = {"spark_dynamicAllocation_maxExecutors": "25", "spark_executor_cores": "4"}
-    assert run._jobs_at_once(Configured(**dynamic)) == 100  # type: ignore[arg-type]
+    assert on_spark._jobs_at_once(Configured(**dynamic)) == 100  # type: ignore[arg-type]
     dynamic["spark_dynamicAllocation_maxExecutors"] = "1000"
-    assert run._jobs_at_once(Configured(**dynamic)) == on_spark.BATCH_JOBS  # type: ignore[arg-type]
+    assert on_spark._jobs_at_once(Configured(**dynamic)) == on_spark.BATCH_JOBS  # type: ignore[arg-type]

@@ -167,11 +167,12 @@ def interrupt_when(begun: Path, process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGINT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("java", "tasks"),
     [
         ("of the machine", 7),  # on a machine without one, it is the wheel's
-        pytest.param("of the wheel", 2, marks=pytest.mark.slow),
+        ("of the wheel", 2),
     ],
 )
 def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import dormouse as dm
+from dormouse.datasource.options import ReadOptions
+from dormouse.datasource.streams import ChangesStream
 from dormouse.instance import Instance
 from dormouse.table import Table
 from tests.small_tables import add, keys, made
 from tests.state import query
+from tests.tiers import few
 
 CHANGES = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("_change", dm.STRING)])
 SECONDS_MAX = 300
 Run = Callable[..., None]
 Writer = Callable[..., DataStreamWriter]
 Start = Callable[..., StreamingQuery]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -95,6 +93,7 @@ def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, ru
     ]
 
 
+@pytest.mark.slow
 def test_a_stream_begins_where_it_is_told(source: Table, sink: Table, run: Run) -> None:
     source.history.record_cut("then")
     add(source, 1_000, 20)
@@ -115,6 +114,7 @@ def test_a_batch_that_was_committed_is_not_committed_again(
     assert sorted(tmp_path.rglob("objects/**/*.parquet")) == files
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_made_anew_is_refused(
     instance: Instance, source: Table, sink: Table, run: Run
 ) -> None:
@@ -134,6 +134,7 @@ def test_a_checkpoint_that_is_made_anew_is_refused(
     assert len(keys(sink)) == 200
 
 
+@pytest.mark.slow
 def test_what_cannot_go_on_says_so(
     instance: Instance, source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
@@ -151,6 +152,37 @@ def test_what_cannot_go_on_says_so(
         run()
 
 
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"max_rows_per_batch": "50"}, [100, 40, 40, 55]),
+        ({"max_rows_per_batch": "1"}, [100, 20, 20, 20, 20, 20, 35]),
+        ({"changes_after": "then"}, [55]),
+    ],
+)
+def test_what_spark_is_told_that_there_is(
+    instance: Instance, source: Table, dsn: str, options: dict[str, str], counts: list[int]
+) -> None:
+    """As Spark asks, batch after batch; it notes the positions as JSON."""
+    for first in range(100, 200, 20):
+        if first == 180:
+            source.history.record_cut("then")
+        add(source, first)
+    source.delete({"k": dm.Range(0, 30)})
+    add(source, 200, 5)
+    source.compact()
+    named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", "changes_after": "beginning"}
+    stream = ChangesStream(ReadOptions.of_stream(named | options))
+    start, found = stream.initialOffset(), []
+    while (end := json.loads(json.dumps(stream.latestOffset()))) != start:
+        parts = stream.partitions(start, end)
+        found.append(sum(batch.num_rows for part in parts for batch in stream.read(part)))
+        start = end
+    stream.stop()
+    assert found == counts
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [50, 1])
 def test_a_batch_has_no_more_rows_than_are_asked_for(
     instance: Instance, source: Table, sink: Table, start: Start, run: Run, limit: int
@@ -178,11 +210,14 @@ def test_a_batch_has_no_more_rows_than_are_asked_for(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"where": "{}"}, "InvalidInput: the options changes_after and where do not go together"),
-        ({"changes_after": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
-        ({"stream": ""}, "InvalidInput: the option stream is missing"),
-    ],
+    few(
+        [
+            ({"where": "{}"}, "InvalidInput: the options changes_after and where do not go together"),
+            ({"changes_after": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
+            ({"stream": ""}, "InvalidInput: the option stream is missing"),
+        ],
+        1,
+    ),
 )
 def test_bad_options_are_one_line(
     source: Table, sink: Table, run: Run, options: dict[str, Any], message: str

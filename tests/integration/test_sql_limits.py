@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from query_lake import COUNTS, Lake, explain_sql, sql, tuples
 
-from dormouse import tables
-from dormouse.errors import DependencyMissing, InvalidQuery, ObjectNotFound, ObjectStoreError
+from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.instance import Instance, connect
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
 from dormouse.model.schema import Field, Schema
@@ -303,12 +302,3 @@ def test_files_in_s3_are_read_and_named_when_they_are_gone(
     s3_store.delete([gone])
     with pytest.raises(ObjectNotFound, match=rf"{re.escape(gone)}.* is lost"):
         sql({"t": lake.context}, "select sum(k) from t")
-
-
-def test_what_sql_needs_and_is_not_installed_is_named(
-    instance: Instance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "find_spec", lambda _: None)
-    for ask in (instance.sql, instance.explain_sql, lambda _: instance.duckdb()):
-        with pytest.raises(DependencyMissing, match=r"duckdb is not installed: pip install .*\[sql\]"):
-            ask("select 1")

@@ -225,7 +225,7 @@ def test_no_region_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nonexistent")
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
     queue = SqsQueue("http://127.0.0.1:1/1/q", **keys)
-    with pytest.raises(CommitQueueError, match="has no region: set AWS_REGION"):
+    with pytest.raises(InvalidInput, match="has no region: set AWS_REGION"):
         queue.depth()
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
-import pytest
 
 import dormouse as dm
 from dormouse.commits.requests import encode
@@ -20,12 +18,6 @@ from tests.databases import Databases, name_of
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        yield instance
 
 
 def lost_and_another(instance: Instance) -> tuple[TableRecord, TableRecord]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,15 +18,9 @@ from dormouse.errors import CutExpired, InvalidCut, InvalidInput, ObjectNotFound
 from dormouse.files import holds
 from dormouse.files.layout import LAYOUTS
 from dormouse.history import moments
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.model.cut import Cut
 from tests.small_tables import add, clock, keys, made
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def summed(instance: Instance, statement: str, as_of: Any = None) -> Any:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,11 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidRange, PartitionError
 from dormouse.files import holds
-from dormouse.instance import Instance, connect
+from dormouse.instance import Instance
 from dormouse.table import Table
 
 INGESTS, CUTS, READS = 24, 5, 12
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("ingest", dm.LONG)])
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with connect(dsn, f"file://{tmp_path}/objects") as opened:
-        yield opened
 
 
 def rows_of(number: int) -> list[int]:

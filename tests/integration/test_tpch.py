@@ -16,7 +16,7 @@ import dormouse as dm
 from benchmarks.sql.__main__ import TPCH
 from benchmarks.sql.lake import TABLES
 from benchmarks.sql.sides import duckdb_connection, rows_of, same
-from dormouse.cli import app
+from dormouse.cli import program
 from dormouse.demo.lineitem import generator
 
 SCALE = "0.01"
@@ -49,9 +49,9 @@ def test_the_tables_go_in_and_the_queries_are_right(
     for name, keys in TABLES.items():
         path = str(generated / f"{name}.parquet")
         words = [word for key in keys for word in ("--row-key", key)]
-        made = run.invoke(app, ["table", "create", name, "--like", path, *words, *there])
+        made = run.invoke(program.whole(), ["table", "create", name, "--like", path, *words, *there])
         assert made.exit_code == 0, made.output
-        assert run.invoke(app, ["ingest", name, path, "--engine", "local", *there]).exit_code == 0
+        assert run.invoke(program.whole(), ["ingest", name, path, "--engine", "local", *there]).exit_code == 0
     with dm.connect(dsn, objects) as instance:
         lineitem = instance.table("lineitem").schema
         assert lineitem.field("l_discount").type == dm.DECIMAL(15, 2)

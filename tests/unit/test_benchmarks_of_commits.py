@@ -84,6 +84,7 @@ def test_contention_counts_failures_of_every_case() -> None:
             assert found[f"commits_per_s_{variant}_500{suffix}"] == 2.0
 
 
+@pytest.mark.slow
 def test_the_layouts_are_measured_after_the_parts_that_they_repeat(dsn: str, tmp_path: Path) -> None:
     plan = CommitsPlan(jobs_of_two=8, add_commits=2, files_per_commit=10, leaves=8, leaves_of_layouts=8)
     with open_tables(dsn, str(tmp_path)) as tables:

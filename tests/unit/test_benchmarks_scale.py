@@ -53,6 +53,7 @@ def test_every_operation_finds_what_there_is_to_do(dsn: str, tmp_path: Path, lay
     assert int(answers["garbage_due"]) > 0
 
 
+@pytest.mark.slow
 def test_commits_are_counted_in_what_grows(dsn: str, tmp_path: Path) -> None:
     def silent(_: str) -> None: ...
 

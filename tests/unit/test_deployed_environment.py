@@ -8,6 +8,7 @@ import pytest
 
 from dormouse.errors import InstanceError
 from dormouse.postgres.opening import parameters
+from dormouse.rows.cluster import addresses
 from dormouse.settings import load_settings
 from dormouse.settings.resources import CommitResources, DatabaseResources, Resources, StorageResources
 from dormouse.system.environment import environment
@@ -47,3 +48,12 @@ def test_a_proxy_is_connected_to_instead() -> None:
 def test_half_an_instance_is_told() -> None:
     with pytest.raises(InstanceError, match="storage"):
         environment(deployed(database=DatabaseResources(**DATABASE)))
+
+
+def test_indexes_of_rows_are_made_by_who_runs_and_read_by_who_reads() -> None:
+    where = (f"{DATABASE['endpoint']}:5433/dormouse_rows_1", "other:5433/dormouse_rows")
+    found = deployed(storage=STORAGE, database=DatabaseResources(**DATABASE, row_indexes=where))
+    for role, user in (("dormouse_owner", "dormouse_run"), ("dormouse_read", "dormouse_read")):
+        told = environment(found, role)["DORMOUSE_ROW_INDEXES"]  # type: ignore[arg-type]
+        assert told.split() == [f"rds-iam://{user}@{one}?region=eu-west-1" for one in where]
+        assert tuple(addresses("dbname=x", told)) == where

@@ -355,3 +355,9 @@ def test_bytes_are_settings_or_invalid_input(
 
 def test_the_reference_is_what_the_models_say() -> None:
     assert (ROOT / reference.FILE).read_text("utf-8") == reference.render(), "run make docs"
+
+
+def test_what_schedules_call_is_over_before_a_pause_is_looked_at_again() -> None:
+    most = {"garbage": {"timeout_seconds": 900}, "maintenance": {"timeout_seconds": 600}}
+    assert parse({"id": "dev", **most}, "f").scheduled_seconds == 900
+    assert parse({"id": "dev"}, "f").scheduled_seconds == 0

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import dormouse as dm
+import dormouse_command
 from dormouse import errors
-from dormouse.cli.failures import _EXTRAS
-from dormouse.errors import DISTRIBUTION, DependencyMissing, not_installed, pip_install
+from dormouse.errors import DependencyMissing, not_installed, pip_install
+from dormouse.errors.extras import DISTRIBUTION, EXTRAS
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -51,7 +56,7 @@ def test_every_command_names_the_distribution_and_an_extra_that_exists() -> None
 
 
 def test_what_a_command_lacks_is_in_an_extra() -> None:
-    assert set(_EXTRAS.values()) <= PROJECT["optional-dependencies"].keys()
+    assert set(EXTRAS.values()) <= PROJECT["optional-dependencies"].keys()
 
 
 def test_what_is_missing_is_one_line_with_the_command() -> None:
@@ -59,3 +64,39 @@ def test_what_is_missing_is_one_line_with_the_command() -> None:
     assert isinstance(error, DependencyMissing)
     assert str(error) == "boto3 is not installed: pip install 'dormouse-lake[aws]'"
     assert pip_install("query", "service") == "pip install 'dormouse-lake[query,service]'"
+
+
+def test_all_is_each_extra_that_users_have() -> None:
+    extras = PROJECT["optional-dependencies"]
+    [named] = extras["all"]
+    of_the_project = {"all", "demo", "docs", "test", "benchmark", "lambdas"}
+    assert set(named.partition("[")[2].rstrip("]").split(",")) == extras.keys() - of_the_project
+
+
+def test_without_typer_the_program_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dormouse_command, "_ENDINGS", {})  # signals stay the tests'
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"typer", "rich"}]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in [name for name in sys.modules if name.startswith("dormouse.cli")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert dormouse_command.main() == 1
+    assert capsys.readouterr().err == "dormouse: typer is not installed: pip install 'dormouse-lake[cli]'\n"
+
+
+def test_without_httpx_the_client_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    for name in [name for name in sys.modules if name.startswith("dormouse.client")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(DependencyMissing, match=r"httpx is not installed: .*\[client\]"):
+        import dormouse.client  # noqa: F401
+
+
+def test_links_of_the_readme_lead_to_the_repository_on_an_index() -> None:
+    made = runpy.run_path(str(ROOT / "setup.py"))
+    readme = made["readme"]("https://example.com/lake")
+    assert f"](https://example.com/lake/blob/v{PROJECT['version']}/docs/quickstart.md)" in readme
+    assert re.findall(r"\]\((?!https?:|#)", readme) == []
+    assert "<!--" not in readme
+    assert made["urls"]("") == {}

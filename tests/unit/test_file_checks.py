@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dormouse.data import file_checks
-from dormouse.data.file_checks import Written, _ascends, _coded_texts, _Columns
+from dormouse.data.file_checks import Written, _coded_texts, _Columns
 from dormouse.data.file_reader import FileReader
+from dormouse.data.key_sort import is_ascending
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
 from dormouse.model.schema import Field, Schema
@@ -106,4 +107,4 @@ def test_what_a_reader_does_not_expect_is_told_as_damage(tmp_path: Path) -> None
 def test_rows_ascend_by_all_keys(rows: list[tuple[str, int]], ascends: bool) -> None:
     names, numbers = [name for name, _ in rows], [number for _, number in rows]
     columns = {"name": pa.array(names, pa.string()), "number": pa.array(numbers, pa.int64())}
-    assert _ascends(pa.RecordBatch.from_pydict(columns)) is ascends
+    assert is_ascending(pa.RecordBatch.from_pydict(columns)) is ascends

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -75,3 +76,22 @@ def test_a_run_that_vanishes_before_it_is_read_is_an_error(monkeypatch: pytest.M
     monkeypatch.setattr(LeafSorter, "_chained", without_one)
     with pytest.raises(JobFailed, match="cannot merge sorted runs"):
         given_back([[("a", 1)], [("b", 1)]])
+
+
+def test_memory_is_bounded_while_rows_are_read_and_sorted() -> None:
+    """About twice what may be held, however many rows there are; of a batch at a time there is more."""
+    random, held, found = np.random.default_rng(1), 8 << 20, 0
+    before, most = pa.total_allocated_bytes(), 0
+    with LeafSorter(SCHEMA, 1, memory_bytes=held) as sorter:
+        for _ in range(40):
+            keys = pa.array([f"{number:x}" for number in random.integers(0, 1 << 40, 20_000)])
+            numbers = pa.array(random.integers(0, 1 << 40, 20_000))
+            batch = pa.record_batch([keys, numbers, numbers], names=SCHEMA.names)
+            sorter.add(batch, pa.array(np.zeros(20_000, np.int32)))
+            most = max(most, pa.total_allocated_bytes() - before)
+        assert len(sorter._runs) >= 3
+        for rows in sorter.sorted_batches():
+            found += rows.num_rows
+            most = max(most, pa.total_allocated_bytes() - before)
+    assert found == 40 * 20_000
+    assert most <= 3 * held

@@ -112,7 +112,7 @@ def test_nests_and_lengths_have_bounds() -> None:
 def test_names_are_columns_aliases_and_numbers() -> None:
     found = bound('SELECT N, "Odd_name", Row_Id AS id, t.x FROM T ORDER BY id DESC, 2')
     assert [(item.name, item.type, item.column_id) for item in found.selected] == [
-        ("n", "INTEGER", 5), ("Odd_name", "INTEGER", 10), ("id", "INTEGER", -1), ("x", "DOUBLE", 6)
+        ("n", "INTEGER", 5), ("Odd_name", "INTEGER", 10), ("id", "INTEGER", None), ("x", "DOUBLE", 6)
     ]  # fmt: skip
     assert [order.descending for order in found.orders] == [True, False]
     assert bound("select u.n from t as u where u.n = 1;").where is not None

@@ -73,19 +73,10 @@ def test_doubled_names_are_refused_and_case_does_not_count(one: str, two: str) -
     "name",
     [
         "",
-        " ",
-        "a b",
-        "a.b",
-        "1a",
-        "a-b",
-        'a"',
-        "a'",
-        "a;",
         "a\x00",
         "\ud800",
-        "e\u0301",
         "__a",
-        "x" * 129,
+        "x" * 1_001,
         None,
         7,
     ],
@@ -95,7 +86,26 @@ def test_odd_field_names_are_refused(name: Any) -> None:
         Field(name, INT)
 
 
-@pytest.mark.parametrize("name", ["a", "_a", "Größe", "select", "x" * 128, "名前"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        "_a",
+        "Größe",
+        "select",
+        "x" * 1_000,
+        "名前",
+        " ",
+        "a b",
+        "a.b",
+        "1a",
+        "a-b",
+        'a"',
+        "a'",
+        "%",
+        "e\u0301",
+    ],
+)
 def test_other_names_are_not(name: str) -> None:
     assert Schema([Field(name, INT)]).names == (name,)
 

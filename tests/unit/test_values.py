@@ -14,13 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dormouse as dm
 from dormouse.cli.console import rows_table
 from dormouse.cli.parsing import parse_where as where_of_texts
+from dormouse.data import value_columns
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.data_files import find_files
 from dormouse.data.export import export
 from dormouse.data.source_files import read_file
+from dormouse.data.value_columns import json_rows
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
 from dormouse.model.values import json_value
@@ -138,14 +143,14 @@ def test_what_is_written_in_csv_is_ingested_as_it_was(
     kind: DataType, value: Any, in_json: Any, in_csv: str, shown: str, tmp_path: Path
 ) -> None:
     (tmp_path / "v.csv").write_text(f'"k","v"\n1,{in_csv}\n', "utf-8", newline="")
-    [batch] = read_file(tmp_path / "v.csv", schema_of(kind))
+    [batch] = read_file(find_files(tmp_path / "v.csv")[0], schema_of(kind))
     assert repr(json_value(batch.column("v").to_pylist())) == repr([in_json])
 
 
 def test_bytes_in_csv_that_are_not_base64_are_refused(tmp_path: Path) -> None:
     (tmp_path / "v.csv").write_text("k,v\n1,abc\n")
     with pytest.raises(dm.errors.InvalidData, match=r"v\.csv.*'v'.*base64"):
-        list(read_file(tmp_path / "v.csv", schema_of(BYTES)))
+        list(read_file(find_files(tmp_path / "v.csv")[0], schema_of(BYTES)))
 
 
 def test_where_takes_objects_of_json_beside_columns() -> None:
@@ -199,3 +204,43 @@ def test_an_answer_is_an_object_with_all_that_is_in_it() -> None:
         "one": {"at": "2026-01-31T12:00:00.000000Z", "keys": ["AP8="]},
         "seconds": "Infinity",
     }
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from(
+        [
+            pa.int64(), pa.uint64(), pa.bool_(), pa.string(), pa.large_string(), pa.float64(), pa.float32(),
+            pa.binary(), pa.decimal128(20, 2), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32(),
+            pa.list_(pa.string()), pa.map_(pa.string(), pa.float64()), pa.time64("us"), pa.null(),
+            pa.struct([("x", pa.float64()), ("y", pa.string())]), pa.dictionary(pa.int32(), pa.string()),
+            pa.month_day_nano_interval(),
+        ]
+    ),
+)  # fmt: skip
+def test_few_rows_are_the_json_that_many_are(data: st.DataObject, kind: pa.DataType) -> None:
+    values = data.draw(st.lists(values_of(kind), min_size=1, max_size=5))
+    column = pa.array(values, kind.value_type if pa.types.is_dictionary(kind) else kind)
+    column = column.dictionary_encode() if pa.types.is_dictionary(kind) else column
+    batch = pa.record_batch({'a "b"': column, "n": pa.array(range(len(values)))}).slice(len(values) // 2)
+    few = bytes(json_rows(batch, ",\n"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(value_columns, "FEW_VALUES", 0)
+        assert few == bytes(json_rows(batch, ",\n"))
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+    found: dict[str, st.SearchStrategy[Any]] = {
+        "int64": st.integers(-(2**63), 2**63 - 1), "uint64": st.integers(0, 2**64 - 1), "bool": st.booleans(),
+        "double": st.floats(), "float": st.floats(width=32), "binary": st.binary(max_size=5),
+        "decimal128(20, 2)": st.decimals(-(10**15), 10**15, places=2),
+        "timestamp[us, tz=UTC]": st.datetimes(timezones=st.just(UTC)), "timestamp[us]": st.datetimes(),
+        "date32[day]": st.dates(), "time64[us]": st.times(), "null": st.none(),
+        "list<item: string>": st.lists(st.none() | texts, max_size=3),
+        "map<string, double>": st.lists(st.tuples(texts, st.none() | st.floats()), max_size=3),
+        "month_day_nano_interval": st.tuples(*[st.integers(-1000, 1000)] * 3),
+        "struct<x: double, y: string>": st.fixed_dictionaries({"x": st.floats(), "y": st.none() | texts}),
+    }  # fmt: skip
+    return st.none() | found.get(str(kind), texts)

@@ -1,0 +1,67 @@
+"""An S3 that counts: moto's server, and how many requests of each method it has answered."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.request import Request, urlopen
+
+BUCKET = "benchmark"
+
+
+class CountingS3:
+    """A server with a bucket. The AWS variables of this process lead there."""
+
+    def __init__(self, url: str, requests: Counter[str]) -> None:
+        self.objects = f"s3://{BUCKET}/lake"
+        self._url = url
+        self._requests = requests
+
+    def taken(self) -> Counter[str]:
+        """The requests since it was asked last, by method."""
+        found = self._requests.copy()
+        self._requests.clear()
+        return found
+
+
+@contextmanager
+def counting_s3() -> Iterator[CountingS3]:
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    requests: Counter[str] = Counter()
+    inner: Any = server._server
+    inner.app = _counted(inner.app, requests)
+    url = "http://{}:{}".format(*server.get_host_and_port())
+    variables = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+    }
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        urlopen(Request(f"{url}/{BUCKET}", method="PUT")).close()  # noqa: S310
+        yield CountingS3(url, requests)
+    finally:
+        server.stop()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _counted(app: Callable[..., Any], requests: Counter[str]) -> Callable[..., Any]:
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        requests[environ["REQUEST_METHOD"]] += 1
+        return app(environ, start_response)
+
+    return serve

@@ -1,0 +1,37 @@
+"""How many requests a look-up makes of S3, once what a file's footer says is known."""
+
+from __future__ import annotations
+
+import random
+
+import dormouse as dm
+from benchmarks.harness.command import Figures
+from benchmarks.harness.counting_s3 import counting_s3
+from benchmarks.harness.place import Place
+from benchmarks.query.lake import KEY_STEP, SCHEMA, rows_of
+
+ROWS = 200_000
+LOOKUPS = 20
+
+
+def requests_of_a_lookup(place: Place) -> Figures:
+    """HEAD and GET, at the most of some warm look-ups in a table of one file."""
+    dsn = place.create_database("far")
+    chance = random.Random(1)
+    with counting_s3() as s3, dm.connect(dsn, s3.objects) as instance:
+        table = instance.create_table("orders", SCHEMA)
+        table.ingest(rows_of(ROWS, 1, 0), engine="local")
+        for _ in range(LOOKUPS):  # each row group's index is known then
+            _look_up(table, chance)
+        s3.taken()
+        counted = []
+        for _ in range(LOOKUPS):
+            _look_up(table, chance)
+            counted.append(s3.taken())
+    return {f"{method.lower()}_requests": max(one[method] for one in counted) for method in ("HEAD", "GET")}
+
+
+def _look_up(table: dm.Table, chance: random.Random) -> None:
+    found = table.query({"key": chance.randrange(ROWS) * KEY_STEP}).read_all()
+    if found.num_rows != 1:
+        raise RuntimeError(f"{found.num_rows} rows instead of one")

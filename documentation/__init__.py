@@ -1,0 +1,31 @@
+"""The pages of docs/reference that are made of the code: `python -m documentation`, or `make docs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def pages() -> dict[str, Callable[[], str]]:
+    """The name of each page in docs/reference, and what makes its text."""
+    from documentation import command_line, error_pages, models, python_api
+
+    return {
+        "table-properties.md": models.table_properties,
+        "process-settings.md": models.process_settings,
+        "command-line.md": command_line.render,
+        "python.md": python_api.render,
+        "errors.md": error_pages.render,
+    }
+
+
+def made_of(what: str) -> str:
+    """The line that keeps people from changing a page."""
+    return f"<!-- Made by `make docs` from {what}: change that, not this file. -->"
+
+
+def cell(text: str) -> str:
+    """For a table of Markdown."""
+    return " ".join(text.split()).replace("|", "\\|")

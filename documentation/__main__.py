@@ -1,0 +1,8 @@
+"""Writes the pages, for `make docs`."""
+
+from __future__ import annotations
+
+from documentation import ROOT, pages
+
+for name, render in pages().items():
+    (ROOT / "docs" / "reference" / name).write_text(render(), "utf-8")

@@ -1,0 +1,98 @@
+"""Properties of tables and settings of processes, from the models that check them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+from documentation import cell, made_of
+from dormouse.model.properties import TableProperties, allowed_values
+from dormouse.settings.process import Settings
+from dormouse.settings.service import ServiceSettings
+
+_PROPERTIES = """# Properties of a table
+
+{made}
+
+Given when a table is made (`--property name=value`, `dm.TableProperties(name=value)`), and changed by
+`dormouse table set TABLE name=value`; `name=` brings the default back. `dormouse table show TABLE` lists those that differ
+from it. Units stand last in the names.
+
+| property | default | allowed | meaning |
+| --- | --- | --- | --- |
+{rows}
+"""
+_SETTINGS = """# Settings of a process
+
+{made}
+
+Variables of the environment, read when an instance is opened. One that is not known, or has a value that cannot be, is refused
+in a line that names it. Where a file has the settings of an instance on AWS, [these](deployment-settings.md) are meant.
+
+## Every process
+
+| variable | default | allowed | meaning |
+| --- | --- | --- | --- |
+{process}
+
+## The query service
+
+Each but the token is also an option of `dormouse serve`, like `--queries-max`.
+
+| variable | default | allowed | meaning |
+| --- | --- | --- | --- |
+{service}
+"""
+
+
+def table_properties() -> str:
+    rows = [
+        f"| `{name}` | {_default(field.default)} | {cell(allowed_values(name))} | {cell(field.description or '')} |"
+        for name, field in TableProperties.model_fields.items()
+    ]
+    return _PROPERTIES.format(made=made_of("dormouse/model/properties.py"), rows="\n".join(rows))
+
+
+def process_settings() -> str:
+    return _SETTINGS.format(
+        made=made_of("dormouse/settings"),
+        process="\n".join(_settings(Settings)),
+        service="\n".join(_settings(ServiceSettings)),
+    )
+
+
+def _settings(model: type[BaseModel]) -> Iterator[str]:
+    prefix = str(model.model_config["env_prefix"])  # type: ignore[typeddict-item]
+    described = _docstrings(model)
+    for name, field in model.model_fields.items():
+        words = cell(field.description or described.get(name, ""))
+        yield f"| `{prefix}{name.upper()}` | {_default(field.default)} | {_allowed(field)} | {words} |"
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """What stands below each field."""
+    from pydantic._internal._docs_extraction import extract_docstrings_from_cls
+
+    return extract_docstrings_from_cls(model)
+
+
+def _allowed(field: Any) -> str:
+    kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not type(None)]
+    if get_origin(field.annotation) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(field.annotation))
+    words = {int: "a whole number", float: "a number", bool: "`true` or `false`", str: "text"}
+    said = words.get(kinds[0], "a path")
+    limits = {
+        key: getattr(item, key) for item in field.metadata for key in ("gt", "ge", "le") if hasattr(item, key)
+    }
+    if "ge" in limits:
+        said += f" from {limits['ge']:,}"
+    if "gt" in limits:
+        said += f" above {limits['gt']:,}"
+    return said + (f" to {limits['le']:,}" if "le" in limits else "")
+
+
+def _default(value: Any) -> str:
+    return "none" if value is None else f"`{value}`"

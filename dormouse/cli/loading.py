@@ -1,0 +1,288 @@
+"""`dormouse ingest` and `upsert`; a table is made on the way with `--create`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dormouse.cli.parsing import parse_type
+from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.errors import DormouseError, InvalidInput, InvalidSchema, TableAlreadyExists, TableNotFound
+from dormouse.model.names import listed
+
+if TYPE_CHECKING:
+    from dormouse.data.data_files import Files
+    from dormouse.data.infer import Inferred
+    from dormouse.instance import Instance
+    from dormouse.model.types import DataType
+    from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.table import Table
+
+ROW_NUMBER = "row_number"
+
+Engine = Literal["auto", "local", "spark"]
+Many = list[str] | None
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        help="Parquet, CSV, TSV or JSON files (.gz, .zst, .zip): paths, folders, patterns, URLs of https:// "
+        "or s3://, - for standard input.",
+        show_default=False,
+    ),
+]
+IdOption = Annotated[str | None, typer.Option(help="The same id again adds nothing.")]
+EngineOption = Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")]
+TypeOption = Annotated[
+    Many,
+    typer.Option(
+        help="column=type, where another is inferred than is meant; of a time also as it is written, "
+        "column=date:%d.%m.%Y."
+    ),
+]
+NullOption = Annotated[Many, typer.Option("--null", help="A text that stands for null, like NA.")]
+DelimiterOption = Annotated[
+    str | None, typer.Option(help="What stands between values; \\t is a tab.", show_default=False)
+]
+EncodingOption = Annotated[str | None, typer.Option(help="Of text, like latin-1.", show_default=False)]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="Whether a CSV file begins with names.", show_default=False),
+]
+RowNumberOption = Annotated[
+    bool, typer.Option("--key-row-number", help=f"Add a column {ROW_NUMBER}, which is the key.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    verb(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")(ingest)
+    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(upsert)
+
+
+def ingest(
+    session: Session,
+    table: TableName,
+    paths: Paths,
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the table, if it is not there, with the files' columns.")
+    ] = False,
+    key: Annotated[
+        Many, typer.Option(help="With --create: columns to sort and partition by, a,b or one each.")
+    ] = None,
+    sort_key: Annotated[Many, typer.Option(help="With --create: what rows of one key are sorted by.")] = None,
+    key_row_number: RowNumberOption = False,
+    type: TypeOption = None,
+    null: NullOption = None,
+    delimiter: DelimiterOption = None,
+    encoding: EncodingOption = None,
+    header: HeaderOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    id: IdOption = None,
+    engine: EngineOption = "auto",
+) -> None:
+    """Add rows from files: all of them, in one commit, or none.
+
+    With --create the columns and their types are those of the files' beginning; they are shown, and on a
+    terminal asked for. Without --key the key is a running number.
+    """
+    files = given_files(paths, type, null, delimiter, encoding, header)
+    keys, sort_keys = _names(key), _names(sort_key)
+    if not create and (keys or sort_keys or type):
+        raise InvalidInput("--key, --sort-key and --type go with --create: this table has its columns")
+    if key_row_number or (create and not keys):
+        if keys:
+            raise InvalidInput("give --key, or --key-row-number")
+        files = replace(files, row_number=ROW_NUMBER)
+    with session.open(create=create) as instance:
+        if create:
+            with _made(session, instance, table, files, (keys, sort_keys), ask=not yes) as known:
+                report = _added(instance.table(table), "ingest into", table, known, id, engine)
+        else:
+            report = _added(instance.table(table), "ingest into", table, files, id, engine)
+    _show(session, table, report)
+
+
+def upsert(
+    session: Session,
+    table: TableName,
+    paths: Paths,
+    deletes: Annotated[
+        str | None,
+        typer.Option(
+            help="A boolean column of the files, not of the table: rows to delete.", show_default=False
+        ),
+    ] = None,
+    null: NullOption = None,
+    delimiter: DelimiterOption = None,
+    encoding: EncodingOption = None,
+    header: HeaderOption = None,
+    id: IdOption = None,
+    engine: EngineOption = "auto",
+) -> None:
+    """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
+    files = given_files(paths, None, null, delimiter, encoding, header)
+    with session.open() as instance:
+        found = instance.table(table)
+        report = _added(
+            found,
+            "upsert into",
+            table,
+            files,
+            id,
+            engine,
+            lambda data, **how: found.upsert(data, deletes, **how),
+        )
+    _show(session, table, report)
+
+
+def given_files(
+    paths: list[str],
+    types: Many,
+    null: Many = None,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    header: bool | None = None,
+) -> Files:
+    """The files, and what the options say of them."""
+    from dormouse.data.data_files import Files
+
+    kinds, time_formats = parse_types(types or [])
+    return Files(
+        paths if len(paths) > 1 else paths[0],
+        delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
+        header=header,
+        encoding=encoding,
+        null_texts=null,
+        types=kinds,
+        time_formats=time_formats,
+    )
+
+
+def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
+    """`column=type` each, and of times `column=type:format`; the column may have an = itself."""
+    types: dict[str, DataType] = {}
+    formats: dict[str, str] = {}
+    for text in texts:
+        found = re.fullmatch(r"(.+)=((?:date|timestamp):.+|[^=]+)", text, re.DOTALL)
+        if found is None:
+            raise InvalidSchema(f"--type {text!r}: write column=type, like {text.partition('=')[0]}=string")
+        name, (kind, colon, how) = found[1], found[2].partition(":")
+        if colon and kind in {"date", "timestamp"}:
+            formats[name] = how
+        types[name] = parse_type(kind if name in formats else found[2])
+    return types, formats
+
+
+def _names(texts: Many) -> list[str]:
+    return [name for text in texts or [] for name in listed(text) if name]
+
+
+@contextmanager
+def _made(
+    session: Session,
+    instance: Instance,
+    table: str,
+    files: Files,
+    keys: tuple[list[str], list[str]],
+    *,
+    ask: bool,
+) -> Iterator[Any]:
+    """Makes the table, shown before; gives the files with what was found. It goes if the load fails."""
+    from dormouse.data.infer import infer
+
+    try:
+        before = instance.table(table)
+    except TableNotFound:
+        before = None
+    if before is not None:
+        files, keys = _as_before(before, files, keys)
+    found = infer(files, *keys)
+    if before is None:
+        if not session.as_json:
+            _show_inferred(table, found)
+        is_asked = ask and sys.stdin.isatty() and sys.stderr.isatty()
+        if is_asked and not typer.confirm(f"Make table {table}?", default=True, err=True):
+            raise InvalidInput("nothing was made; --type column=type gives a column another type")
+        instance.create_table(table, found.schema)
+    elif set(before.schema.names) != set(found.schema.names):
+        columns = ", ".join(before.schema.names)
+        raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")
+    try:
+        yield found.files
+    except BaseException:
+        if before is None:
+            with suppress(DormouseError):
+                instance.drop_table(table)
+        raise
+
+
+def _as_before(
+    before: Table, files: Files, keys: tuple[list[str], list[str]]
+) -> tuple[Files, tuple[list[str], list[str]]]:
+    """The files and the keys of a table that is there, which may not be asked for with others."""
+    schema = before.schema
+    has = [field.name for field in schema.row_keys], [field.name for field in schema.sort_keys]
+    if ROW_NUMBER not in schema:
+        files = replace(files, row_number=None)
+    if (keys[0] and keys[0] != has[0]) or (keys[1] and keys[1] != has[1]):
+        raise TableAlreadyExists(
+            f"table {before.name!r} exists already, and its keys are {', '.join(schema.key_names)}"
+        )
+    return files, has
+
+
+def _show_inferred(table: str, found: Inferred) -> None:
+    """What the table will be, and how the first rows look, beside the answer."""
+    from dormouse.cli.console import grid, stderr
+    from dormouse.data.infer import shown_sample
+
+    schema, sample = found.schema, shown_sample(found)
+    columns = [
+        (
+            field.name,
+            f"{field.type}{'?' if field.nullable else ''}",
+            "key" if field in schema.key_fields else "",
+            *(row.get(field.name) or "" for row in sample[:3]),
+        )
+        for field in schema.fields
+    ]
+    heads = ("column", "type", "", *(f"row {number + 1}" for number in range(len(sample[:3]))))
+    stderr().print(grid(heads, columns, cell_characters_max=24))
+    if found.written:
+        stderr().print(f"read as: {found.written}", highlight=False, markup=False)
+    if schema.key_names == (ROW_NUMBER,):
+        stderr().print(
+            f"table {table} is sorted by a running number; --key COLUMN,… sorts it by columns, so that they "
+            "are found at once",
+            highlight=False,
+            markup=False,
+        )
+
+
+def _added(
+    found: Table,
+    doing: str,
+    table: str,
+    data: Any,
+    ingest_id: str | None,
+    engine: Engine,
+    load: Callable[..., IngestReport] | None = None,
+) -> IngestReport:
+    from dormouse.cli.console import progress
+
+    with progress(f"{doing} {table}", unit="rows") as moved:
+        return (load or found.ingest)(data, ingest_id=ingest_id, engine=engine, progress=moved)
+
+
+def _show(session: Session, table: str, report: IngestReport) -> None:
+    done = (
+        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
+        if report.applied
+        else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
+    )
+    session.show(report, lambda: f"{done} ({report.seconds:.1f} s)")

@@ -1,0 +1,125 @@
+"""All commands as one program; of most, the module of the one that is asked for is loaded alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from dormouse.cli.failures import complain
+from dormouse.cli.groups import Grouped, width
+
+HOMES = {
+    **dict.fromkeys(("ingest", "upsert"), "loading"),
+    **dict.fromkeys(("delete", "query", "sql"), "data"),
+    **dict.fromkeys(("check", "orphans"), "checks"),
+    **dict.fromkeys(("committer", "commit-status", "queue"), "commits"),
+    **dict.fromkeys(("erase", "erasures"), "erase"),
+    "demo": "demo",
+    "serve": "serve",
+}
+"""The modules of commands that need no other."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command; gives its exit code."""
+    home = HOMES.get(arguments[0]) if arguments else None
+    try:
+        return int(_program(home)(list(arguments), prog_name="dormouse", standalone_mode=False) or 0)
+    except typer.TyperException as error:
+        return complain(error)
+
+
+def whole() -> typer.Typer:
+    """The program with all commands."""
+    return _program(None)
+
+
+@cache
+def _program(home: str | None) -> typer.Typer:
+    app = typer.Typer(
+        name="dormouse",
+        help="Very large key-sorted tables: Parquet files, PostgreSQL for everything transactional, Spark.",
+        epilog="Start with: dormouse demo. The instance is the folder ./lake, unless --instance or "
+        "DORMOUSE_INSTANCE says otherwise.",
+        cls=Grouped,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": width()},
+    )
+    app.callback()(_root)
+    if home is None:
+        _add_all(app)
+    else:
+        import_module(f"dormouse.cli.{home}").add_to(app)
+    return app
+
+
+def _add_all(app: typer.Typer) -> None:
+    from dormouse.cli import (
+        backups,
+        changes,
+        checks,
+        columns,
+        commits,
+        completion,
+        data,
+        demo,
+        deployed,
+        deployment,
+        erase,
+        history,
+        jobs,
+        loading,
+        maintenance,
+        moments,
+        payloads,
+        rows,
+        rows_files,
+        serve,
+        system,
+        tables,
+    )
+
+    demo.add_to(app)
+    tables.add_to(app)
+    columns.add_to(tables.app)
+    loading.add_to(app)
+    data.add_to(app)
+    erase.add_to(app)
+    changes.add_to(app)
+    history.add_to(app)
+    maintenance.add_to(app)
+    moments.add_to(app)
+    backups.add_to(app)
+    checks.add_to(app)
+    commits.add_to(app)
+    jobs.add_to(app)
+    payloads.add_to(app)
+    rows.add_to(app)
+    rows_files.add_to(rows.app)
+    serve.add_to(app)
+    system.add_to(app)
+    deployment.add_to(app)
+    deployed.add_to(app)
+    completion.add_to(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from dormouse import __version__
+
+        typer.echo(f"dormouse {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass

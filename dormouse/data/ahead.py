@@ -1,0 +1,61 @@
+"""Streams of which some is made in threads while what came before is used.
+
+All are to be closed, which waits for what is being made.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:
+    """The same items, so many of them made in a thread while those before them are used."""
+    with _threads(1) as pool:
+        yield from _begun(pool, items, count)
+
+
+def chained_ahead(streams: Iterable[Iterator[T]], threads: int, count: int) -> Generator[T, None, None]:
+    """The items of one stream after the other; as many streams as threads begin early, with so many items."""
+    begun: deque[Iterator[T]] = deque()
+    with _threads(threads) as pool:
+        for stream in streams:
+            begun.append(_begun(pool, stream, count))
+            if len(begun) > threads:
+                yield from begun.popleft()
+        while begun:
+            yield from begun.popleft()
+
+
+def mapped_ahead(function: Callable[[S], T], items: Iterable[S], threads: int) -> Generator[T, None, None]:
+    """What the function makes of each, in order; as many as threads are made early."""
+    made: deque[Future[T]] = deque()
+    with _threads(threads) as pool:
+        for item in items:
+            made.append(pool.submit(function, item))
+            if len(made) > threads:
+                yield made.popleft().result()
+        while made:
+            yield made.popleft().result()
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="dormouse-ahead")
+
+
+def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator[T]:
+    def some() -> list[T]:
+        return list(islice(items, count))
+
+    def all_of(made: Future[list[T]]) -> Iterator[T]:
+        while found := made.result():
+            made = pool.submit(some)
+            yield from found
+
+    return all_of(pool.submit(some))

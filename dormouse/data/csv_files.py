@@ -1,0 +1,110 @@
+"""Files of CSV as streams of batches: in the usual format, or in the one that their beginning tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from dormouse.data.arrow_schema import check_columns
+from dormouse.data.data_files import DataFile
+from dormouse.data.text_format import TextFormat, line_of, open_csv, opened, told
+from dormouse.data.text_values import UnfitText, read_types, typed
+from dormouse.errors import DependencyMissing, InvalidData
+from dormouse.model.schema import Schema
+
+_ADVICE = "; if it stands for null, say so (--null), or give the column another type (--type)"
+_NOT_UTF8 = "invalid UTF8"
+_OTHER = "; say which encoding it has (--encoding), or make it one"
+
+
+class _Unreadable(InvalidData):
+    """Its columns are those that are wanted, but a row is not."""
+
+
+def csv_format(file: DataFile, schema: Schema) -> TextFormat:
+    """What the file was found to be, or the usual format, if its beginning can be read so; or it is sniffed.
+
+    Raises `InvalidData` when neither has the columns of the schema.
+    """
+    nested = next((field for field in schema.fields if field.type.is_nested), None)
+    if nested is not None:
+        raise InvalidData(f"column {nested.name!r} is {nested.type}, which CSV cannot hold; use Parquet")
+    known = file.given.formats.get(str(file.path))
+    if known is not None:
+        return known
+    if file.given.says_format:
+        return _sniffed(file, schema)
+    try:
+        return _tried(file, schema, TextFormat())
+    except InvalidData as error:
+        usual = error
+    try:
+        return _sniffed(file, schema)
+    except DependencyMissing:
+        raise usual from None
+    except InvalidData as error:
+        # of a file whose columns are found as usual, the first error tells what is wrong
+        raise (usual if isinstance(usual, _Unreadable) and _NOT_UTF8 not in str(usual) else error) from None
+
+
+def _sniffed(file: DataFile, schema: Schema) -> TextFormat:
+    from dormouse.data.sniffing import sniff
+
+    how = sniff(file, guess_encoding=False).format
+    inside = [name for name in schema.names if name not in dict(file.folders)]
+    if not how.has_header and file.given.header is False and len(how.names) == len(inside):
+        how = replace(how, names=tuple(inside))
+    return _tried(file, schema, how)
+
+
+def _tried(file: DataFile, schema: Schema, how: TextFormat) -> TextFormat:
+    """The format, if the beginning of the file is of the schema by it."""
+    with (
+        _located(file, how, [0]),
+        opened(file.path) as stream,
+        open_csv(stream, how, _types(file, schema, how)) as reader,
+    ):
+        names = reader.schema.names
+        absent = [name for name, _ in file.folders if name not in names]
+        if set(names) | set(absent) != set(schema.names) or len(names) + len(absent) != len(schema.names):
+            check_columns(pa.schema([*reader.schema, *((name, pa.null()) for name in absent)]), schema)
+        first = next(iter(reader), None)
+        if first is not None:
+            typed(first, schema, how)
+    return how
+
+
+def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, with those columns of the schema that it has; `InvalidData` names the line."""
+    how = file.format or csv_format(file, schema)
+    rows = [0]
+    with (
+        _located(file, how, rows),
+        opened(file.path) as stream,
+        open_csv(stream, how, _types(file, schema, how)) as reader,
+    ):
+        for batch in reader:
+            yield typed(batch, schema, how)
+            rows[0] += batch.num_rows
+
+
+def _types(file: DataFile, schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
+    outside = {name for name, _ in file.folders}
+    return {name: kind for name, kind in read_types(schema, how).items() if name not in outside}
+
+
+@contextmanager
+def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]:
+    """Says on which line of the file it is what does not fit; `rows` were read before."""
+    try:
+        yield
+    except UnfitText as error:
+        line = line_of(file.path, how, rows[0] + error.row)
+        raise _Unreadable(f"line {line:,}: {error}{_ADVICE}") from None
+    except pa.ArrowInvalid as error:
+        text = str(error)
+        advice = _ADVICE if "invalid value" in text else _OTHER * (_NOT_UTF8 in text)
+        raise _Unreadable(f"{told(error, file.path, how)}{advice}") from None

@@ -1,0 +1,214 @@
+"""How the text of a file is to be read: its encoding, its dialect, what is null, how times are written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from dormouse.errors import InvalidData, one_line
+
+CSV_BLOCK_BYTES = 1024 * 1024
+"""Larger ones are no faster, and do not fit a processor's memory."""
+UTF_8 = "utf-8"
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+_CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
+_ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
+_CELL = re.compile(r"CSV conversion error to [^:]+: invalid value '(.*)'", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class TextFormat:
+    """The dialect of a file of CSV; the default is RFC 4180 in UTF-8, with a header.
+
+    `names` are its columns, where they are others than the header has; `skip` is how many lines come before.
+    `time_formats` are DuckDB's, as of strptime, of columns whose times are not as ISO 8601 has them.
+    """
+
+    delimiter: str = ","
+    quote: str = '"'
+    escape: str = '"'
+    has_header: bool = True
+    skip: int = 0
+    encoding: str = UTF_8
+    null_texts: tuple[str, ...] = ("",)
+    decimal_point: str = "."
+    names: tuple[str, ...] = ()
+    time_formats: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        """As a person is told of it, for what is not as usual."""
+        usual = TextFormat()
+        told = {
+            "delimiter": None if self.delimiter == usual.delimiter else repr(self.delimiter),
+            "quote": None if self.quote == usual.quote else repr(self.quote) if self.quote else "none",
+            "no header": None if self.has_header else "",
+            "lines before it": str(self.skip) if self.skip else None,
+            "encoding": None if self.encoding == usual.encoding else self.encoding,
+            "null": ", ".join(filter(None, self.null_texts)) or None,
+            "decimal point": None if self.decimal_point == usual.decimal_point else repr(self.decimal_point),
+            **{f"times of {name!r}": how for name, how in self.time_formats},
+        }
+        return "; ".join(f"{name} {how}".strip() for name, how in told.items() if how is not None)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, of what is compressed unpacked; `InvalidData` for an archive of several files."""
+    if path.suffix.lower() == ".zip":
+        with _zipped(path) as stream:
+            yield stream
+        return
+    compression = _COMPRESSED.get(path.suffix.lower())
+    if compression is None:
+        with path.open("rb") as stream:
+            yield stream
+        return
+    with pa.OSFile(str(path)) as packed, pa.CompressedInputStream(packed, compression) as unpacked:
+        yield cast(BinaryIO, unpacked)
+
+
+@contextmanager
+def _zipped(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [one.filename for one in archive.infolist() if not one.is_dir()]
+            if len(names) != 1:
+                raise InvalidData(
+                    f"is an archive of {len(names)} files ({', '.join(names[:3])}, …): "
+                    "unpack it, and give those to be read"
+                )
+            with archive.open(names[0]) as stream:
+                yield cast(BinaryIO, stream)
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise InvalidData(f"is no zip file that can be read: {one_line(error)}") from None
+
+
+def open_csv(stream: BinaryIO, how: TextFormat, types: Mapping[str, pa.DataType]) -> pacsv.CSVStreamingReader:
+    """Batches of the columns as these types, of the others as Arrow takes them; raises Arrow's errors."""
+    single = len(how.names or types) == 1  # of a file whose folders tell more, too
+    return pacsv.open_csv(
+        stream,
+        # one thread: only then an error tells its row
+        read_options=pacsv.ReadOptions(
+            use_threads=False,
+            block_size=CSV_BLOCK_BYTES,
+            encoding=how.encoding,
+            skip_rows=how.skip + (how.has_header and bool(how.names)),
+            column_names=list(how.names) or None,
+            autogenerate_column_names=not how.has_header and not how.names,
+        ),
+        parse_options=pacsv.ParseOptions(
+            delimiter=how.delimiter,
+            quote_char=how.quote or False,
+            double_quote=how.escape == how.quote,
+            escape_char=how.escape if how.escape not in {"", how.quote} else False,
+            newlines_in_values=True,
+            # of a single column, an empty line is a null
+            ignore_empty_lines=not single,
+        ),
+        convert_options=pacsv.ConvertOptions(
+            column_types=dict(types),
+            null_values=list(how.null_texts),
+            strings_can_be_null=True,
+            # nothing at all is null, but not two quotes
+            quoted_strings_can_be_null=False,
+            decimal_point=how.decimal_point,
+        ),
+    )
+
+
+def told(error: Exception, path: Path, how: TextFormat) -> str:
+    """What Arrow says of a file of CSV, with the line and the name of the column."""
+    text = one_line(error)
+    row, column = _ROW.search(text), _CSV_COLUMN.search(text)
+    rest = _CSV_COLUMN.sub("", _ROW.sub("", text)).strip()
+    at = f"line {_line(path, how, int(row[1])):,}: " if row else ""
+    name = _column_name(path, how, int(column[1])) if column else None
+    if name is None:
+        return f"{at}{rest}"
+    cell = _CELL.search(str(error))
+    value = None if cell is None else f"{' '.join(cell[1].split())[:100]!r}"
+    kind = "" if cell is None else f" is {value}, which does not fit {_kind(rest)}"
+    return f"{at}column {name!r}{kind or f': {rest}'}"
+
+
+def column_of(error: Exception) -> int | None:
+    """The number of the column of which Arrow says that a value does not fit."""
+    found = _CSV_COLUMN.search(one_line(error))
+    return int(found[1]) if found else None
+
+
+def _kind(text: str) -> str:
+    found = re.search(r"conversion error to ([^:]+):", text)
+    return {"int64": "long", "int32": "int", "bool": "boolean", "date32[day]": "date"}.get(
+        found[1] if found else "", found[1] if found else "its type"
+    )
+
+
+def line_of(path: Path, how: TextFormat, data_row: int) -> int:
+    """The line of a row of data, from 0; raises nothing but for what cannot be opened."""
+    return _line(path, how, data_row + 1, of_data=True)
+
+
+def _line(path: Path, how: TextFormat, row: int, *, of_data: bool = False) -> int:
+    """Arrow counts rows of text, with those before the data; values may go on over several lines."""
+    rows = _records(path, how)
+    wanted = row + how.skip + how.has_header if of_data else row
+    line = wanted
+    for _ in range(wanted):
+        found = next(rows, None)
+        if found is None:
+            break
+        line = found[0]
+    return line
+
+
+def _column_name(path: Path, how: TextFormat, number: int) -> str:
+    names = list(how.names)
+    if not names:
+        with opened(path) as stream:
+            names = header_of(_as_text(stream, how), how)
+    return names[number] if number < len(names) else f"#{number + 1}"
+
+
+def _records(path: Path, how: TextFormat) -> Iterator[tuple[int, list[str]]]:
+    """Each row with the line that it begins on, as Python reads it: slowly, for what went wrong."""
+    with opened(path) as stream:
+        reader, begins = csv.reader(_as_text(stream, how), **_dialect(how)), 1
+        try:
+            for row in reader:
+                if row or len(how.names) == 1:
+                    yield begins, row
+                begins = reader.line_num + 1
+        except csv.Error:
+            return
+
+
+def header_of(text: TextIO, how: TextFormat) -> list[str]:
+    """The names that a file begins with, after the lines before it."""
+    for _ in range(how.skip):
+        text.readline()
+    try:
+        return next((row for row in csv.reader(text, **_dialect(how)) if row), [])
+    except csv.Error:  # a value that is longer than Python reads
+        return []
+
+
+def _as_text(stream: BinaryIO, how: TextFormat) -> TextIO:
+    encoding = "utf-8-sig" if how.encoding == UTF_8 else how.encoding
+    return io.TextIOWrapper(stream, encoding, errors="replace", newline="")
+
+
+def _dialect(how: TextFormat) -> dict[str, Any]:
+    options: dict[str, Any] = {"delimiter": how.delimiter, "doublequote": how.escape == how.quote}
+    return options | ({"quotechar": how.quote} if how.quote else {"quoting": csv.QUOTE_NONE})

@@ -1,0 +1,136 @@
+"""Values that a file has as text: times in ISO 8601 or another format, bytes in base64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.text_format import TextFormat
+from dormouse.errors import InvalidData, not_installed, one_line
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, STRING, TIMESTAMP
+from dormouse.model.values import bytes_of_base64
+
+_TEXTS = {TIMESTAMP, BYTES}
+_LOCAL = pa.timestamp("us")
+_FAILED = (pa.ArrowInvalid, ValueError)
+
+
+class UnfitText(InvalidData):
+    """A text that is none of its column's type; `row` is its row in the batch."""
+
+    def __init__(self, field: Field, text: str, row: int, why: str = "") -> None:
+        shown = text if len(text) <= 100 else f"{text[:100]}…"
+        super().__init__(f"column {field.name!r} is {shown!r}, which does not fit {field.type}{why}")
+        self.row = row
+
+
+def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
+    """What Arrow is to read each column as: what it cannot read by itself is text first."""
+    first_text = dict(how.time_formats)
+    return {
+        field.name: pa.string()
+        if field.type in _TEXTS or field.name in first_text
+        else arrow_type(field.type)
+        for field in schema.fields
+    }
+
+
+def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBatch:
+    """The batch with what came as text as the schema has it; `UnfitText`."""
+    formats = dict(how.time_formats)
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    for field in schema.fields:
+        if field.name in columns:
+            columns[field.name] = value_column(columns[field.name], field, formats.get(field.name))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def value_column(column: pa.Array, field: Field, time_format: str | None = None) -> pa.Array:  # noqa: PLR0911 one a kind
+    """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`."""
+    if field.type.is_nested and column.type != arrow_type(field.type):
+        return _nested(column, field)
+    if not pa.types.is_string(column.type):
+        return column
+    if time_format is not None:
+        return _formatted(column, field, time_format)
+    if field.type == TIMESTAMP:
+        return _each(column, field, _times)
+    if field.type == BYTES:
+        return _each(column, field, _bytes, ": in text they are base64")
+    if field.type == STRING:
+        return column if field.nullable else pc.fill_null(column, "")
+    return _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
+
+
+def _each(column: pa.Array, field: Field, convert: Callable[[pa.Array], pa.Array], why: str = "") -> pa.Array:
+    try:
+        return convert(column)
+    except _FAILED:
+        row = _first_unfit(column, convert)
+    raise UnfitText(field, column[row].as_py(), row, why)
+
+
+def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> int:
+    """By halves; what fits alone may not fit with others, when only some times have a zone."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            convert(column.slice(0, middle))
+            low = middle
+        except _FAILED:
+            high = middle
+    return low
+
+
+def _nested(column: pa.Array, field: Field) -> pa.Array:
+    """Lists and structs of texts."""
+    try:
+        return column.cast(arrow_type(field.type))
+    except _FAILED as error:
+        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {one_line(error)}") from None
+
+
+def _times(column: pa.Array) -> pa.Array:
+    """Times with a zone, or without one as UTC."""
+    try:
+        return column.cast(arrow_type(TIMESTAMP))
+    except pa.ArrowInvalid:
+        return pc.assume_timezone(column.cast(_LOCAL), "UTC")
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    found = [None if text is None else bytes_of_base64(text) for text in column.to_pylist()]
+    return pa.array(found, pa.binary())
+
+
+def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
+    """Times as a format has them, by DuckDB's strptime, which told that they are so."""
+    try:
+        import duckdb
+    except ImportError:
+        raise not_installed("duckdb", "sql") from None
+    with duckdb.connect(config={"threads": 1}) as connection:
+        texts = pa.table({"text": column})  # noqa: F841  # by its name in the statement
+        found = connection.execute("select try_strptime(text, $1) from texts", [time_format])
+        parsed = found.to_arrow_table().column(0).combine_chunks()
+    unfit = pc.index(pc.and_(pc.is_null(parsed), pc.is_valid(column)), True).as_py()
+    if unfit >= 0:
+        raise UnfitText(field, column[unfit].as_py(), unfit, f", written as {time_format}")
+    if parsed.type.tz is None:
+        parsed = pc.assume_timezone(parsed.cast(_LOCAL), "UTC")
+    if field.type == TIMESTAMP:
+        return parsed.cast(arrow_type(TIMESTAMP))
+    return _each_day(parsed, column, field)
+
+
+def _each_day(parsed: pa.Array, column: pa.Array, field: Field) -> pa.Array:
+    try:
+        return parsed.cast(_LOCAL).cast(arrow_type(field.type), safe=True)
+    except pa.ArrowInvalid:
+        late = pc.index(pc.not_equal(pc.floor_temporal(parsed, unit="day"), parsed), True).as_py()
+    raise UnfitText(field, column[late].as_py(), late)

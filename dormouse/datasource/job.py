@@ -1,0 +1,127 @@
+"""What spark-submit is given: an ingest, compactions or split points, on a laptop, a cluster and EMR alike.
+
+    spark-submit job.py ingest flights s3://bucket/january/ --dsn rds-iam://… --objects s3://bucket/data
+    spark-submit job.py compact flights --instance ./lake
+    spark-submit job.py split-points january.parquet --row-key carrier --leaves 64
+
+Without --instance, or --dsn and --objects, the driver's environment tells. Prints what was done as one line
+of JSON, which begins with a brace: spark-submit gives output and log in one stream. Exits 0 when all is done,
+1 when something failed, which is a line of the log, 2 when it cannot begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from dormouse.datasource.options import TableOptions
+from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model.values import json_value
+from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
+from dormouse.spark.tasks import dormouse_error
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Gives the exit code."""
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each connection
+    given = _parser().parse_args(arguments)
+    try:
+        with until_told_to_stop():
+            done, failure = given.work(given)
+    except Stopped:
+        failure = f"{given.name} was stopped; what it had not finished is put back"
+    except InvalidInput as error:
+        logger.error("%s", error)  # noqa: TRY400
+        return BAD_USAGE
+    except DormouseError as error:
+        failure = str(error)
+    else:
+        print(json.dumps(done))  # noqa: T201
+    if failure is not None:
+        logger.error("%s", failure)
+    return DONE if failure is None else FAILED
+
+
+_Done = tuple[Mapping[str, Any], str | None]
+"""What was done, and what was not."""
+
+
+def ingest(given: argparse.Namespace) -> _Done:
+    """Adds the rows of files to a table: all or none, with an id once."""
+    with _options(given).open(writes=True) as table:
+        _session(given)
+        return dataclasses.asdict(table.ingest(given.paths, ingest_id=given.ingest_id, engine="spark")), None
+
+
+def compact(given: argparse.Namespace) -> _Done:
+    """A round of compaction: makes jobs, and runs what is due as tasks."""
+    with _options(given).open(writes=True) as table:
+        _session(given)
+        report = table.compact(engine="spark")
+    failure = f"given up: {report.given_up} jobs; the first: {report.errors[0]}" if report.given_up else None
+    return dataclasses.asdict(report), failure
+
+
+def split_points(given: argparse.Namespace) -> _Done:
+    """Where a table for the rows of Parquet files is best divided, for `create_table`; from a sample."""
+    from dormouse.data.infer import schema_like
+    from dormouse.spark.ingest import split_points
+
+    spark = _session(given)
+    try:
+        frame = spark.read.parquet(*given.paths)
+    except Exception as failure:
+        raise dormouse_error(failure) from failure
+    schema = schema_like(to_arrow_schema(frame.schema).empty_table(), [given.row_key])
+    return {"split_points": [json_value(one) for one in split_points(frame, schema, given.leaves)]}, None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="job.py", description=(__doc__ or "").partition("\n")[0])
+    works = parser.add_subparsers(dest="name", required=True)
+
+    def work(function: Any) -> argparse.ArgumentParser:
+        made = works.add_parser(function.__name__.replace("_", "-"), description=function.__doc__)
+        made.set_defaults(work=function)
+        return made
+
+    of_table = [work(ingest), work(compact)]
+    for each in of_table:
+        each.add_argument("table")
+        each.add_argument("--instance", help="its folder, which driver and workers see under one path")
+        each.add_argument("--dsn", help="its PostgreSQL")
+        each.add_argument("--objects", help="its object store")
+    points = work(split_points)
+    for each in (of_table[0], points):
+        each.add_argument("paths", nargs="+", metavar="PATH", help="files, folders, or URLs of Parquet")
+    of_table[0].add_argument("--ingest-id", help="the same id again adds nothing")
+    points.add_argument("--row-key", required=True, help="the first row key of the table")
+    points.add_argument("--leaves", type=int, required=True, help="how many the table is divided into")
+    return parser
+
+
+def _options(given: argparse.Namespace) -> TableOptions:
+    named = {name: getattr(given, name) for name in ("table", "instance", "dsn", "objects")}
+    return TableOptions.parse({name: value for name, value in named.items() if value is not None})
+
+
+def _session(given: argparse.Namespace) -> SparkSession:
+    """With the master and settings that spark-submit was given."""
+    return SparkSession.builder.appName(f"dormouse-{given.name}").getOrCreate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""Large groups of a plan in parts of some row groups each, so that one is read while another is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dormouse.context import TableContext
+from dormouse.data.page_reads import row_group_starts
+from dormouse.model.region import Range
+from dormouse.query.planner import Scan
+
+PART_ROWS = 131_072
+PART_BYTES_MIN = 4 * 1024 * 1024
+"""Of a group, as stored: a plan for each part costs milliseconds."""
+FILES_MAX = 64
+"""Of a group: of more files each is read too little for parts to pay."""
+
+
+def divided(context: TableContext, groups: Iterable[Sequence[Scan]]) -> Iterator[tuple[Scan, ...]]:
+    """The groups, in parts by their first row key: all rows of a part sort before those of the next."""
+    for scans in groups:
+        yield from _parts(context, scans)
+
+
+def is_large(scans: Sequence[Scan]) -> bool:
+    """Whether a group has files of so many bytes that more than a moment is spent on them."""
+    return sum(scan.byte_count or 0 for scan in scans) >= PART_BYTES_MIN
+
+
+def _parts(context: TableContext, scans: Sequence[Scan]) -> Iterator[tuple[Scan, ...]]:
+    name = context.schema.row_keys[0].name
+    low: Any = None
+    for point in _points(context, scans):
+        if part := _clipped(scans, name, Range(low, point)):
+            yield part
+        low = point
+    yield tuple(scans) if low is None else _clipped(scans, name, Range(low))
+
+
+def _points(context: TableContext, scans: Sequence[Scan]) -> Iterator[Any]:
+    """Values of the first row key with about so many wanted rows between them."""
+    key = context.schema.row_keys[0]
+    wanted = [part.enclosing(key.name) for scan in scans for part in scan.slices]
+    if not is_large(scans) or len(scans) > FILES_MAX or all(one.is_exact for one in wanted):
+        return
+    low: Any = None if any(one.min is None for one in wanted) else min(one.min for one in wanted)  # type: ignore[type-var]
+    high: Any = None if any(one.max is None for one in wanted) else max(one.max for one in wanted)  # type: ignore[type-var]
+    starts = [
+        (value, rows)
+        for scan in scans
+        for value, rows in row_group_starts(context.objects, scan.filename, scan.byte_count or 0, key)
+        if high is None or value < high
+    ]
+    # as large as each other, since one is read as long as another is
+    left = sum(rows for value, rows in starts if low is None or value > low)
+    size, rows = left / max(1, left // PART_ROWS), 0
+    for value, row_count in sorted(starts):
+        if low is not None and value <= low:
+            continue
+        if rows >= size and left >= size / 2:
+            yield value
+            low, rows = value, 0
+        rows, left = rows + row_count, left - row_count
+
+
+def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...]:
+    """What files have within some limits."""
+    found = []
+    for scan in scans:
+        slices = (part.clipped(name, limits) for part in scan.slices)
+        if left := tuple(part for part in slices if not part.is_empty):
+            found.append(replace(scan, slices=left))
+    return tuple(found)

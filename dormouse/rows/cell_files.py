@@ -1,0 +1,110 @@
+"""The bytes of FILE cells: objects of their table, to which a cell refers with their size and digest."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+
+from dormouse.errors import InvalidInput, InvalidName, ObjectDamaged, RowNotFound
+from dormouse.objects import ObjectStore
+from dormouse.objects.names import ROW_FILES
+
+CHUNK_BYTES = 1 << 20
+NAME_CHARACTERS_MAX = 255
+_REFERENCE = re.compile(
+    r"file:([0-9a-f]{32}):(\d{1,18}):([0-9a-f]{64}):([^/.\0-\x1f\x7f][^/\0-\x1f\x7f]{0,254})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CellFile:
+    """What a FILE cell refers to: `name` is what the file was called."""
+
+    object_name: str
+    byte_count: int
+    sha256: str
+    name: str
+
+
+class CellFiles:
+    """The files of one table. They stay as long as the table, since older versions of rows refer to them."""
+
+    def __init__(self, objects: ObjectStore, table_uuid: str, table: str) -> None:
+        self._objects = objects
+        self._prefix = f"{ROW_FILES}/{table_uuid}/"
+        self._table = table
+
+    @contextmanager
+    def receiving(self, name: str) -> Iterator[tuple[Path, list[str]]]:
+        """A path to write a file to, and a list that has the reference to it when that is done."""
+        if not _REFERENCE.fullmatch(f"file:{'0' * 32}:0:{'0' * 64}:{name}"):
+            most = NAME_CHARACTERS_MAX
+            raise InvalidName(f"a file's name is 1 to {most} characters, no . first and no /, not {name!r}")
+        file_id, given = uuid.uuid4().hex, list[str]()
+        with self._objects.staged(self._prefix + file_id) as path:
+            yield path, given
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            reference = f"file:{file_id}:{path.stat().st_size}:{digest}:{name}"
+        given.append(reference)
+
+    def of_cell(self, cell: object, where: str) -> CellFile:
+        """What a cell refers to; `RowNotFound` for one that is empty, or refers to no file of this table."""
+        if cell is None:
+            raise RowNotFound(f"table {self._table!r}: {where} has no file")
+        found = _REFERENCE.fullmatch(str(cell))
+        if found is None:
+            raise RowNotFound(
+                f"table {self._table!r}: {where} refers to no file that was put here: {cell!r}"[:400]
+            )
+        file_id, size, digest, name = found.groups()
+        return CellFile(self._prefix + file_id, int(size), digest, name)
+
+    def chunks(self, file: CellFile) -> Iterator[bytes]:
+        """Its bytes; `ObjectNotFound`, and at their end `ObjectDamaged` when they are not what was put."""
+        digest, size = hashlib.sha256(), 0
+        with self._objects.reader(file.object_name) as source:
+            while chunk := source.read(CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+                yield chunk
+        if (size, digest.hexdigest()) != (file.byte_count, file.sha256):
+            raise ObjectDamaged(
+                f"table {self._table!r}: object {file.object_name!r} is not the file that was put there: it "
+                f"has {size:,} bytes, and {file.byte_count:,} were written, or others"
+            )
+
+
+def put(files: CellFiles, path: str | PathLike[str], name: str | None) -> str:
+    """Copies a file of this machine; gives the reference to it."""
+    source = Path(fspath(path))
+    with files.receiving(name or source.name) as (target, given):
+        try:
+            with source.open("rb") as read, target.open("wb") as written:
+                while chunk := read.read(CHUNK_BYTES):
+                    written.write(chunk)
+        except FileNotFoundError as error:
+            raise InvalidInput(f"cannot read {str(source)!r}: {error.strerror}") from None
+    return given[0]
+
+
+def save(chunks: Iterator[bytes], path: str | PathLike[str]) -> Path:
+    """Writes a file that is whole, or not there."""
+    target = Path(fspath(path))
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with unfinished.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        unfinished.replace(target)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target

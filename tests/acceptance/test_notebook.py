@@ -1,0 +1,34 @@
+"""The notebook of the documentation runs from its first cell to its last, without a terminal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "first-hour.ipynb"
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    notebook = json.loads(NOTEBOOK.read_text("utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    # as a kernel does: one namespace, standard streams that are no terminal
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input="\n\n".join(cells),
+        cwd=tmp_path,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines() == [
+        "8255 flights never left",
+        "336776 rows a moment ago, 328521 now",
+    ]
+    # what the cells gave stands below them, and is no error
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+    assert outputs and all(output["output_type"] != "error" for output in outputs)

@@ -1,0 +1,146 @@
+"""`dormouse demo` in this process, whose Spark other tests use too; how lineitem is generated."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.demo import flights, lineitem
+from dormouse.demo.ground import WORK, claimed
+from dormouse.demo.lineitem import Lineitem, scale_of
+
+GENERATED = {"at once": [None], "part by part": [1, 2]}
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of twenty."""
+    with zipfile.ZipFile(flights.flights_csv()) as whole:
+        header, *lines = whole.read("flights.csv").splitlines(keepends=True)
+    with zipfile.ZipFile(tmp_path / "few.zip", "w") as few:
+        few.writestr("flights.csv", header + b"".join(lines[::20]))
+    monkeypatch.setattr(flights, "flights_csv", lambda: tmp_path / "few.zip")
+
+
+def test_flights_go_through_the_whole_pipeline_and_all_answers_are_duckdbs(
+    spark: object, cli: Cli, few_flights: None, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    code, out, err = cli("demo", "--folder", str(tmp_path / "lake"))
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out  # no colour when piped
+    steps = [line for line in out.splitlines() if line.startswith(("ingest", "compact", "split", "collect"))]
+    assert [line.split()[0] for line in steps[:12]] == ["ingest"] * 12
+    assert "with Spark" in steps[11]
+    assert "Spark tasks" in steps[12]
+    assert steps[-1].startswith("collect: ")
+    assert out.count("✓ matches DuckDB") == 5
+    assert "all 5 answers match DuckDB's" in out
+    [recommended] = [line.strip() for line in out.splitlines() if line.startswith("  dormouse sql")]
+    code, out, _ = cli(*shlex.split(recommended)[1:])
+    assert (code, "ORD" in out) == (0, True)
+    assert not (tmp_path / "lake" / WORK).exists()
+
+
+def test_a_second_demo_in_the_folder_is_told_so_in_one_line(cli: Cli, tmp_path: Path) -> None:
+    with claimed(tmp_path / "lake"):
+        assert cli("demo", "--folder", str(tmp_path / "lake")) == (
+            1,
+            "",
+            f"dormouse: another demo is running in {tmp_path}/lake: "
+            "wait for it, or give this one another --folder\n",
+        )
+
+
+def test_the_demo_keeps_out_of_an_instance_that_is_not_its_own(
+    cli: Cli, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    schema = dm.Schema(row_keys=[dm.Field("id", dm.LONG)])
+    with dm.local(tmp_path / "lake") as instance:
+        instance.create_table("flights", schema).ingest(pa.table({"id": [1]}))
+    code, _, err = cli("demo", "--folder", str(tmp_path / "lake"))
+    assert code == 1
+    assert err.startswith("dormouse: the instance of")
+    assert err.count("\n") == 1
+    with dm.local(tmp_path / "lake") as instance:
+        assert instance.table("flights").query().read_all().to_pydict() == {"id": [1]}
+
+
+def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    code, _, err = cli("demo", "--folder", str(tmp_path))
+    assert code == 1
+    assert "is not a Dormouse instance" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(
+    cli: Cli, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    code, _, err = cli("demo", "--folder", str(tmp_path / "lake"), "--rows", "100000000000")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "GB free: ask for fewer --rows" in err
+
+
+def test_lineitem_in_a_database_of_ones_own(
+    spark: object,
+    cli: Cli,
+    tmp_path: Path,
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--rows, --json, --remove and DORMOUSE_DSN at once."""
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    code, out, err = cli("demo", "--folder", str(tmp_path / "la'ke"), "--rows", "5000", "--json", "--remove")
+    assert (code, err) == (0, "")
+    report = json.loads(out)
+    assert report["rows"] == 5_000
+    assert report["steps"][-1]["rows"] == 5_000
+    assert [answer["matches_duckdb"] for answer in report["answers"]] == [True] * 5
+    assert report["answers"][3]["rows"] == 5_000
+    assert any("pushed down" in step["step"] for step in report["steps"])
+    assert not (tmp_path / "la'ke").exists()
+
+
+def test_rows_generated_part_by_part_are_those_generated_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows than a part may have are generated in so many parts as are needed; the last is cut."""
+    calls: list[int | None] = []
+    generate = lineitem._generate
+
+    def counted(folder: Path, scale: float, parts: int, part: int | None) -> None:
+        calls.append(part)
+        generate(folder, scale, parts, part)
+
+    monkeypatch.setattr(lineitem, "_generate", counted)
+    monkeypatch.setattr(lineitem, "PARTS_MIN", 2)
+    rows_of = {}
+    for how, part_rows_max in (("at once", 4_000), ("part by part", 2_000)):
+        calls.clear()
+        (tmp_path / how).mkdir()
+        monkeypatch.setattr(lineitem, "PART_ROWS_MAX", part_rows_max)
+        with duckdb.connect() as db:
+            assert Lineitem(4_000).prepare(db, tmp_path / how, lambda _: None) == 4_000
+            rows_of[how] = db.execute("from lineitem order by all").fetchall()
+        assert calls == GENERATED[how]
+        assert len(list((tmp_path / how).glob("lineitem-*.parquet"))) == 2
+    assert rows_of["part by part"] == rows_of["at once"]
+
+
+@pytest.mark.parametrize("rows", [1, 1_000, 6_001_215, 100_000_000])
+def test_the_scale_factor_gives_enough_rows_and_few_too_many(rows: int) -> None:
+    lines = scale_of(rows) * 6_000_000
+    assert rows < lines < max(rows * 1.2, 10_000)

@@ -1,0 +1,88 @@
+"""Large groups of a plan are read in parts, of which one is made while another is used."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.instance import Instance
+from dormouse.query import dividing, executor, query
+from dormouse.query.planner import Scan
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG), dm.Field("l", dm.LONG)], values=[dm.Field("n", dm.LONG, nullable=True)]
+)
+
+
+def rows_of(seed: int, count: int) -> pa.Table:
+    """Many keys more than once, so that parts meet within them."""
+    chance = random.Random(seed)
+    numbers = range(count)
+    rows = [
+        {"k": chance.randrange(-900, 900), "l": chance.randrange(20), "n": seed * count + n} for n in numbers
+    ]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA))
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of each group that was planned, in how many parts it was read."""
+    found: list[int] = []
+    divide = dividing._parts
+
+    def counted(*args: Any) -> Any:
+        made: list[tuple[Scan, ...]] = list(divide(*args))
+        found.append(len(made))
+        return made
+
+    monkeypatch.setattr(dividing, "_parts", counted)
+    monkeypatch.setattr(dividing, "PART_ROWS", 300)
+    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    return found
+
+
+def undivided(context: Any, *args: Any, **more: Any) -> list[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executor, "divided", lambda _, groups: groups)
+        rows: list[Any] = query(context, *args, **more).read_all().to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+def test_parts_give_what_the_whole_group_does(instance: Instance, parts: list[int], keep: str) -> None:
+    table = instance.create_table(
+        "parts", SCHEMA, split_points=[100], properties=dm.TableProperties(keep=keep)
+    )
+    for seed in range(3):
+        (table.ingest if keep == "every_row" else table.upsert)(rows_of(seed, 2_500))
+    table.delete({"k": dm.Range(-50, -20)})
+    order = ["k", "l", "n"]
+    for where in (
+        None,
+        {"k": dm.Range(-300, 500)},
+        {"k": [dm.Range(-900, -500), dm.Range(-450, -440), dm.Range(300)], "l": dm.Range(5, 15)},
+        {"k": 7},
+        {"k": dm.Range(1_000)},
+        {"l": 3, "n": dm.Range(0, 4_000)},
+    ):
+        found = table.query(where).read_all().to_pylist()
+        expected = undivided(table.context, where)
+        assert [row["k"] for row in found] == [row["k"] for row in expected]
+        by_all = [tuple(row[name] for name in order) for row in found]
+        assert sorted(by_all) == sorted(tuple(row[name] for name in order) for row in expected)
+        assert [row[:2] for row in by_all] == sorted(row[:2] for row in by_all)
+    assert max(parts) > 2
+    assert table.query({"k": dm.Range(-300, 500)}, limit=3).read_all().num_rows == 3
+
+
+def test_a_key_is_looked_up_whole(instance: Instance, parts: list[int]) -> None:
+    table = instance.create_table("whole", SCHEMA)
+    table.ingest(rows_of(1, 2_500))
+    parts.clear()
+    table.query({"k": 7}).read_all()
+    assert parts == [1]

@@ -1,0 +1,129 @@
+"""The bytes of FILE cells: put, read back, kept for older versions, of their own table alone, dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import dormouse as dm
+from dormouse.client import connect
+from dormouse.errors import (
+    InvalidColumn,
+    InvalidInput,
+    InvalidName,
+    ObjectDamaged,
+    ObjectNotFound,
+    RowNotFound,
+)
+from dormouse.rows.row_table import RowTable
+from tests.serving import serving
+
+COLUMNS = [dm.Column("name", "STRING"), dm.Column("photo", "FILE")]
+BYTES = bytes(range(256)) * 9_000
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
+    with dm.connect(dsn, str(tmp_path / "objects")) as instance:
+        yield instance
+
+
+@pytest.fixture
+def rows(instance: dm.Instance) -> RowTable:
+    return instance.create_row_table("samples", COLUMNS)
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    path = tmp_path / "Föto 1.jpg"
+    path.write_bytes(BYTES)
+    return path
+
+
+def objects_of(instance: dm.Instance) -> list[str]:
+    return [name for name, _ in instance.objects.list("row_files")]
+
+
+def test_a_file_is_put_and_saved_as_it_was_also_of_older_versions(
+    rows: RowTable, photo: Path, tmp_path: Path
+) -> None:
+    first = rows.put_file(photo)
+    rows.change([dm.Insert([{"name": "a", "photo": first}, {"name": "b"}])])
+    photo.write_bytes(b"other")
+    rows.change([dm.Patch([{"ROW_ID": 1, "photo": rows.put_file(photo, "2.jpg")}])])
+    assert rows.save_file(1, "photo", tmp_path / "new").read_bytes() == b"other"
+    assert rows.save_file(1, "photo", tmp_path / "new", version=1).read_bytes() == BYTES
+    assert [rows.file(1, "photo", version).name for version in (1, 2)] == ["Föto 1.jpg", "2.jpg"]
+    for row, column, kind, said in (
+        (2, "photo", RowNotFound, "column 'photo' of row 2 has no file"),
+        (1, "name", InvalidColumn, "has no files"),
+        (3, "photo", RowNotFound, "no row"),
+    ):
+        with pytest.raises(kind, match=said):
+            rows.save_file(row, column, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_cell_leads_to_no_other_object(
+    instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
+) -> None:
+    others = instance.create_row_table("others", COLUMNS)
+    own = rows.put_file(photo)
+    wrong = [
+        "instance.json",
+        "../../etc/passwd",
+        own.replace("file:", "file:../"),
+        own[:-1] + "/",
+        "data/x/0.parquet",
+    ]
+    rows.change([dm.Insert([{"photo": one} for one in wrong])])
+    for row in range(1, len(wrong) + 1):
+        with pytest.raises(RowNotFound, match="refers to no file that was put here"):
+            rows.save_file(row, "photo", tmp_path / "none")
+    others.change([dm.Insert([{"photo": own}])])
+    with pytest.raises(ObjectNotFound):
+        others.save_file(1, "photo", tmp_path / "none")
+    for name in ("", "a/b", "..", ".bashrc", "a\nb", "x" * 256):
+        with pytest.raises((InvalidName, InvalidInput)):
+            rows.put_file(photo, name or "/")
+    with pytest.raises(InvalidInput, match="cannot read"):
+        rows.put_file(tmp_path / "missing")
+
+
+def test_damage_is_told_and_nothing_is_left(
+    instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
+) -> None:
+    rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
+    path = instance.objects.local_path(objects_of(instance)[0])
+    assert path is not None
+    path.write_bytes(BYTES[:-1] + b"x")
+    with pytest.raises(ObjectDamaged, match="is not the file that was put there"):
+        rows.save_file(1, "photo", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_files_are_no_orphans_are_backed_up_and_go_with_their_table(
+    instance: dm.Instance, rows: RowTable, photo: Path, dsn: str, tmp_path: Path
+) -> None:
+    rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
+    assert instance.check(deep=True).problems == ()
+    assert list(instance.orphans(older_than=timedelta(0))) == []
+    assert len(objects_of(instance)) == 1
+    instance.drop_table("samples")
+    assert objects_of(instance) == []
+
+
+def test_files_over_http(instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path) -> None:
+    with serving(instance, job_threads=1) as url, connect(url) as client:
+        remote = client.row_table("samples")
+        remote.change([dm.Insert([{"photo": remote.put_file(photo)}, {}])])
+        assert remote.save_file(1, "photo", tmp_path / "saved").read_bytes() == BYTES
+        assert rows.file(1, "photo").name == "Föto 1.jpg"
+        with pytest.raises(RowNotFound, match="has no file"):
+            remote.save_file(2, "photo", tmp_path / "none")
+        with pytest.raises(InvalidName):
+            remote.put_file(photo, "a/b")
+    assert not (tmp_path / "none").exists()

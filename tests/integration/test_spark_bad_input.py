@@ -1,0 +1,154 @@
+"""What goes wrong under a running job of Spark: one clear line in the driver's error, nothing committed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import dormouse as dm
+import dormouse.spark
+from dormouse.errors import ObjectStoreError
+from dormouse.instance import Instance
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.objects import open_store
+from dormouse.spark.worker import check_arrived
+from dormouse.table import Table
+from tests.small_tables import SCHEMA, add, keys, made
+from tests.tiers import few
+
+Change = Callable[[Instance], object]
+SECONDS_MAX = 300
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return (tmp_path / "objects").as_uri()
+
+
+@pytest.fixture
+def instance(dsn: str, url: str) -> Iterator[Instance]:
+    with dm.connect(dsn, url) as opened:
+        yield opened
+
+
+def meanwhile(frame: DataFrame, dsn: str, url: str, change: Change) -> DataFrame:
+    """The same rows; a task changes something before it gives the first. Only a lambda gets there."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with dm.connect(dsn, url) as opened:
+            change(opened)
+        yield from batches
+
+    return frame.mapInArrow(run, frame.schema)
+
+
+def rows(spark: SparkSession) -> DataFrame:
+    return spark.range(0, 100, 1, 1).selectExpr("id as k", "id as v")
+
+
+def written(frame: DataFrame, table: Table, options: dict[str, str], by: str) -> None:
+    if by == "sink":
+        frame.write.format("dormouse").options(**options, table="t").mode("append").save()
+    else:
+        dormouse.spark.write(frame, table)
+
+
+@pytest.mark.parametrize("by", few(["sink", "function"], 1))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda instance: instance.drop_table("t"),
+            r"(TableNotFound: table 't' |AttemptAbandoned: attempt \w+ .*its table was dropped)",
+        ),
+        (
+            lambda instance: instance.table("t").add_column(dm.Field("w", dm.LONG), default=1),
+            r"SchemaChanged: ingest '\w+': column 'w' \(long\), which must not be null, was added",
+        ),
+    ],
+)
+def test_a_table_that_is_changed_while_rows_are_written(
+    spark: SparkSession, instance: Instance, dsn: str, url: str, change: Change, message: str, by: str
+) -> None:
+    table = made(instance)
+    frame = meanwhile(rows(spark), dsn, url, change)
+    with pytest.raises(Exception) as raised:
+        written(frame, table, {"dsn": dsn, "objects": url}, by)
+    told = f"{type(raised.value).__name__}: {raised.value}"
+    assert re.search(message, told), told
+    # a task may still write when its job is given up
+    instance._attempts.collect_abandoned(table.files.table.table_id)
+    assert list(instance.orphans(timedelta())) == []
+    assert "dropped" in message or keys(table) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gone", ["copied", "t"])
+def test_a_table_that_is_dropped_ends_the_stream(
+    spark: SparkSession, instance: Instance, dsn: str, url: str, tmp_path: Path, gone: str
+) -> None:
+    source = made(instance)
+    add(source, 0)
+    columns = [*SCHEMA.values, dm.Field("_change", dm.STRING)]
+    instance.create_table("copied", dm.Schema(SCHEMA.row_keys, values=columns))
+    named = {"dsn": dsn, "objects": url}
+    frame = spark.readStream.format("dormouse").options(**named, table="t", changes_after="beginning").load()
+    writer = frame.writeStream.format("dormouse").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    running = writer.options(**named, table="copied", stream="copy").start()
+    try:
+        running.processAllAvailable()
+        instance.drop_table(gone)
+        if gone == "copied":
+            add(source, 100)
+        with pytest.raises(Exception, match=rf"TableNotFound: table '{gone}' "):
+            running.awaitTermination(SECONDS_MAX)
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def unseen(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """Of a folder that is another one for each process: the one that it works in."""
+    monkeypatch.chdir(tmp_path)
+    with dm.connect(dsn, "file:///proc/self/cwd/lake") as opened:
+        yield opened
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a folder that differs by process")
+def test_a_folder_that_workers_do_not_see(spark: SparkSession, unseen: Instance, tmp_path: Path) -> None:
+    assert not (Path(spark._jvm.System.getProperty("user.dir")) / "lake").exists()  # type: ignore[union-attr]
+    table = made(unseen)
+    message = "driver and workers must see one folder file:///proc/self/cwd/lake, but the worker "
+    with pytest.raises(ObjectStoreError, match=message):
+        dormouse.spark.write(rows(spark), table)
+    assert keys(table) == []
+    for first in (0, 0):
+        add(table, first)
+    report = table.compact(engine="spark")
+    assert (report.jobs_run, report.given_up) == (0, 1)
+    assert report.errors[0].startswith(message)
+    assert keys(table) == sorted([*range(20)] * 2)
+    with pytest.raises(Exception, match=f"ObjectStoreError: {message}"):
+        merged(spark, unseen).count()
+
+
+def merged(spark: SparkSession, instance: Instance) -> DataFrame:
+    """Of a table whose rows are merged by tasks of ours."""
+    properties = dm.TableProperties(keep="newest_row")
+    table = instance.create_table("merged", SCHEMA, properties=properties)
+    add(table, 0)
+    return dormouse.spark.read(spark, table)
+
+
+def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None:
+    """It has made a folder of the same path of its own."""
+    objects = open_store(tmp_path)
+    reference = FileReference(filename="data/t1/a.v2.parquet", partition_id="root", row_count=1)
+    with pytest.raises(ObjectStoreError, match=r"'data/t1/a\.v2\.parquet', which a worker wrote, is not"):
+        check_arrived(objects, [FileWithReferences(filename=reference.filename, references=(reference,))])

@@ -1,0 +1,104 @@
+"""What spark-submit is given, with the session of the tests as the one that it has made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+import dormouse as dm
+from dormouse.datasource import job
+from dormouse.instance import Instance
+from dormouse.table import Table
+from tests.small_tables import keys
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+PROPERTIES = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
+Run = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def table(instance: Instance) -> Table:
+    return instance.create_table("t", SCHEMA, split_points=[50], properties=PROPERTIES)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> str:
+    pq.write_table(pa.table({"k": range(100), "v": range(100)}), tmp_path / "rows.parquet")
+    return str(tmp_path / "rows.parquet")
+
+
+@pytest.fixture
+def run(
+    spark: SparkSession,
+    instance: Instance,
+    dsn: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Run:
+    """Gives the exit code, and the JSON that was printed."""
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", instance._tables.objects.url)
+
+    def done(*arguments: str) -> tuple[int, Any]:
+        code = job.main(arguments)
+        said = capsys.readouterr().out
+        return code, json.loads(said) if said else None
+
+    return done
+
+
+def test_an_ingest_is_applied_once_and_compacted(table: Table, run: Run, files: str) -> None:
+    code, report = run("ingest", "t", files, "--ingest-id", "monday")
+    assert (code, report["rows"], report["applied"]) == (0, 100, True)
+    assert run("ingest", "t", files, "--ingest-id", "monday")[1]["applied"] is False
+    run("ingest", "t", files)
+    code, report = run("compact", "t")
+    assert (code, report["jobs_run"], report["given_up"]) == (0, 2, 0)
+    assert keys(table) == sorted([*range(100)] * 2)
+
+
+def test_points_divide_the_rows_evenly(run: Run, files: str) -> None:
+    code, found = run("split-points", files, "--row-key", "k", "--leaves", "4")
+    assert code == 0
+    assert found["split_points"] == pytest.approx([25, 50, 75], abs=12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["ingest", "u", "{files}"], 1, "table 'u' does not exist"),
+        (["ingest", "t", "{files}x"], 2, "rows.parquetx"),
+        (["split-points", "{files}", "--row-key", "kk", "--leaves", "4"], 2, "kk"),
+        (
+            ["compact", "t", "--instance", "x", "--dsn", "y"],
+            2,
+            "give the option instance, or dsn and objects",
+        ),
+    ],
+)
+def test_what_fails_is_one_line(
+    table: Table,
+    run: Run,
+    files: str,
+    caplog: pytest.LogCaptureFixture,
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    assert run(*(one.format(files=files) for one in arguments)) == (code, None)
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert message in line and "\n" not in line
+    assert keys(table) == []

@@ -1,0 +1,83 @@
+"""Python without the extras: each call that needs one names it, and the others work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dormouse.errors import DependencyMissing, names_what_is_missing
+from dormouse.errors.extras import EXTRAS
+
+PROGRAM = """
+import json, sys
+
+class NotThere:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in json.loads(sys.argv[1]):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotThere)
+import dormouse as dm
+
+told = {}
+def ask(name, call):
+    try:
+        call()
+        told[name] = None
+    except dm.DormouseError as error:
+        told[name] = f"{type(error).__name__}: {error}"
+
+with dm.connect(sys.argv[2], sys.argv[3]) as instance:
+    schema = dm.Schema(row_keys=[dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+    table = instance.create_table("t", schema)
+    ask("query", lambda: table.query({"k": 1}))
+    ask("count", table.count)
+    ask("ingest", lambda: table.ingest("x.csv"))
+    ask("delete", lambda: table.delete({"k": 1}))
+    ask("compact", table.compact)
+    ask("split", table.split)
+    ask("changes", lambda: table.changes(None))
+    ask("like", lambda: instance.create_table("u", like="x.csv", row_keys=["k"]))
+    ask("sql", lambda: instance.sql("select 1"))
+    ask("explain_sql", lambda: instance.explain_sql("select 1"))
+    ask("duckdb", instance.duckdb)
+    ask("check", instance.check)
+    ask("rows", lambda: instance.create_row_table("rows", [dm.Column("n", "INTEGER")]))
+    ask("status", table.status)
+    ask("cut", table.history.record_cut)
+    ask("collect", table.collect_garbage)
+print(json.dumps(told))
+"""
+
+
+def test_what_is_missing_is_named_with_its_extra(dsn: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, json.dumps([*EXTRAS]), dsn, f"file://{tmp_path}/objects"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [name for name, line in told.items() if line is None] == ["status", "cut", "collect"]
+    for name, line in told.items():
+        if line is not None:
+            extra = "sql" if name in {"count", "sql", "explain_sql", "duckdb"} else "query"
+            assert line.startswith("DependencyMissing: "), (name, line)
+            assert line.endswith(f" is not installed: pip install 'dormouse-lake[{extra}]'"), (name, line)
+
+
+def test_a_module_that_no_extra_brings_is_not_ours_to_name() -> None:
+    @names_what_is_missing
+    class Asked:
+        def ours(self) -> None:
+            raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow.compute")
+
+        def theirs(self) -> None:
+            raise ModuleNotFoundError("No module named 'theirs'", name="theirs")
+
+    with pytest.raises(DependencyMissing, match="pyarrow is not installed"):
+        Asked().ours()
+    with pytest.raises(ModuleNotFoundError, match="theirs"):
+        Asked().theirs()

@@ -1,0 +1,79 @@
+"""What the fast tier leaves to the slow one: of tests on each layout it runs one, of many cases few.
+
+Where each case of a test meets each other case, the fast tier has each of them once.
+
+The store itself is tested on all of them, always: by the conformance suite; on one of them as serializable.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from dormouse.files.layout import LAYOUTS
+
+ROOMS = ("acceptance", "integration")
+MATRIX_MIN = 8
+
+
+def leave_layouts_to_the_slow_tier(items: list[pytest.Item]) -> None:
+    """Which layout a test keeps follows from its name and its other parameters: each has its share."""
+    twins: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        layouts = [*_layouts(item)] if item.path.parent.name in ROOMS or _is_serializable(item) else []
+        if len(layouts) == 1:
+            twins[item.nodeid.replace(layouts[0], "")][layouts[0]] = item
+    for name, on in twins.items():
+        for layout, item in on.items():
+            if layout != _kept(name) and len(on) == len(LAYOUTS):
+                item.add_marker(pytest.mark.slow)
+
+
+def _kept(name: str) -> str:
+    return LAYOUTS[zlib.crc32(name.encode()) % len(LAYOUTS)]
+
+
+def _is_serializable(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("isolation") == "serializable"
+
+
+def _layouts(item: pytest.Item) -> Iterator[str]:
+    callspec = getattr(item, "callspec", None)
+    for value in callspec.params.values() if callspec else ():
+        for one in value if isinstance(value, tuple) else [value]:
+            if isinstance(one, str) and one in LAYOUTS:
+                yield one
+
+
+def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
+    """Of tests of each case by each other case, the fast tier has a diagonal: each case at least once."""
+    matrices: dict[str, list[Any]] = defaultdict(list)
+    for item in items:
+        if item.path.parent.name in ROOMS and not item.get_closest_marker("slow"):
+            matrices[item.nodeid.partition("[")[0]].append(item)
+    for tests in matrices.values():
+        marks = [mark.args[0] for mark in tests[0].iter_markers("parametrize")]
+        if len(tests) < MATRIX_MIN or len(marks) < 2:
+            continue
+        firsts = [(mark if isinstance(mark, str) else ",".join(mark)).split(",")[0].strip() for mark in marks]
+        # each combination has the same objects
+        sides = [list(dict.fromkeys(id(test.callspec.params[name]) for test in tests)) for name in firsts]
+        lengths = [len(side) for side in sides]
+        longest = lengths.index(max(lengths))
+        for test in tests:
+            at = [sides[n].index(id(test.callspec.params[name])) for n, name in enumerate(firsts)]
+            if at != [at[longest] % length for length in lengths]:
+                test.add_marker(pytest.mark.slow)
+
+
+def few(cases: Iterable[Any], kept: int) -> list[Any]:
+    """The first of a test's cases; the fast tier leaves the others to the slow one."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[pytest.mark.slow] * (n >= kept))
+        for n, case in enumerate(cases)
+    ]

@@ -1,0 +1,69 @@
+"""What is made in threads comes in order, in bounded amounts, and ends with the consumer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from dormouse.data import read_files
+from dormouse.data.ahead import ahead, chained_ahead, mapped_ahead
+from dormouse.errors import InvalidData
+
+
+def failing_after(items: int) -> Iterator[int]:
+    yield from range(items)
+    raise InvalidData(f"item {items} is bad")
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("dormouse-ahead") for thread in threading.enumerate())
+
+
+def test_all_items_come_in_their_order() -> None:
+    streams = [range(size) for size in (0, 5, 1, 0, 40, 3)]
+    assert list(chained_ahead(map(iter, streams), 2, 3)) == [item for each in streams for item in each]
+    assert list(ahead(iter(range(100)), 7)) == list(range(100))
+    assert list(mapped_ahead(str, range(100), 3)) == list(map(str, range(100)))
+
+
+def test_an_error_comes_when_its_turn_is() -> None:
+    """Although a later stream has failed long before."""
+    found = []
+    with pytest.raises(InvalidData, match="item 2 is bad"):
+        for item in chained_ahead([iter(range(50)), failing_after(2), failing_after(0)], 2, 2):
+            found.append(item)
+    assert found[:50] == list(range(50))
+
+
+def test_of_what_nobody_takes_little_is_made() -> None:
+    made: list[int] = []
+
+    def counted(number: int) -> Iterator[int]:
+        for item in count():
+            made.append(item)
+            yield number
+
+    stream = chained_ahead(map(counted, count()), 2, 3)
+    assert [next(stream) for _ in range(6)] == [0] * 6
+    stream.close()
+    assert threads() == 0
+    assert len(made) <= 3 * 4 + 3  # three that have begun, and what the first goes on with
+
+
+def test_many_small_files_are_read_as_few_batches() -> None:
+    def read(number: int) -> Iterator[pa.RecordBatch]:
+        if number == 9_000:
+            raise InvalidData("file 9000 is bad")
+        yield pa.record_batch([pa.array([number, number])], names=["n"])
+
+    found: list[pa.RecordBatch] = []
+    with pytest.raises(InvalidData, match="file 9000"):
+        found.extend(read_files.read_files(range(10_000), read, lambda _: 100))
+    batches = list(read_files.read_files(range(8_000), read, lambda _: 100))
+    assert pa.Table.from_batches(batches)["n"].to_pylist() == [n for n in range(8_000) for _ in "12"]
+    assert len(batches) <= 8_000 / read_files.FILES_TOGETHER
+    assert list(read_files.each_file(str, range(1_000))) == list(map(str, range(1_000)))

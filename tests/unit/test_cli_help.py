@@ -1,0 +1,69 @@
+"""The program's help, its completion, and failures as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import typer
+
+from dormouse.cli import main
+from dormouse.cli.groups import GROUPS
+from dormouse.cli.program import whole
+from dormouse.commits.sqs_queue import SqsQueue
+from dormouse.errors import InvalidInput
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dormouse", *arguments])
+        code = main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_each_command_is_in_one_group() -> None:
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(typer.main.get_group(whole()).commands)
+
+
+def test_the_help_has_the_groups(run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert [line.rstrip(":") for line in out.splitlines() if line.rstrip(":") in GROUPS] == list(GROUPS)
+
+
+def test_a_failure_is_a_document_with_json(run, tmp_path) -> None:
+    code, out, err = run("query", "x", "--instance", str(tmp_path / "none"), "--json")
+    assert (code, out) == (1, "")
+    assert json.loads(err.splitlines()[-1]) == {
+        "error": "NotAnInstance",
+        "message": json.loads(err)["message"],
+        "exit_code": 1,
+    }
+    assert str(tmp_path / "none") in json.loads(err)["message"]
+
+
+def test_a_command_line_that_cannot_be_read_is_one_too(run) -> None:
+    code, _, err = run("query", "--no-such", "--json")
+    assert (code, json.loads(err)["error"], json.loads(err)["exit_code"]) == (2, "BadUsage", 2)
+    assert run("query", "--no-such")[2].startswith("dormouse: No such option")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_what_the_shell_reads(run, shell: str) -> None:
+    code, out, _ = run("completion", shell)
+    assert code == 0
+    assert "_DORMOUSE_COMPLETE" in out
+    assert run("completion", "csh")[0] == 2
+
+
+def test_a_queue_without_a_region_is_bad_usage_as_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(InvalidInput, match="has no region: set AWS_REGION"):
+        SqsQueue("https://example.invalid/1/queue").depth()

@@ -1,0 +1,59 @@
+"""Where work runs by itself: here, but for what a cluster or this machine's memory is for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pyspark
+import pytest
+
+from dormouse.errors import InvalidInput
+from dormouse.rounds import engine
+from dormouse.rounds.engine import CLUSTER_BYTES_MIN, choose_engine, has_cluster
+
+MACHINE_BYTES = 10 * CLUSTER_BYTES_MIN
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "machine_bytes", lambda: MACHINE_BYTES)
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
+
+
+def chosen(byte_count: int, spark: str | None = "spark") -> str | None:
+    return choose_engine("auto", lambda: byte_count, "local", spark)
+
+
+@pytest.mark.parametrize("master", [None, "local[*]", "local[4]"])
+def test_on_one_machine_only_what_its_memory_does_not_hold_goes_to_spark(
+    monkeypatch: pytest.MonkeyPatch, master: str | None
+) -> None:
+    if master is not None:
+        monkeypatch.setenv("DORMOUSE_SPARK_MASTER", master)
+    assert not has_cluster()
+    assert [chosen(size) for size in (0, CLUSTER_BYTES_MIN, MACHINE_BYTES - 1)] == ["local"] * 3
+    assert chosen(MACHINE_BYTES) == "spark"
+
+
+@pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "k8s://https://host:443"])
+def test_a_cluster_takes_what_is_large(monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+    monkeypatch.setenv("DORMOUSE_SPARK_MASTER", master)
+    assert has_cluster()
+    assert (chosen(CLUSTER_BYTES_MIN - 1), chosen(CLUSTER_BYTES_MIN)) == ("local", "spark")
+
+
+@pytest.mark.parametrize(("running", "expected"), [("yarn", True), ("local[2]", False)])
+def test_the_session_that_runs_counts_before_the_settings(
+    monkeypatch: pytest.MonkeyPatch, running: str, expected: bool
+) -> None:
+    monkeypatch.setenv("DORMOUSE_SPARK_MASTER", "local[4]" if expected else "spark://host:7077")
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", SimpleNamespace(master=running))
+    assert has_cluster() is expected
+
+
+def test_without_spark_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(MACHINE_BYTES, None) == "local"
+    with pytest.raises(InvalidInput, match="not at hand"):
+        choose_engine("spark", lambda: 0, "local", None)
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)
+    assert chosen(MACHINE_BYTES) == "local"

@@ -1,0 +1,109 @@
+"""Places of pages and dictionaries are read here as pyarrow, and a reader of any Thrift, would."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dormouse.data import page_index
+from dormouse.data.page_index import NotUnderstood, RowGroup, footer_bytes, pages, row_groups, struct_of
+from dormouse.data.page_values import TEXTS_MAX, values_of_dictionary
+
+ROWS = 5_000
+KINDS = {
+    "int32": pa.array(np.arange(ROWS, dtype=np.int32) % 9 - 4),
+    "int64": pa.array(np.arange(ROWS) % 9 - (1 << 62)),
+    "float": pa.array(np.array([0.5, -0.0, np.nan, np.inf], np.float32)[np.arange(ROWS) % 4]),
+    "double": pa.array(np.array([0.5, -0.0, np.nan, -np.inf])[np.arange(ROWS) % 4]),
+    "text": pa.array([["", "é", "a\0b", None, "x" * 300][n % 5] for n in range(ROWS)]),
+    "bytes": pa.array([[b"", b"\xff\x00", None][n % 3] for n in range(ROWS)]),
+}
+OTHERS = {
+    "date": KINDS["int32"].cast(pa.date32()),
+    "time": KINDS["int64"].cast(pa.timestamp("us", "UTC")),
+    "decimal": pa.array(np.arange(ROWS) % 9).cast(pa.decimal128(21, 2)),
+    "many texts": pa.array([f"{n % (TEXTS_MAX + 1)}" for n in range(ROWS)]),
+}
+
+
+def written(columns: dict[str, pa.Array], **how: Any) -> tuple[bytes, RowGroup]:
+    to = io.BytesIO()
+    how = {"data_page_size": 1_000, "write_batch_size": 100, "write_page_index": True, **how}
+    pq.write_table(pa.table(columns), to, **how)
+    data = to.getvalue()
+    end = len(data) - 8
+    [group] = row_groups(data[end - footer_bytes(data[end:]) : end])
+    return data, group
+
+
+def dictionary_of(data: bytes, group: RowGroup, name: str) -> tuple[bytes, Any]:
+    chunk = group.chunks[name]
+    assert chunk.dictionary is not None
+    at, size = chunk.dictionary
+    return data[at : at + size], chunk
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dictionary_has_the_values_that_pyarrow_reads(kind: str, compression: str) -> None:
+    data, group = written(KINDS, compression=compression)
+    found = values_of_dictionary(*dictionary_of(data, group, kind))
+    # NaN is no NaN, and a zero has its sign: as they are shown
+    expected = KINDS[kind].dictionary_encode().dictionary
+    assert found is not None
+    assert (found.type, list(map(repr, found.to_pylist()))) == (
+        expected.type,
+        list(map(repr, expected.to_pylist())),
+    )
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_more_than_its_bytes_is_left_to_pyarrow(kind: str) -> None:
+    data, group = written(OTHERS)
+    assert values_of_dictionary(*dictionary_of(data, group, kind)) is None
+
+
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_a_damaged_dictionary_is_not_understood(kind: str) -> None:
+    data, group = written(KINDS, compression="none")
+    page, chunk = dictionary_of(data, group, kind)
+    for cut in range(1, len(page)):
+        with pytest.raises((NotUnderstood, LookupError)):
+            values_of_dictionary(page[:-cut], chunk)
+
+
+def test_places_of_pages_are_those_that_a_reader_of_any_struct_finds() -> None:
+    data, group = written(KINDS | OTHERS)
+    counts = set()
+    for chunk in group.chunks.values():
+        at, size = chunk.offset_index
+        index = data[at : at + size]
+        found, expected = pages(index, ROWS), struct_of(index)[1]
+        places = zip(found.offsets, found.sizes, found.first_rows, strict=False)
+        assert list(places) == [(one[1], one[2], one[3]) for one in expected]
+        assert found.first_rows[-1] == ROWS
+        counts.add(len(expected))
+    assert len(counts) > 3
+
+
+def test_places_of_pages_may_be_any_numbers() -> None:
+    some = random.Random(31)
+    for count in (0, 1, 14, 15, 200):
+        numbers = [tuple(some.getrandbits(some.randrange(1, 62)) for _ in range(3)) for _ in range(count)]
+        heads = (b"\x16", b"\x15", b"\x16")
+        parts = [
+            b"".join(head + page_index._zigzag(one) for head, one in zip(heads, place, strict=True)) + b"\0"
+            for place in numbers
+        ]
+        index = b"".join([b"\x19", page_index._listed(count, page_index._STRUCT), *parts, b"\0"])
+        found = pages(index, 7)
+        assert [*zip(found.offsets, found.sizes, found.first_rows, strict=False)] == numbers
+        for cut in range(2, len(index) if count else 0):
+            with pytest.raises((NotUnderstood, LookupError)):
+                pages(index[: len(index) - cut], 7)

@@ -1,0 +1,171 @@
+"""Files of others: how they are written is told from their beginning, and every value is what they say."""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.data.infer import infer
+from dormouse.data.source import open_source
+from dormouse.errors import InvalidData, InvalidSchema
+
+
+def read(data: Any, *keys: str, types: dict[str, dm.Field] | None = None) -> tuple[dict[str, str], list[Any]]:
+    """The types inferred, and all rows."""
+    found = infer(data, keys)
+    rows = [row for batch in open_source(found.files, found.schema).batches for row in batch.to_pylist()]
+    return {field.name: str(field.type) for field in found.schema.fields}, rows
+
+
+def written(folder: Path, name: str, text: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def test_dialects_are_told(tmp_path: Path) -> None:
+    rows = [{"k": 1, "v": 1.5}, {"k": 2, "v": 2.25}]
+    for name, text in {
+        "semicolon.csv": "k;v\n1;1,5\n2;2,25\n",
+        "tab.tsv": "k\tv\n1\t1.5\n2\t2.25\n",
+        "bar.csv": "k|v\n1|1.5\n2|2.25\n",
+        "quoted.csv": "'k','v'\n'1','1.5'\n'2','2.25'\n",
+        "bom.csv": "\ufeffk,v\r\n1,1.5\r\n2,2.25\r\n",
+    }.items():
+        assert read(written(tmp_path, name, text), "k") == ({"k": "long", "v": "double"}, rows), name
+    utf16 = written(tmp_path, "utf16.csv", "k,v\n1,1.5\n2,2.25\n".encode("utf-16"))
+    assert read(utf16, "k")[1] == rows
+
+
+def test_nulls_are_told_by_the_values_beside_them(tmp_path: Path) -> None:
+    path = written(tmp_path, "na.csv", 'k,n,s\n1,NA,NA\n2,5,"NA"\n3,7,x\n')
+    assert read(path, "k")[1] == [
+        {"k": 1, "n": None, "s": None},
+        {"k": 2, "n": 5, "s": "NA"},
+        {"k": 3, "n": 7, "s": "x"},
+    ]
+    namibia = written(tmp_path, "countries.csv", "code,n\nNA,1\nZA,2\n")
+    assert read(namibia, "code")[1] == [{"code": "NA", "n": 1}, {"code": "ZA", "n": 2}]
+
+
+def test_nothing_is_lost_by_an_inferred_type(tmp_path: Path) -> None:
+    """DuckDB alone would make numbers of the codes, doubles of the long numbers, and drop the offset."""
+    path = written(
+        tmp_path, "t.csv", "k,zip,big,at\n1,00501,12345678901234567890,2020-01-01T00:00:00+02:00\n"
+    )
+    kinds, rows = read(path, "k")
+    assert kinds == {"k": "long", "zip": "string", "big": "string", "at": "timestamp"}
+    assert rows[0]["zip"] == "00501" and rows[0]["at"] == datetime(2019, 12, 31, 22, tzinfo=UTC)
+
+
+def test_dates_have_their_formats(tmp_path: Path) -> None:
+    path = written(tmp_path, "d.csv", "k,d,t\n1,31/01/2020,2020-01-31 10:11:12\n2,01/02/2020,2020-02-01\n")
+    assert read(path, "k")[1][0] == {
+        "k": 1,
+        "d": date(2020, 1, 31),
+        "t": datetime(2020, 1, 31, 10, 11, 12, tzinfo=UTC),
+    }
+    said = dm.Files(path, types={"d": dm.DATE}, time_formats={"d": "%m/%d/%Y"})
+    with pytest.raises(InvalidData, match=r"line 2: column 'd' is '31/01/2020', which does not fit date"):
+        read(said, "k")
+
+
+@pytest.mark.parametrize("packed", ["gz", "zip", "zst"])
+def test_what_is_compressed_is_unpacked(tmp_path: Path, packed: str) -> None:
+    text, path = b"k,v\n1,x\n", tmp_path / f"t.csv.{packed}"
+    if packed == "gz":
+        path.write_bytes(gzip.compress(text))
+    elif packed == "zst":
+        path.write_bytes(pa.compress(text, "zstd", asbytes=True))
+    else:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("t.csv", text)
+    assert read(path, "k")[1] == [{"k": 1, "v": "x"}]
+
+
+def test_blank_lines_of_a_single_column_are_nulls(tmp_path: Path) -> None:
+    path = written(tmp_path, "one.csv", "v\n1\n\n3\n")
+    files = dm.Files(path, row_number="n")
+    assert [row["v"] for row in read(files)[1]] == [1, None, 3]
+
+
+def test_names_may_be_anything(tmp_path: Path) -> None:
+    names = ["a.b", "c d", '"e""f"', "100%", "@timestamp", "1st", "e\u0301", "g'h"]
+    path = written(tmp_path, "n.csv", ",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
+    kinds, rows = read(path, "a.b")
+    assert list(kinds) == ["a.b", "c d", 'e"f', *names[3:]] and set(rows[0].values()) == {1}
+
+
+def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
+    lines = '{"k": 1, "v": [1, 2], "s": {"x": 1.5}}\n{"k": 2, "t": "2020-01-01T00:00:00Z"}\n'
+    array = "[" + lines.strip().replace("\n", ",\n") + "]"
+    for name, text in {"a.jsonl": lines, "b.json": array}.items():
+        kinds, rows = read(written(tmp_path, name, text), "k")
+        assert kinds["v"] == "list<long>" and kinds["t"] == "timestamp"
+        assert rows[0]["v"] == [1, 2] and rows[0]["s"] == {"x": 1.5} and rows[1]["v"] is None
+    schema = dm.Schema([dm.Field("k", dm.LONG)])
+    with pytest.raises(InvalidData, match="column 'v' is not in the schema"):
+        open_source(str(tmp_path / "a.jsonl"), schema)
+
+
+def test_folders_tell_columns(tmp_path: Path) -> None:
+    for month in (1, 2):
+        folder = tmp_path / "lake" / f"month={month}"
+        folder.mkdir(parents=True)
+        written(folder, "x.csv", f"k,v\n{month},a\n")
+    kinds, rows = read(str(tmp_path / "lake"), "k")
+    assert kinds == {"k": "long", "v": "string", "month": "long"}
+    assert [row["month"] for row in rows] == [1, 2]
+    assert [row["month"] for row in read(str(tmp_path / "lake" / "month=*" / "*.csv"), "k")[1]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "is empty"),
+        (b"k,k\n1,2\n", "has two columns 'k'"),
+        (b"k,v\n" + b"1,2\n" * 30 + b"1,2,3\n", "line 32: .*Expected 2 columns, got 3"),
+        ("k,v\n1,é\n".encode() + "2,ü\n".encode("latin-1"), "line 3: is not UTF-8, but other lines are"),
+        (b"k,v\n,2\n1,3\n", "key 'k' .* has nulls"),
+        (b"k,v\n1.5,2\n", "key 'k' .* is double, which no key is"),
+    ],
+)
+def test_bad_files_are_one_line_that_says_where(tmp_path: Path, text: bytes, told: str) -> None:
+    with pytest.raises((InvalidData, InvalidSchema), match=told) as raised:
+        read(written(tmp_path, "bad.csv", text), "k")
+    assert "bad.csv" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_what_comes_after_the_sample_is_told_by_its_line(tmp_path: Path) -> None:
+    rows = "".join(f'{number},"{"a" * 99}\nb",{number}\n' for number in range(30_000))
+    path = written(tmp_path, "late.csv", f"k,t,v\n{rows}30000,x,late\n")
+    with pytest.raises(InvalidData, match=r"late\.csv', line 60,002: column 'v' is 'late', .*--type"):
+        read(path, "k")
+
+
+def test_archives_of_several_files_are_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "two.csv.zip", "w") as archive:
+        archive.writestr("a.csv", "k\n1\n")
+        archive.writestr("b.csv", "k\n2\n")
+    with pytest.raises(InvalidData, match=r"is an archive of 2 files \(a\.csv, b\.csv"):
+        read(tmp_path / "two.csv.zip", "k")
+
+
+def test_an_existing_table_takes_a_file_as_it_is_written(tmp_path: Path) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("v", dm.LONG, nullable=True)])
+    path = written(tmp_path, "s.csv", "k;v\n1;NA\n2;5\n")
+    rows = [row for batch in open_source(path, schema).batches for row in batch.to_pylist()]
+    assert rows == [{"k": 1, "v": None}, {"k": 2, "v": 5}]
+    latin = written(tmp_path, "l.csv", "k,s\n1,ü\n".encode("latin-1"))
+    texts = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("s", dm.STRING)])
+    with pytest.raises(InvalidData, match="say which encoding"):
+        open_source(latin, texts)
+    files = dm.Files(latin, encoding="latin-1")
+    assert next(iter(open_source(files, texts).batches)).column("s").to_pylist() == ["ü"]

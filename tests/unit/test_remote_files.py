@@ -1,0 +1,74 @@
+"""Files by URL and from standard input: copied, read, gone again; none leads into a private network."""
+
+from __future__ import annotations
+
+import io
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.data import remote_files
+from dormouse.data.data_files import find_files
+from dormouse.data.source import open_source
+from dormouse.errors import InvalidData
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
+
+
+class _Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path.startswith("/gone"):
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(6 if self.path.startswith("/x") else 60))
+        self.end_headers()
+        self.wfile.write(b"k\n1\n2\n")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), _Server) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+def test_a_url_is_read_as_a_file_and_its_copy_goes(server: str) -> None:
+    [file] = find_files(f"{server}/x.csv?raw=1")
+    assert (file.kind, file.path.read_bytes()) == ("csv", b"k\n1\n2\n")
+    path = file.path
+    del file
+    assert not path.exists()
+    assert [len(b) for b in open_source(f"{server}/x.csv", SCHEMA).batches] == [2]
+
+
+def test_a_url_that_is_gone_or_ends_early_is_one_line(server: str) -> None:
+    for name, told in (("gone.csv", "the server says 404"), ("short.csv", "cannot be read|ended before")):
+        with pytest.raises(InvalidData, match=rf"{name}.*({told})"):
+            find_files(f"{server}/{name}")
+    with pytest.raises(InvalidData, match="a URL of https:// or s3://"):
+        find_files("ftp://example.com/x.csv")
+
+
+def test_no_redirect_leads_from_the_open_to_what_is_private() -> None:
+    request = urllib.request.Request("https://203.0.113.7.example/x.csv")
+    handler = remote_files._Redirects()
+    for target, told in (("https://10.0.0.1/x.csv", "private address"), ("http://a.example/x", "not https")):
+        with pytest.raises(InvalidData, match=told):
+            handler.redirect_request(request, io.BytesIO(), 302, "", {}, target)
+
+
+def test_standard_input_is_read_by_what_it_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, rows in ((b"k\n1\n2\n", 2), (b'{"k": 1}\n', 1)):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+        assert sum(batch.num_rows for batch in open_source("-", SCHEMA).batches) == rows

@@ -1,0 +1,82 @@
+"""Rows that Python holds, whatever holds them; values of keys, whatever made them."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+import dormouse as dm
+from dormouse.data.infer import infer
+from dormouse.data.source import open_source
+from dormouse.errors import InvalidData, InvalidKey
+from dormouse.model.keys import check_key
+from dormouse.query.where import question
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("s", dm.STRING, nullable=True)])
+ROWS = [{"k": 1, "s": "a"}, {"k": 2, "s": None}]
+
+
+def rows_of(data: Any, schema: dm.Schema = SCHEMA) -> list[Any]:
+    return [row for batch in open_source(data, schema).batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"k": [1, 2], "s": ["a", None]},
+        [{"k": 1, "s": "a"}, {"k": 2}],
+        pd.DataFrame({"k": [1, 2], "s": ["a", None]}),
+        pd.DataFrame({"k": [0, 1, 2], "s": ["x", "a", None]}).query("k > 0"),
+        pd.DataFrame({"s": ["a", None]}, index=pd.Index([1, 2], name="k")),
+        pl.DataFrame({"k": [1, 2], "s": ["a", None]}),
+        pl.DataFrame({"k": [1, 2], "s": ["a", None]}, schema_overrides={"s": pl.Categorical}),
+        pl.DataFrame({"k": [1, 2], "s": ["a", None]}, schema_overrides={"s": pl.Enum(["a"])}),
+        pl.LazyFrame({"k": [1, 2], "s": ["a", None]}),
+        ds.dataset(pa.table({"k": [1, 2], "s": ["a", None]})),
+    ],
+    ids=[
+        "dict",
+        "dicts",
+        "pandas",
+        "index",
+        "named index",
+        "polars",
+        "categorical",
+        "enum",
+        "lazy",
+        "dataset",
+    ],
+)
+def test_rows_are_taken_from_what_holds_them(data: Any) -> None:
+    assert rows_of(data) == ROWS
+    assert {field.name for field in infer(data, ["k"]).schema.fields} == {"k", "s"}
+
+
+def test_a_column_of_several_types_is_named() -> None:
+    for data in ({"k": [1, "x"], "s": ["a", "b"]}, pd.DataFrame({"k": [1, "x"], "s": ["a", "b"]})):
+        with pytest.raises(InvalidData, match="column 'k' has values of several types"):
+            rows_of(data)
+
+
+def test_days_are_midnights_of_a_timestamp() -> None:
+    schema = dm.Schema([dm.Field("t", dm.TIMESTAMP)])
+    assert rows_of({"t": [date(2020, 1, 1)]}, schema) == [{"t": datetime(2020, 1, 1, tzinfo=UTC)}]
+
+
+def test_keys_of_numpy_pandas_polars_and_arrow_are_keys() -> None:
+    asked = [np.array([1, 2]), pd.Series([1, 2]), pl.Series([1, 2]), pa.array([1, 2])]
+    ranges = {str(question(SCHEMA, {"k": keys}, None, None).ranges) for keys in (*asked, [1, 2])}
+    assert len(ranges) == 1
+    field, at = dm.Field("t", dm.TIMESTAMP), datetime(2020, 1, 1, tzinfo=UTC)
+    assert check_key(field, np.datetime64("2020-01-01T00:00:00", "ns")) == at
+    assert check_key(field, pd.Timestamp("2020-01-01", tz="UTC")) == at
+    assert check_key(dm.Field("k", dm.LONG), np.int32(7)) == 7
+    with pytest.raises(InvalidKey, match="float"):
+        check_key(dm.Field("k", dm.LONG), np.float64(1.5))
