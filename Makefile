@@ -10,7 +10,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$name && break; done)
 # one more than two cores: tests wait for processes, servers and locks
 TESTS_AT_ONCE ?= 3
-RUN_TESTS = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
+RUN_TESTS = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 # the tests start hundreds of processes: each module is compiled once, whatever the caller has set
 test test-all test-lambdas test-postgres-17 test-spark-4-1 deploy-local: export PYTHONDONTWRITEBYTECODE =
 
@@ -24,7 +24,7 @@ demo: $(VENV)/.installed ## A year of flights through the whole pipeline, checke
 
 .PHONY: test
 test: $(VENV)/.installed ## All tests but the slow tier
-	@$(RUN_TESTS) -m "not slow"
+	@$(RUN_TESTS) -m "not slow" -o faulthandler_timeout=300
 
 .PHONY: test-all
 test-all: $(VENV)/.installed ## All tests

@@ -18,7 +18,8 @@ class Interruption:
     """Ends what reads for a query, from any thread, and for good."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # the collector may drop one of its readers while this thread holds it
+        self._lock = threading.RLock()
         self._awaited: dict[object, Future[Any]] = {}
         self._ended: Callable[[], object] | None = None
         self._is_set = False

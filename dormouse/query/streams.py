@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from itertools import islice
 from typing import TypeVar, cast
 
 import pyarrow as pa
+
+from dormouse.query.sources import Source
 
 T = TypeVar("T")
 SIGNALS_SECONDS = 0.2
@@ -45,35 +46,48 @@ def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchRead
 def one_ahead(items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> Iterator[T]:
     """The same items; from the second on, each is made in a thread while the one before it is used.
 
-    So an answer of one item needs no thread. Closing it closes the source, when that has made what it is at,
-    or has heeded `interrupt`.
+    So an answer of one item needs no thread. Dropping it ends the source, in a thread, when that has made
+    what it is at, or has heeded `interrupt`.
     """
-    end = object()
-    yield from islice(items, 1)
-    second: T | object = next(items, end)
-    if second is not end:
-        yield from in_thread(items, interrupt, [cast(T, second)])
+    source, end = Source(items, interrupt), object()
+    try:
+        yield from islice(items, 1)
+        second: T | object = next(items, end)
+        if second is not end:
+            yield from _made_in_thread(source, [cast(T, second)])
+    finally:
+        source.drop()
 
 
 def in_thread(
     items: Iterator[T], interrupt: Callable[[], object] = lambda: None, given: Iterable[T] = ()
 ) -> Iterator[T]:
     """What is given, and the items, each made in a thread while the one before it is used."""
-    end = object()
-    worker = ThreadPoolExecutor(1, thread_name_prefix="dormouse-query")
+    source = Source(items, interrupt)
     try:
-        upcoming: Future[T | object] = worker.submit(next, items, end)
-        yield from given
-        while (item := _result(upcoming)) is not end:
-            upcoming = worker.submit(next, items, end)
-            yield item  # type: ignore[misc]
+        yield from _made_in_thread(source, given)
     finally:
-        interrupt()
-        if isinstance(items, Generator):
-            # at the end of the process there are no more threads
-            with suppress(RuntimeError):
-                worker.submit(items.close)
-        worker.shutdown(wait=False)
+        source.drop()
+
+
+def undisturbed(items: Iterator[T]) -> Iterator[T]:
+    """The same items, made where they are asked for; dropping it ends the source in a thread."""
+    source = Source(items)
+    try:
+        for item in items:  # noqa: UP028 which would end them here
+            yield item
+    finally:
+        source.drop()
+
+
+def _made_in_thread(source: Source[T], given: Iterable[T]) -> Iterator[T]:
+    end = object()
+    worker = source.worker = ThreadPoolExecutor(1, thread_name_prefix="dormouse-query")
+    upcoming: Future[T | object] = worker.submit(next, source.items, end)
+    yield from given
+    while (item := _result(upcoming)) is not end:
+        upcoming = worker.submit(next, source.items, end)
+        yield item  # type: ignore[misc]
 
 
 def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T:

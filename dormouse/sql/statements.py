@@ -29,7 +29,7 @@ from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.schemas import again_if_moved, keeping_columns
-from dormouse.query.streams import heeding_signals, in_thread
+from dormouse.query.streams import heeding_signals, in_thread, undisturbed
 from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import question
 from dormouse.sql.as_of import Moments
@@ -140,7 +140,7 @@ class _Statement:
             self.session.close()
             raise
         self.is_open = True
-        return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows))
+        return pa.RecordBatchReader.from_batches(rows.schema, undisturbed(self._read(rows)))
 
     def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """The batches; when there are many, in a thread, so that Ctrl-C need not wait for one."""

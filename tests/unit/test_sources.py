@@ -1,0 +1,137 @@
+"""Readers that the garbage collector drops, in the midst of whatever the thread does that it runs in."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dormouse.query.interruption import Interruption
+from dormouse.query.sources import _read
+from dormouse.query.streams import in_thread, one_ahead, undisturbed
+
+STREAMS = {"ahead": one_ahead, "in a thread": in_thread, "here": undisturbed}
+
+
+def dropped_in_a_cycle(stream: Any, taken: int) -> None:
+    """Only the collector ends it."""
+    for _ in range(taken):
+        next(stream)
+    cycle: list[Any] = [stream]
+    cycle.append(cycle)
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+@pytest.mark.parametrize("streamed", STREAMS)
+def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: str, taken: int) -> None:
+    lock, closed = threading.Lock(), threading.Event()
+
+    def items() -> Iterator[int]:
+        try:
+            yield from range(10)
+        finally:
+            with lock:
+                closed.set()
+
+    def collect() -> None:
+        # as a submit to any pool of threads does, and what the source's end needs
+        with concurrent.futures.thread._global_shutdown_lock, lock:
+            gc.collect()
+
+    gc.collect()
+    make: Callable[[Iterator[int]], Iterator[int]] = STREAMS[streamed]
+    dropped_in_a_cycle(make(items()), taken)
+    collector = threading.Thread(target=collect, daemon=True)
+    collector.start()
+    collector.join(30)
+    assert not collector.is_alive()
+    assert closed.wait(30)
+
+
+@pytest.mark.parametrize("streamed", STREAMS)
+def test_nothing_is_kept_of_what_was_read_to_its_end_or_failed(streamed: str) -> None:
+    def failing() -> Iterator[int]:
+        yield from range(3)
+        raise ValueError
+
+    def emptied() -> bool:
+        for _ in range(3_000):
+            if len(_read) == before:
+                return True
+            threading.Event().wait(0.01)
+        return False
+
+    before = len(_read)
+    make: Callable[[Iterator[int]], Iterator[int]] = STREAMS[streamed]
+    assert list(make(iter_of(3))) == [0, 1, 2]
+    assert list(make(iter([0, 1, 2]))) == [0, 1, 2]
+    with pytest.raises(ValueError):
+        list(make(failing()))
+    assert emptied()
+
+
+def iter_of(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
+    """The thread that collects may be telling the interruption what it waits for."""
+    interruption, done = Interruption(), threading.Event()
+
+    def collect() -> None:
+        with interruption._lock:
+            interruption.set()
+        done.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert done.wait(30)
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_what_a_program_drops_last_is_ended(taken: int) -> None:
+    code = f"""
+import gc
+from dormouse.query.streams import one_ahead
+def items():
+    try:
+        yield from range(10)
+    finally:
+        print("ended", flush=True)
+stream = one_ahead(items())
+for _ in range({taken}):
+    next(stream)
+del stream
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("ended\n", "", 0)
+
+
+def test_a_forked_child_ends_what_it_drops() -> None:
+    code = """
+import os, threading
+from dormouse.query.streams import one_ahead
+assert list(one_ahead(n for n in range(2))) == [0, 1]  # the thread is there
+if not (child := os.fork()):
+    closed = threading.Event()
+    def items():
+        try:
+            yield from range(3)
+        finally:
+            closed.set()
+    next(stream := one_ahead(items()))
+    del stream
+    os._exit(0 if closed.wait(30) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
