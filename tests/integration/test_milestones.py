@@ -234,7 +234,7 @@ def test_a_store_that_takes_no_milestones_is_written_to(
 
 def kill(folder: Path) -> None:
     main = postmaster(folder)
-    processes = [*main.children(recursive=True), main]
+    processes = [main, *main.children(recursive=True)]  # the other way it would start others
     for process in processes:
         with suppress(ProcessLookupError):  # its parent ends it
             os.kill(process.pid, signal.SIGKILL)
