@@ -15,12 +15,12 @@ from typing import Any
 
 from dormouse.data.page_index import (
     TAIL_BYTES,
-    NotUnderstood,
     Pages,
     RowGroup,
     footer_bytes,
     row_groups,
 )
+from dormouse.data.thrift import NotUnderstood
 from dormouse.objects import ObjectStore
 from dormouse.settings.machine import machine_bytes
 

@@ -1,7 +1,7 @@
 """The footer and page index of a Parquet file: where its pages are, and between which keys.
 
-pyarrow reads whole row groups, and gives no page index. This reads what look-ups need of them, in Thrift's
-compact protocol, as parquet.thrift of https://github.com/apache/parquet-format has it.
+pyarrow reads whole row groups, and gives no page index. This reads what look-ups need of them, as
+parquet.thrift of https://github.com/apache/parquet-format has it.
 """
 
 from __future__ import annotations
@@ -11,26 +11,32 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+
+from dormouse.data.thrift import (
+    BINARY,
+    I32,
+    STRUCT,
+    NotUnderstood,
+    Reading,
+    Struct,
+    listed,
+    read_varint,
+    signed,
+    text,
+    varint,
+    zigzag,
+)
 
 TAIL_BYTES = 8
 MAGIC = b"PAR1"
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
-_INTEGERS = (4, 5, 6)
 _DATA_PAGE_V2 = 3
-_DEPTH_MAX = 32
 
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
 """A PageLocation, whose three fields all writers write, in their order."""
 
-Struct = dict[int, Any]
 Reader = Callable[[int, int], bytes]
 """Bytes of the file from an offset on, so many."""
-
-
-class NotUnderstood(Exception):
-    """A file, or a part of one, that is not as look-ups need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def footer_bytes(tail: bytes) -> int:
 
 def row_groups(footer: bytes) -> list[RowGroup]:
     """What a footer says; of columns that are no lists, maps or structs."""
-    reading = _Reading(footer)
+    reading = Reading(footer)
     found = reading.struct(raw_list=2)
     elements = _elements(found[2])
     return [_row_group(group, elements) for group in found[4]]
@@ -86,7 +92,7 @@ def row_groups(footer: bytes) -> list[RowGroup]:
 
 def pages(index: bytes, row_count: int) -> Pages:
     """What an offset index says."""
-    reading = _Reading(index)
+    reading = Reading(index)
     count = reading.locations()
     found, at = [], reading.at
     for _ in range(count):
@@ -99,7 +105,7 @@ def pages(index: bytes, row_count: int) -> Pages:
 
 
 def _integers(texts: Iterable[bytes]) -> array[int]:
-    return array("q", [_signed(read_varint(text, 0)[0]) for text in texts])
+    return array("q", [signed(read_varint(one, 0)[0]) for one in texts])
 
 
 @lru_cache(maxsize=256)
@@ -112,13 +118,13 @@ def _first_rows(texts: tuple[bytes, ...], row_count: int) -> array[int]:
 
 def page_header(data: bytes) -> tuple[Struct, int]:
     """What stands before a page, and its length."""
-    reading = _Reading(data)
+    reading = Reading(data)
     return reading.struct(), reading.at
 
 
 def struct_of(data: bytes) -> Struct:
     """A struct that stands alone."""
-    return _Reading(data).struct()
+    return Reading(data).struct()
 
 
 def bounds_of_pages(index: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -166,137 +172,15 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
     return RowGroup(group[3], chunks)
 
 
-class _Reading:
-    """A position in bytes of the compact protocol."""
-
-    __slots__ = ("_data", "at")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.at = 0
-
-    def struct(self, raw_list: int | None = None, depth: int = 0) -> Struct:
-        """A struct's fields by their numbers; of the list of that number, the structs as they are written."""
-        if depth > _DEPTH_MAX:
-            raise NotUnderstood("structs within structs")
-        found: Struct = {}
-        number = 0
-        while True:
-            head = self._data[self.at]
-            self.at += 1
-            kind = head & 15
-            if kind == _STOP:
-                return found
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            if number == raw_list:
-                found[number] = self._raw()
-            elif kind in (_TRUE, _FALSE):
-                found[number] = kind == _TRUE
-            else:
-                found[number] = self._value(kind, depth)
-
-    def locations(self) -> int:
-        """How many there are of what an offset index has first; their beginning is where it stands."""
-        if self._data[:1] != b"\x19":
-            raise NotUnderstood("no list of places of pages")
-        self.at = 1
-        return self._list()[0]
-
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in _INTEGERS:
-            return self._integer()
-        if kind == _BINARY:
-            return self._bytes(self._unsigned())
-        if kind == _STRUCT:
-            return self.struct(depth=depth + 1)
-        if kind in (_LIST, _SET):
-            count, of = self._list()
-            return [self._value(of, depth + 1) for _ in range(count)]
-        if kind == _DOUBLE:
-            return self._bytes(8)
-        if kind in (_BYTE, _TRUE, _FALSE):
-            return self._bytes(1) == b"\x01"
-        raise NotUnderstood(f"a value of the kind {kind}")
-
-    def _raw(self) -> list[bytes]:
-        count, _ = self._list()
-        found = []
-        for _ in range(count):
-            start = self.at
-            self.struct()
-            found.append(self._data[start : self.at])
-        return found
-
-    def _list(self) -> tuple[int, int]:
-        head = self._data[self.at]
-        self.at += 1
-        return self._unsigned() if head >> 4 == 15 else head >> 4, head & 15
-
-    def _bytes(self, length: int) -> bytes:
-        self.at += length
-        if self.at > len(self._data):
-            raise NotUnderstood("a value beyond the end")
-        return self._data[self.at - length : self.at]
-
-    def _integer(self) -> int:
-        return _signed(self._unsigned())
-
-    def _unsigned(self) -> int:
-        data, at = self._data, self.at
-        found = data[at]
-        if found < 128:  # as most
-            self.at = at + 1
-            return found
-        found, self.at = read_varint(data, at)
-        return found
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and where it ends."""
-    found = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        found |= (byte & 127) << shift
-        if byte < 128:
-            return found, at
-        shift += 7
-
-
-def _signed(number: int) -> int:
-    return (number >> 1) ^ -(number & 1)
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _zigzag(number: int) -> bytes:
-    return _varint((number << 1) ^ (number >> 63))
-
-
-def _text(data: bytes) -> bytes:
-    return _varint(len(data)) + data
-
-
-def _listed(count: int, kind: int) -> bytes:
-    return bytes([count << 4 | kind]) if count < 15 else bytes([0xF0 | kind]) + _varint(count)
-
-
 def _said(chunk: Struct) -> bytes:
     """The first four fields of a column's metadata, as they are written."""
     kind, encodings, path, codec = (chunk[number] for number in range(1, 5))
     return b"".join(
         [
-            b"\x15", _zigzag(kind),
-            b"\x19", _listed(len(encodings), _INTEGERS[1]), *map(_zigzag, encodings),
-            b"\x19", _listed(len(path), _BINARY), *map(_text, path),
-            b"\x15", _zigzag(codec),
+            b"\x15", zigzag(kind),
+            b"\x19", listed(len(encodings), I32), *map(zigzag, encodings),
+            b"\x19", listed(len(path), BINARY), *map(text, path),
+            b"\x15", zigzag(codec),
         ]
     )  # fmt: skip
 
@@ -318,28 +202,28 @@ def small_file(parts: list[Part], row_count: int) -> bytes:
     for part in parts:
         chunk, size = part.chunk, len(part.dictionary) + len(part.data)
         body += [part.dictionary, part.data]
-        count = _zigzag(row_count)
+        count = zigzag(row_count)
         meta = [
             chunk.said,
             b"\x16", count,
-            b"\x16", _zigzag(size),
-            b"\x16", _zigzag(size),
-            b"\x26", _zigzag(at + len(part.dictionary)),
+            b"\x16", zigzag(size),
+            b"\x16", zigzag(size),
+            b"\x26", zigzag(at + len(part.dictionary)),
         ]  # fmt: skip
         if part.dictionary:
-            meta += [b"\x26", _zigzag(at)]
-        chunks += [b"\x26", _zigzag(at), b"\x1c", *meta, b"\x00\x00"]
+            meta += [b"\x26", zigzag(at)]
+        chunks += [b"\x26", zigzag(at), b"\x1c", *meta, b"\x00\x00"]
         at += size
-    root = b"\x48" + _text(b"schema") + b"\x15" + _zigzag(len(parts)) + b"\x00"
+    root = b"\x48" + text(b"schema") + b"\x15" + zigzag(len(parts)) + b"\x00"
     footer = b"".join(
         [
             b"\x15\x04",
-            b"\x19", _listed(len(parts) + 1, _STRUCT), root, *(part.chunk.schema for part in parts),
-            b"\x16", _zigzag(row_count),
-            b"\x19", _listed(1, _STRUCT),
-            b"\x19", _listed(len(parts), _STRUCT), *chunks,
-            b"\x16", _zigzag(at),
-            b"\x16", _zigzag(row_count),
+            b"\x19", listed(len(parts) + 1, STRUCT), root, *(part.chunk.schema for part in parts),
+            b"\x16", zigzag(row_count),
+            b"\x19", listed(1, STRUCT),
+            b"\x19", listed(len(parts), STRUCT), *chunks,
+            b"\x16", zigzag(at),
+            b"\x16", zigzag(row_count),
             b"\x00\x00",
         ]
     )  # fmt: skip
@@ -350,17 +234,17 @@ def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
     """A dictionary as a data page (the second version) of its values, and how many there are."""
     header, at = page_header(dictionary)
     count = header[7][1]
-    levels = _varint(count << 1) + b"\x01" if is_optional else b""
+    levels = varint(count << 1) + b"\x01" if is_optional else b""
     sizes = (size + len(levels) for size in (header[2], header[3]))
     head = [
-        b"\x15", _zigzag(_DATA_PAGE_V2), *(part for size in sizes for part in (b"\x15", _zigzag(size))),
+        b"\x15", zigzag(_DATA_PAGE_V2), *(part for size in sizes for part in (b"\x15", zigzag(size))),
         b"\x5c",
-        b"\x15", _zigzag(count),
-        b"\x15", _zigzag(0),
-        b"\x15", _zigzag(count),
-        b"\x15", _zigzag(0),
-        b"\x15", _zigzag(len(levels)),
-        b"\x15", _zigzag(0),
+        b"\x15", zigzag(count),
+        b"\x15", zigzag(0),
+        b"\x15", zigzag(count),
+        b"\x15", zigzag(0),
+        b"\x15", zigzag(len(levels)),
+        b"\x15", zigzag(0),
         b"\x11\x00\x00",
     ]  # fmt: skip
     return b"".join([*head, levels, dictionary[at:]]), count

@@ -22,7 +22,6 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.known_files import KEPT, KnownFile, Source, opened
 from dormouse.data.page_index import (
     Chunk,
-    NotUnderstood,
     Pages,
     Part,
     RowGroup,
@@ -32,6 +31,7 @@ from dormouse.data.page_index import (
     small_file,
 )
 from dormouse.data.page_values import coded_page, values_of_dictionary
+from dormouse.data.thrift import NotUnderstood
 from dormouse.errors import DormouseError
 from dormouse.model.keys import KeyValue
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field

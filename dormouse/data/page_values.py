@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dormouse.data.page_index import Chunk, NotUnderstood, Struct, page_header, read_varint, struct_of
+from dormouse.data.page_index import Chunk, page_header, struct_of
+from dormouse.data.thrift import NotUnderstood, Struct, read_varint
 
 TEXTS_MAX = 256
 _CODED = (2, 8)

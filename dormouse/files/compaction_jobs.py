@@ -70,8 +70,17 @@ class CompactionJob:
     @property
     def row_bytes(self) -> float:
         """How wide rows are in the widest of the inputs of which it is known."""
-        known = [one for one in self.inputs if one.whole and one.byte_count and one.row_count]
-        return max(((one.byte_count or 0) / one.row_count for one in known), default=0.0)
+        return max(map(self._row_bytes_of, self.inputs), default=0.0)
+
+    @property
+    def byte_count(self) -> float:
+        """About how many bytes the rows have, as far as it is known."""
+        return sum(one.row_count * (self._row_bytes_of(one) or self.row_bytes) for one in self.inputs)
+
+    @staticmethod
+    def _row_bytes_of(one: CompactionInput) -> float:
+        """Of a file that is the partition's alone."""
+        return (one.byte_count or 0) / one.row_count if one.whole and one.row_count else 0.0
 
     @property
     def runners_died(self) -> str:

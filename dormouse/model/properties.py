@@ -51,6 +51,12 @@ class TableProperties(BaseModel):
         100, ge=1, le=INT_MAX, description="pending deletions of a file's keys; with more it is compacted"
     )
     compaction_jobs_max: int = Field(100_000, ge=1, le=INT_MAX, description="jobs created in one run")
+    compaction_task_bytes: int = Field(
+        1024 * 1024 * 1024,
+        ge=1,
+        le=ROWS_MAX,
+        description="of a job, from twice of which on Spark merges it by several tasks, each a range of keys",
+    )
     compaction_attempts_max: int = Field(
         3, ge=1, le=INT_MAX, description="tries of a job before it is given up"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,9 @@ from dormouse.rounds.row_counts import check_output
 
 if TYPE_CHECKING:
     import psycopg
+    from datafusion import Expr
+
+    from dormouse.model.region import Region
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +92,7 @@ class Cancellation:
             raise JobFailed("the compaction was interrupted")
 
 
-class _NoRowsLeft(Exception):
+class NoRowsLeft(Exception):
     """The merge left no rows: there is no output to publish."""
 
 
@@ -126,7 +130,7 @@ def _run(
             shaped = deletions.context
             name = replace(attempt, schema_version=shaped.schema.version).object_name(job.partition_id)
             facts = _write(shaped, job, name, now_ms, cancellation, deletions)
-            _commit(shaped, job, attempt, name, facts, deletions.till)
+            commit_output(shaped, job, attempt, name, facts, deletions.till)
         finally:
             cancellation.end(attempt)
     return CompactionResult(
@@ -165,8 +169,8 @@ def _write(
             facts = _merge(context, job, path, now_ms, cancellation, deletions)
             cancellation.check()
             if not facts.row_count:
-                raise _NoRowsLeft
-    except _NoRowsLeft:
+                raise NoRowsLeft
+    except NoRowsLeft:
         return facts
     context.objects.put(name + SKETCHES_SUFFIX, facts.sketches)
     return facts
@@ -180,40 +184,61 @@ def _merge(
     cancellation: Cancellation,
     deletions: JobDeletions,
 ) -> FileFacts:
-    region = None
-    if not all(item.whole for item in job.inputs):
-        region = context.partitions.partition(job.partition_id).region
+    region = region_of(context, job)
     inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
     remains = deletions.remains(context.schema)
     with inputs.verified(path.parent) as places:
-        if is_keyed(context.properties):
-            facts = merge_keyed(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
-        else:
-            facts = merge_sorted(
-                places,
-                context.schema,
-                path,
-                region=region,
-                properties=context.properties,
-                now_ms=now_ms,
-                store=context.objects,
-                remains=remains,
-                row_bytes=job.row_bytes,
-            )
+        facts = merge_inputs(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
     check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
     return facts
 
 
-def _commit(
+def region_of(context: TableContext, job: CompactionJob) -> Region | None:
+    """Where a job's rows lie; None when its inputs have no others."""
+    if all(item.whole for item in job.inputs):
+        return None
+    return context.partitions.partition(job.partition_id).region
+
+
+def merge_inputs(
+    context: TableContext,
+    job: CompactionJob,
+    places: Sequence[str],
+    path: Path,
+    *,
+    region: Region | None,
+    now_ms: int,
+    remains: Sequence[Expr | None],
+) -> FileFacts:
+    """Merges the rows that a job's inputs, read at `places`, have in a region."""
+    if is_keyed(context.properties):
+        return merge_keyed(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
+    return merge_sorted(
+        places,
+        context.schema,
+        path,
+        region=region,
+        properties=context.properties,
+        now_ms=now_ms,
+        store=context.objects,
+        remains=remains,
+        row_bytes=job.row_bytes,
+    )
+
+
+def commit_output(
     context: TableContext,
     job: CompactionJob,
     attempt: WriteAttempt,
     name: str,
     facts: FileFacts,
     deletions_till: int,
+    *,
+    leftovers: bool = False,
 ) -> None:
+    """Commits a job's output in the place of its inputs; `leftovers` as `WriteAttempts.finish` has it."""
     request, commit_id = _request(job, name, facts, deletions_till), f"compaction-{attempt.attempt_id}"
-    if (commits := context.async_commits) is not None:
+    if not leftovers and (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
             queued = ReplaceFileReferences(
                 commit_id=commit_id,
@@ -229,7 +254,7 @@ def _commit(
         if context.store.replace_file_references(
             [request], commit_id=commit_id, commit_expires=True, conn=conn
         ):
-            WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id])
+            WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
 
     isolation = Isolation(context.properties.isolation)
     for tried in range(1, COMMIT_TRIES_MAX + 1):

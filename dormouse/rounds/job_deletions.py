@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,11 @@ class JobDeletions:
 
     def remains(self, schema: Schema) -> list[Expr | None]:
         """For each input what its rows must meet; None: they all remain."""
-        from dormouse.query.predicates import remains
+        return remaining(schema, self.of_inputs)
 
-        return [remains(schema, deletions) if deletions else None for deletions in self.of_inputs]
+
+def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
+    """For each file what its rows must meet that are of no deletion of it; None: they all remain."""
+    from dormouse.query.predicates import remains
+
+    return [remains(schema, deletions) if deletions else None for deletions in of_files]

@@ -33,6 +33,12 @@ class JobInputs:
         self._go_on = go_on
         self._copies: dict[str, Path] = {}
 
+    def verify(self) -> None:
+        """As `verified`, for inputs that others merge from where they are."""
+        self.check_sizes()
+        self._check_digests()
+        self._check_footers()
+
     @contextmanager
     def verified(self, folder: Path) -> Iterator[list[str]]:
         """Holds inputs against what is recorded of them: sizes, every byte of those with a digest, footers.
@@ -42,7 +48,7 @@ class JobInputs:
         where the disk has room; else they are read while the merge runs. Raises `ObjectNotFound`,
         `ObjectDamaged`, or `InvalidData` with the file and both counts of rows.
         """
-        self._check_sizes()
+        self.check_sizes()
         places = [self._objects.uri(item.filename) for item in self._job.inputs]
         if self._objects.url.startswith("file:"):
             self._check_digests()
@@ -64,7 +70,7 @@ class JobInputs:
                     raise
                 found.result()
         # one that vanished meanwhile would have been merged as if it had no rows
-        self._check_sizes()
+        self.check_sizes()
         self._check_footers()
 
     def _fits(self, folder: Path) -> bool:
@@ -84,7 +90,8 @@ class JobInputs:
             for _ in threads.map(copy, self._job.inputs):
                 pass
 
-    def _check_sizes(self) -> None:
+    def check_sizes(self) -> None:
+        """Whether all are there, with the sizes that are recorded; `ObjectNotFound`, `ObjectDamaged`."""
         for item in self._job.inputs:
             size, written = self._objects.size(item.filename), item.byte_count
             if written and size != written:

@@ -1,22 +1,27 @@
-"""Compaction jobs as Spark tasks: one job each, which commits by itself."""
+"""Compaction jobs as Spark tasks: one job each, which commits by itself; a large one as several tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from functools import partial
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from dormouse.context import TableAddress, TableContext
 from dormouse.errors import JobFailed
 from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.model.region import Region
 from dormouse.rounds.compaction_job import CompactionResult, job_failed, run_compaction, runners_died
+from dormouse.rounds.divided_compaction import Task, key_ranges, run_divided
 from dormouse.spark.session import spark_session
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN, TaskOutcome, run_tasks
 from dormouse.spark.worker import on_worker
 
 BATCH_JOBS = 500
 _Payload = tuple[TableAddress, CompactionJob, int]
+_Piece = tuple[int, TableAddress, Task]
 
 
 def compact_on_spark(
@@ -48,25 +53,58 @@ def _run_batch(
     context: TableContext, spark: SparkSession, jobs: list[CompactionJob], now_ms: int
 ) -> Generator[CompactionResult, None, None]:
     unfinished = {job.job_id: job for job in jobs}
-    payloads: list[_Payload] = [(context.address, job, now_ms) for job in jobs]
     try:
+        divided = dict(_divided(context, spark, jobs))
+        whole = [job for job in jobs if job.job_id not in divided]
+        payloads: list[_Payload] = [(context.address, job, now_ms) for job in whole]
         tasks = run_tasks(spark, run_task, payloads, jobs_at_once=_jobs_at_once(spark))
         with closing(tasks) as outcomes:
             for outcome in outcomes:
                 result = _result(context, outcome)
                 del unfinished[result.job_id]
                 yield result
+        # one after the other: each has the whole cluster
+        for job_id, regions in divided.items():
+            result = run_divided(context, unfinished[job_id], regions, now_ms, partial(_run_pieces, spark))
+            del unfinished[job_id]
+            yield result
     finally:
         context.jobs.put_back(unfinished.values())
 
 
+def _divided(
+    context: TableContext, spark: SparkSession, jobs: Sequence[CompactionJob]
+) -> Iterator[tuple[str, list[Region]]]:
+    """Jobs, by their ids, that would keep cores waiting, and the regions into which each is divided."""
+    share = sum(job.byte_count for job in jobs) / _cores(spark)
+    task_bytes = max(context.properties.compaction_task_bytes, share)
+    for job in jobs:
+        if not job.looks and job.byte_count >= 2 * task_bytes:
+            regions = key_ranges(context, job, int(job.byte_count / task_bytes))
+            if len(regions) > 1:
+                yield job.job_id, regions
+
+
+def _run_pieces(spark: SparkSession, context: TableContext, tasks: Sequence[Task]) -> list[Any]:
+    payloads: list[_Piece] = [(number, context.address, task) for number, task in enumerate(tasks)]
+    with closing(run_tasks(spark, run_piece, payloads, jobs_at_once=_jobs_at_once(spark))) as found:
+        outcomes = sorted(found, key=lambda outcome: outcome.payload[0])
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    return [outcome.result for outcome in outcomes]
+
+
 def _jobs_at_once(spark: SparkSession) -> int:
-    """As many as all executors could run that Spark may ask for: it asks for no more than there is work."""
+    return max(JOBS_AT_ONCE_MIN, min(BATCH_JOBS, _cores(spark)))
+
+
+def _cores(spark: SparkSession) -> int:
+    """Of all executors that Spark may ask for: it asks for no more than there is work."""
     settings = spark.sparkContext.getConf()
     executors = int(settings.get("spark.dynamicAllocation.maxExecutors") or 1)
     cores = int(settings.get("spark.executor.cores") or 1)
-    known = max(spark.sparkContext.defaultParallelism, JOBS_AT_ONCE_MIN)
-    return max(known, min(BATCH_JOBS, executors * cores))
+    return max(spark.sparkContext.defaultParallelism, executors * cores)
 
 
 def run_task(payload: _Payload) -> CompactionResult:
@@ -74,6 +112,13 @@ def run_task(payload: _Payload) -> CompactionResult:
     address, job, now_ms = payload
     with on_worker(address) as context:
         return run_compaction(context, job, now_ms)
+
+
+def run_piece(payload: _Piece) -> Any:
+    """What a task of a divided job does."""
+    _, address, task = payload
+    with on_worker(address) as context:
+        return task.run(context)
 
 
 def _result(context: TableContext, outcome: TaskOutcome[_Payload, CompactionResult]) -> CompactionResult:

@@ -73,6 +73,35 @@ def test_a_task_whose_process_dies_is_tried_again(
     assert reference.row_count == 20
 
 
+def test_a_large_job_is_several_tasks(
+    new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One dies at first: the job is tried again, and nothing of its first try is left."""
+    table, run_piece = new_table(compaction_task_bytes=1, **PAIRS), on_spark.run_piece
+    for name in "ab":
+        add_file(table, name, range(1_000))
+    objects, run_tasks, ran = objects_of(table), on_spark.run_tasks, []
+
+    def die_at_first(payload: Any) -> Any:  # pickled by value: a worker does not know this module
+        if payload[0] == 1 and payload[2].job.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run_piece(payload)
+
+    def counted(spark: SparkSession, task: Any, payloads: list[Any], **options: Any) -> Any:
+        ran.append(len(payloads))
+        return run_tasks(spark, task, payloads, **options)
+
+    monkeypatch.setattr(on_spark, "run_piece", die_at_first)
+    monkeypatch.setattr(on_spark, "run_tasks", counted)
+    report = compact_on(spark, table)
+    assert (report.jobs_run, report.jobs_failed, report.given_up) == (1, 1, 0)
+    # a check and two ranges, again, and the joining
+    assert [number for number in ran if number] == [3, 3, 1]
+    [reference] = table.store.file_references()
+    assert keys_in(table, reference.filename) == sorted([*range(1_000)] * 2)
+    assert len(objects_of(table) - objects) == 2
+
+
 def test_a_job_that_killed_its_runners_is_reported_as_given_up(
     new_table: NewTable, spark: SparkSession
 ) -> None:

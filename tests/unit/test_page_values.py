@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.data import page_index
-from dormouse.data.page_index import NotUnderstood, RowGroup, footer_bytes, pages, row_groups, struct_of
+from dormouse.data.page_index import RowGroup, footer_bytes, pages, row_groups, struct_of
 from dormouse.data.page_values import TEXTS_MAX, values_of_dictionary
+from dormouse.data.thrift import STRUCT, NotUnderstood, listed, zigzag
 
 ROWS = 5_000
 KINDS = {
@@ -98,10 +98,10 @@ def test_places_of_pages_may_be_any_numbers() -> None:
         numbers = [tuple(some.getrandbits(some.randrange(1, 62)) for _ in range(3)) for _ in range(count)]
         heads = (b"\x16", b"\x15", b"\x16")
         parts = [
-            b"".join(head + page_index._zigzag(one) for head, one in zip(heads, place, strict=True)) + b"\0"
+            b"".join(head + zigzag(one) for head, one in zip(heads, place, strict=True)) + b"\0"
             for place in numbers
         ]
-        index = b"".join([b"\x19", page_index._listed(count, page_index._STRUCT), *parts, b"\0"])
+        index = b"".join([b"\x19", listed(count, STRUCT), *parts, b"\0"])
         found = pages(index, 7)
         assert [*zip(found.offsets, found.sizes, found.first_rows, strict=False)] == numbers
         for cut in range(2, len(index) if count else 0):
