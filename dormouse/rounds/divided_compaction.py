@@ -83,8 +83,7 @@ class MergeRange:
     deletions: tuple[tuple[Deletion, ...], ...]
 
     def run(self, context: TableContext) -> WrittenRange | None:
-        # Spark may run it twice at once
-        name = self.attempt.object_name(f"{self.job.partition_id}-{uuid.uuid4().hex}")
+        name = _own_name(self.attempt, self.job)
         try:
             with context.objects.staged(name) as path:
                 facts = merge_inputs(
@@ -105,16 +104,17 @@ class MergeRange:
 
 @dataclass(frozen=True, slots=True)
 class JoinRanges:
-    """Makes the files of a job's ranges, at least one, its output."""
+    """Makes the files of a job's ranges, at least one, its output, which is given with its name."""
 
     job: CompactionJob
-    name: str
+    attempt: WriteAttempt
     ranges: tuple[WrittenRange, ...]
 
-    def run(self, context: TableContext) -> FileFacts:
+    def run(self, context: TableContext) -> tuple[str, FileFacts]:
+        name = _own_name(self.attempt, self.job)
         # one that vanished while it was merged would have been merged as if it had no rows
         JobInputs(context.objects, context.table.name, self.job, lambda: None).check_sizes()
-        with context.objects.staged(self.name) as path:
+        with context.objects.staged(name) as path:
             with ExitStack() as opened:
                 files = [opened.enter_context(context.objects.reader(one.name)) for one in self.ranges]
                 digests = join_files(files, path)
@@ -124,8 +124,8 @@ class JoinRanges:
             found = file_facts(path, context.stored_schema)
             if found.row_count != sum(one.row_count for one in self.ranges):
                 raise JobFailed(f"the output of a job has {found.row_count:,} rows, which its parts have not")
-        context.objects.put(self.name + SKETCHES_SUFFIX, found.sketches)
-        return replace(found, marks=sum(one.marks for one in self.ranges))
+        context.objects.put(name + SKETCHES_SUFFIX, found.sketches)
+        return name, replace(found, marks=sum(one.marks for one in self.ranges))
 
 
 def key_ranges(context: TableContext, job: CompactionJob, count: int) -> list[Region]:
@@ -168,9 +168,9 @@ def _run(
         merges = [MergeRange(job, writes, region, now_ms, deletions.of_inputs) for region in regions]
         _, *written = run_tasks(shaped, [CheckInputs(job), *merges])
         ranges = tuple(one for one in written if one is not None)
-        name, facts = writes.object_name(job.partition_id), FileFacts(0)
+        name, facts = "", FileFacts(0)
         if ranges:
-            [facts] = run_tasks(shaped, [JoinRanges(job, name, ranges)])
+            [(name, facts)] = run_tasks(shaped, [JoinRanges(job, writes, ranges)])
         check_output(job, shaped.properties, facts.row_count, deletes=any(deletions.of_inputs))
         commit_output(shaped, job, attempt, name, facts, deletions.till, leftovers=True)
     shaped.attempts.delete_leftovers(attempt, shaped.store.own)
@@ -183,6 +183,11 @@ def _run(
         rows_written=facts.row_count,
         filename=name if facts.row_count else None,
     )
+
+
+def _own_name(attempt: WriteAttempt, job: CompactionJob) -> str:
+    """Of no other run of the same task: Spark may run it twice, also at once."""
+    return attempt.object_name(f"{job.partition_id}-{uuid.uuid4().hex}")
 
 
 def _divided(field: Field, keys: KeyQuantiles, region: Region, count: int) -> Iterator[Region]:

@@ -220,6 +220,21 @@ def test_of_two_runs_of_a_job_one_commits(new_table: NewTable) -> None:
     assert len(objects_of(table)) == 3 * 2
 
 
+def test_tasks_that_run_twice_count_once(new_table: NewTable) -> None:
+    table = new_table(**PAIRS)
+    for name in "ab":
+        add_file(table, name, range(1_000))
+
+    def twice(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
+        run(context, tasks)
+        return run(context, tasks)
+
+    result, _ = divided(table, run_tasks=twice)
+    assert (result.outcome, result.rows_written) == ("committed", 2_000)
+    assert keys_in(table, result.filename or "") == sorted([*range(1_000)] * 2)
+    assert len(objects_of(table)) == 3 * 2
+
+
 def test_an_interrupted_job_leaves_nothing(new_table: NewTable) -> None:
     table = new_table(**PAIRS)
     for name in "ab":
