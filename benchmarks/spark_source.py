@@ -4,7 +4,8 @@ Spark's own Parquet reader on the same files and its own writer of the same rows
 A read is of all rows, of one column, or of the keys of one of the table's leaves: of a few leaves, and of
 many, which is what a table comes to; Parquet's reader has the folder of the files, and its own statistics. A
 stream's rate is that of a query that reads the table from its beginning on; its latency is from the end of an
-ingest of one row until a query has it in its batch. The page cache is warm.
+ingest of one row until a query has it in its batch. `divided_vs_whole`: a compaction of all rows, of which
+Spark's two cores merge a half each, beside the same as one task. The page cache is warm.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import dormouse as dm
@@ -74,6 +76,8 @@ def measure(plan: Plan, tell: Tell) -> Figures:
             tell("writes")
             frame = spark.read.parquet(str(folder / "in"))
             found |= _compared(_writes(instance, frame, folder), plan.rounds, "write_{}")
+            tell("compactions")
+            found |= _compacted(instance, folder, plan.rounds)
             tell("streams")
             found |= _streamed(spark, instance, folder, plan.ingests)
     names = {"read": "all_source", "column": "column_source", "range_read": "range_source"}
@@ -147,6 +151,28 @@ def _writes(instance: Instance, frame: DataFrame, folder: Path) -> Sides:
         writer.parquet(str(folder / "written"))
 
     return {"parquet": parquet, "source": dormouse}
+
+
+def _compacted(instance: Instance, folder: Path, rounds: int) -> Figures:
+    task_bytes = {"whole": dm.TableProperties().compaction_task_bytes, "divided": 1}
+    seconds: dict[str, list[float]] = {name: [] for name in task_bytes}
+    for number, name in turns(list(task_bytes), rounds + 1):
+        properties = dm.TableProperties(
+            compaction_strategy="basic",
+            compaction_batch_files=FILES,
+            compaction_task_bytes=task_bytes[name],
+        )
+        table = instance.create_table(f"{name}_{number}", SCHEMA, properties=properties)
+        for path in sorted((folder / "in").iterdir()):
+            table.ingest(str(path), engine="local")
+        began = time.perf_counter()
+        if table.compact(engine="spark").jobs_run != 1:
+            raise AssertionError("it was to be one job")
+        if number:
+            seconds[name].append(time.perf_counter() - began)
+    found: Figures = {f"{name}_seconds": round(median(each), 3) for name, each in seconds.items()}
+    found["divided_vs_whole"] = round(median_ratio(seconds["whole"], seconds["divided"]), 3)
+    return found
 
 
 def _through(frame: DataFrame) -> None:
@@ -239,6 +265,7 @@ BENCHMARK = Benchmark(
                 "range_function_vs_parquet": "  a leaf of many",
                 "small_range_function_vs_parquet": "  a leaf of 16",
                 "write_vs_parquet": "the sink ÷ Parquet",
+                "divided_vs_whole": "a compaction by two tasks ÷ by one",
                 "stream_rows_per_s": "a stream, rows a second",
                 "stream_latency_ms_p50": "  milliseconds to a batch",
                 "stream_latency_ms_p99": "  of 100 the slowest",

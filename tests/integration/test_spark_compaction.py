@@ -100,6 +100,8 @@ def test_a_large_job_is_several_tasks(
     [reference] = table.store.file_references()
     assert keys_in(table, reference.filename) == sorted([*range(1_000)] * 2)
     assert len(objects_of(table) - objects) == 2
+    read = spark.read.parquet(table.objects.uri(reference.filename))
+    assert (read.count(), read.where("key = 700").count()) == (2_000, 2)
 
 
 def test_a_job_that_killed_its_runners_is_reported_as_given_up(
