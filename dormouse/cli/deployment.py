@@ -52,6 +52,9 @@ def cost(
     ] = 1.0,
     payload_gb: Annotated[float, typer.Option(help="GB of payloads in the object store.")] = 0.0,
     database_gb: Annotated[float, typer.Option(help="GB in the database.")] = 20.0,
+    row_index_gb: Annotated[
+        float, typer.Option(help="GB of indexes of row tables, where these have clusters of their own.")
+    ] = 10.0,
     io_per_request: Annotated[float, typer.Option(help="Storage I/O of the database a request.")] = 20.0,
     load: Annotated[float, typer.Option(help="How much of min_acu to max_acu is taken, 0 to 1.")] = 0.25,
     awake: Annotated[

@@ -93,7 +93,9 @@ class _Account:
         yield "state", self._state
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
-        yield "quotas of the database", lambda: self._quota(CLUSTERS, 1, len(in_use()))
+        rows = settings.rows
+        clusters = 1 + (rows.databases if rows is not None and rows.own_clusters else 0)
+        yield "quotas of the database", lambda: self._quota(CLUSTERS, clusters, len(in_use()))
         if settings.network.vpc_id is None:
             vpcs = partial(aws.all, "ec2", "describe_vpcs", "Vpcs")
             yield "quotas of the network", lambda: self._quota(VPCS, 1, len(vpcs()))

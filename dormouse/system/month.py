@@ -53,6 +53,8 @@ class Assumptions:
     """Payloads in the object store."""
     database_gb: float = 20.0
     """The state in the database."""
+    row_index_gb: float = 10.0
+    """Indexes of row tables, in clusters of their own if there are such."""
     io_per_request: float = 20.0
     """Reads and writes of the database's storage for a commit request."""
     load: float = 0.25
@@ -145,6 +147,7 @@ class _Month:
         yield self._aurora()
         items = [
             ("database", self._database()),
+            ("database", self._row_clusters()),
             ("storage", self._storage()),
             ("commit", self._commit()),
             *((stack, self._scheduled(stack)) for stack in ("garbage", "compaction", "maintenance")),
@@ -196,6 +199,18 @@ class _Month:
             yield _Item(f"Aurora backups of {days} days", gb, prices["aurora_backup_gb_month"], kept=True)
         if database.proxy:  # which nothing takes away
             yield _Item("RDS Proxy", HOURS_MONTH, self._proxy_hour(), kept=True)
+
+    def _row_clusters(self) -> Iterator[_Item]:
+        """They pause themselves, whatever the instance does; what they keep is there then, too."""
+        rows, prices, gb = self.settings.rows, self.prices, self.assumed.row_index_gb
+        if rows is None or not rows.own_clusters:
+            return
+        acu = rows.databases * max(ACU_LEAST, rows.max_acu * self.assumed.load)
+        hours = HOURS_MONTH * self.assumed.awake
+        yield _Item(f"Aurora for rows, {acu:.3g} ACU when awake", acu * hours, prices["acu_hour"])
+        yield _Item(f"Aurora storage for rows, {gb:g} GB", gb, prices["aurora_gb_month"], kept=True)
+        secret = f"Secrets Manager, master passwords of {rows.databases} clusters for rows"
+        yield _Item(secret, rows.databases, prices["secret_month"], kept=True)
 
     def _proxy_hour(self) -> float:
         database, prices = self.settings.database, self.prices

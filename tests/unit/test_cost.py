@@ -137,6 +137,18 @@ def test_a_proxy_costs_also_while_all_sleeps() -> None:
     assert running == paused == pytest.approx(2 * 0.015 * 730)
 
 
+def test_clusters_of_rows_cost_while_they_are_awake() -> None:
+    document = {"id": "x1", "rows": {"databases": 3, "own_clusters": True, "max_acu": 8}}
+    found = estimate(parse(document), "us-east-1", replace(Assumptions(), awake=0.5))
+    running, asleep, paused = usd(found, "Aurora for rows")
+    assert running == asleep == pytest.approx(3 * 2 * 0.12 * 730 * 0.5)
+    assert paused == 0
+    assert usd(found, "Aurora storage for rows")[2] == pytest.approx(10 * 0.1)
+    assert usd(found, "Secrets Manager, master passwords of 3 clusters")[2] == pytest.approx(3 * 0.4)
+    others = estimate(parse({"id": "x1", "rows": {"databases": 3}}), "us-east-1", Assumptions())
+    assert not [line for line in others.lines if "for rows" in line.resource]
+
+
 @pytest.mark.parametrize("given", [{"load": 1.5}, {"awake": -0.1}, {"data_gb": float("nan")}, {"log_gb": -1}])
 def test_an_assumption_that_cannot_be_is_named(given: dict[str, float]) -> None:
     with pytest.raises(InvalidInput, match=f"^{next(iter(given))} = "):
