@@ -210,8 +210,8 @@ class Table:
         return (first, first + 1_000) if kind == "group" else (first,)
 
     def _ask(self, sql: str, given: Sequence[int]) -> None:
-        text = sql.replace("%s", "{}").format(*given)
-        self._table.query(text, PAGE_ROWS, wait_seconds=60)
+        numbered = sql.replace("%s", "${}").format(*range(1, len(given) + 1))
+        self._table.query(numbered, PAGE_ROWS, parameters=given, wait_seconds=60)
 
     def fetch(self) -> Figures:
         wanted = [self._chance.randrange(1, self._plan.rows + 1) for _ in range(self._plan.queries)]

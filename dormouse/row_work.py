@@ -32,6 +32,7 @@ from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import upload_name
 from dormouse.model.values import json_value
+from dormouse.query.parameters_json import parse_parameters
 from dormouse.rows.changes import Changed
 from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column
@@ -102,6 +103,7 @@ class QueryAsked(WorkAsked):
     sql: str | None = None
     page: str | None = None
     page_rows: int | None = None
+    parameters: list[Any] | dict[str, Any] | None = None
     version: int | None = None
     snapshot: str | None = None
     count: bool = False
@@ -265,6 +267,7 @@ def _query(instance: Instance, asked: QueryAsked, progress: Progress) -> Any:
                 asked.sql,
                 asked.page_rows,
                 asked.page,
+                parameters=parse_parameters(asked.parameters),
                 version=asked.version,
                 snapshot=asked.snapshot,
                 wait_seconds=_WAIT_SECONDS,

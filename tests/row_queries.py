@@ -111,6 +111,28 @@ def grouped(draw: st.DrawFn) -> str:
     return f"select {', '.join(items)} from t{draw(_where)}{group}{order}{draw(_limit)}"
 
 
+_LITERAL = re.compile(r"'(?:[^']|'')*'|(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e\d+)?(?![\w.])")
+
+
+def with_parameters(text: str) -> tuple[str, dict[str, object]]:
+    """A query whose condition and LIMIT have parameters in place of literals, and the values of these."""
+    values: dict[str, object] = {}
+
+    def named(found: re.Match[str]) -> str:
+        literal, name = found[0], f"P{len(values)}"
+        if literal.startswith("'"):
+            values[name] = literal[1:-1].replace("''", "'")
+        else:
+            values[name] = int(literal) if literal.lstrip("-").isdigit() else float(literal)
+        return f"${name}"
+
+    def part(found: re.Match[str]) -> str:
+        return found[1] + _LITERAL.sub(named, found[2])
+
+    text = re.sub(r"( where )(.*?)(?= group by | order by |$)", part, text, flags=re.DOTALL)
+    return re.sub(r"( limit )(.*)$", part, text), values
+
+
 HOSTILE = """
 select * from t; drop table t
 select * from t;;select 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
-from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
+from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.names import listed
 
@@ -156,12 +156,7 @@ def sql(
     file: Annotated[
         Path | None, typer.Option("--file", help="A file with the statement.", show_default=False)
     ] = None,
-    param: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."
-        ),
-    ] = None,
+    param: ParamOption = None,
     limit: LimitOption = None,
     as_of: AsOfOption = None,
     format: FormatOption = "table",

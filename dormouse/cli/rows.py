@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dormouse.cli.parsing import parse_parameters
 from dormouse.cli.rows_options import (
     ChangeId,
     CsvChosen,
@@ -27,7 +28,7 @@ from dormouse.cli.rows_options import (
     show_changed,
     versions_text,
 )
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def query(
     sql: Annotated[str | None, typer.Argument(help="A SELECT from the table.", show_default=False)] = None,
     page: Annotated[str | None, typer.Option(help="The next_page of the page before.")] = None,
     page_rows: Annotated[int, typer.Option(min=1, max=100_000, help="How many rows a page has.")] = 20,
+    param: ParamOption = None,
     version: Annotated[int | None, typer.Option(min=0, help="The rows as of a version.")] = None,
     snapshot: Annotated[str | None, typer.Option(help="The rows of a snapshot.")] = None,
     wait_seconds: Annotated[float, typer.Option(help="How long the index is waited for.")] = 600.0,
@@ -170,6 +172,7 @@ def query(
             sql,
             None if page else page_rows,
             page,
+            parameters=parse_parameters(param or []),
             version=version,
             snapshot=snapshot,
             wait_seconds=wait_seconds,

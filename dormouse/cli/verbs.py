@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from dormouse.instance import Instance
 
 DEFAULT_FOLDER = Path("lake")
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
+]
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 _OF_ALL = {"as_json", "debug"}

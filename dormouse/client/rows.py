@@ -15,7 +15,9 @@ from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.parameters import Parameters, given
 from dormouse.model.values import json_value
+from dormouse.query.parameters_json import parameters_json
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed
 from dormouse.rows.changes_json import changes_json
@@ -84,12 +86,15 @@ class RemoteRowTable:
         page_rows: int | None = None,
         page: str | None = None,
         *,
+        parameters: Parameters | None = None,
         snapshot: str | None = None,
         version: int | None = None,
         wait_seconds: float = 0.0,
     ) -> Page:
         """A page of the rows of a query: as `RowTable.query`, with its errors."""
         body = {"sql": sql, "page_rows": page_rows, "page": page, "snapshot": snapshot, "version": version}
+        if parameters is not None:
+            body["parameters"] = parameters_json(given(parameters))
 
         def ask(**more: Any) -> dict[str, Any]:
             wait = {"wait_seconds": min(float(wait_seconds), 60.0)}

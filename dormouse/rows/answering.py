@@ -11,7 +11,6 @@ import psycopg
 
 from dormouse.errors import PageExpired
 from dormouse.rows import pages
-from dormouse.rows.binding import statement_of
 from dormouse.rows.builds import Build, Builds, Unsure
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import POSTGRES, column_name
@@ -19,6 +18,7 @@ from dormouse.rows.expressions import Statement
 from dormouse.rows.indexing import Source
 from dormouse.rows.pages import Rows
 from dormouse.rows.placements import Looked
+from dormouse.rows.statements import Given, statement_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,17 @@ class Asked:
     columns: tuple[Column, ...]
     version: int
     page_rows: int | None = None
+    values: Given = ()
     place: Sequence[Any] | None = None
     given: int = 0
 
 
-def bound(table: Source, text: str, looked: Looked, version: int, page_rows: int | None) -> Asked:
+def bound(
+    table: Source, text: str, looked: Looked, version: int, page_rows: int | None, values: Given
+) -> Asked:
     """A query of a table as it was looked at; `InvalidQuery`."""
-    statement = statement_of(text, looked.name, looked.columns)
-    return Asked(table, text, statement, looked.columns, version, page_rows)
+    statement = statement_of(text, looked.name, looked.columns, values)
+    return Asked(table, text, statement, looked.columns, version, page_rows, values)
 
 
 def page_at_once(asked: Asked, builds: Builds, looked: Looked, build_id: int) -> tuple[Rows, None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from dormouse.errors import InvalidInput, InvalidQuery
 
 if TYPE_CHECKING:
+    from dormouse.model.parameters import Parameters
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.indexing import Source
     from dormouse.rows.pages import Page
@@ -37,11 +38,14 @@ class AskedTable:
         page_rows: int | None = None,
         page: str | None = None,
         *,
+        parameters: Parameters | None = None,
         snapshot: str | None = None,
         version: int | None = None,
         wait_seconds: float = 0.0,
     ) -> Page:
         """A page of the rows of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
+
+        `parameters` are the values of $1, $2, … as a list, of $name as a dict: they need no quoting.
 
         `page` is the `next_page` of another page, whose query goes on at the version that it began on,
         whatever is changed meanwhile. Of the newest version, rows come from an index of the table. While that
@@ -61,4 +65,6 @@ class AskedTable:
             newest = self.store.state().version
             if type(version) is not int or not 0 <= version <= newest:
                 raise InvalidQuery(f"table {self.name!r} has no version {version!r}; the newest is {newest}")
-        return self._indexes.query(cast("Source", self), sql, page_rows, page, version, wait_seconds)
+        return self._indexes.query(
+            cast("Source", self), sql, page_rows, page, parameters, version, wait_seconds
+        )

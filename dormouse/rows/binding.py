@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from sqlglot import exp
 
@@ -27,7 +26,7 @@ from dormouse.rows.expressions import (
     Value,
     has_aggregate,
 )
-from dormouse.rows.sql import label, only, parse, refused
+from dormouse.rows.sql import label, only, refused
 
 ROWS_MAX = (1 << 63) - 1
 _ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
@@ -40,21 +39,13 @@ _AGGREGATES: dict[type, Function] = {
 _NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?")
 
 
-def statement_of(text: str, table: str, columns: Sequence[Column]) -> Statement:
-    """What a query wants of a table of these columns; `InvalidQuery`."""
-    return _bound(text, table, tuple(columns))
+class Binding:
+    """A tree, which is left as it is, and what its names mean; `values` are those of its parameters."""
 
-
-@lru_cache(maxsize=256)
-def _bound(text: str, table: str, columns: tuple[Column, ...]) -> Statement:
-    try:
-        return _Binding(parse(text), table, columns).statement()
-    except RecursionError:
-        raise InvalidQuery("the query is nested too deeply") from None
-
-
-class _Binding:
-    def __init__(self, tree: exp.Select, table: str, columns: tuple[Column, ...]) -> None:
+    def __init__(
+        self, tree: exp.Select, table: str, columns: Sequence[Column], values: Mapping[str, Value]
+    ) -> None:
+        self._values, self._used = values, set[str]()
         self._tree = only(
             tree, "expressions", "from_", "where", "group", "order", "limit", "offset", "distinct"
         )
@@ -88,7 +79,9 @@ class _Binding:
                 types.check_comparable(item.expression, "DISTINCT")
             if not all(order.expression in listed for order in orders):
                 raise InvalidQuery("with DISTINCT, ORDER BY takes what is selected")
-        limit = self._count("limit")
+        limit, offset = self._count("limit"), self._count("offset")
+        if unused := self._values.keys() - self._used:
+            raise InvalidQuery(f"the query has no parameter ${min(unused)}")
         return Statement(
             selected,
             distinct is not None,
@@ -97,7 +90,7 @@ class _Binding:
             is_grouped,
             orders,
             limit,
-            self._count("offset") or 0,
+            offset or 0,
         )
 
     def _check_table(self, name: str) -> frozenset[str]:
@@ -203,15 +196,10 @@ class _Binding:
             return None
         if type(node) not in (exp.Limit, exp.Offset):
             raise refused(node)
-        value = only(node, "expression").args.get("expression")
-        if (
-            type(value) is not exp.Literal
-            or value.is_string
-            or not value.this.isdigit()
-            or int(value.this) > ROWS_MAX
-        ):
+        value = self._expression(only(node, "expression").args["expression"])
+        if not isinstance(value, Value) or type(value.value) is not int or not 0 <= value.value <= ROWS_MAX:
             raise InvalidQuery(f"{name.upper()} takes a whole number of rows")
-        return int(value.this)
+        return value.value
 
     def _condition(self, node: exp.Expression) -> Expression:
         found = self._expression(node)
@@ -228,11 +216,21 @@ class _Binding:
     def _column(self, node: exp.Expression) -> Expression:
         self._check_qualifier(only(node, "this", "table"))
         identifier = only(_identifier(node.this), "this", "quoted")
-        found = self._find(identifier)
+        found = self._parameter(identifier) or self._find(identifier)
+        if found is None and identifier.this[:1] == "$" and not identifier.args.get("quoted"):
+            raise InvalidQuery(f"the query's parameter {identifier.this} has no value: give it in parameters")
         if found is None:
             known = ", ".join(column.name for column in self._columns[:20])
             raise InvalidQuery(f"there is no column {identifier.this!r}; the columns are {known or 'none'}")
         return found
+
+    def _parameter(self, identifier: exp.Identifier) -> Value | None:
+        """What `$name` stands for."""
+        name = identifier.this[1:].lower()
+        if identifier.args.get("quoted") or identifier.this[:1] != "$" or name not in self._values:
+            return None
+        self._used.add(name)
+        return self._values[name]
 
     def _find(self, identifier: exp.Identifier) -> Expression | None:
         if identifier.this.upper() in (ROW_ID, ROW_VERSION):
@@ -355,24 +353,24 @@ class _Binding:
         return types.aggregate(function, found, distinct=distinct)
 
 
-_EXPRESSIONS: dict[type, Callable[[_Binding, exp.Expression], Expression]] = {
-    exp.Column: _Binding._column,
-    exp.Literal: _Binding._literal,
-    exp.Null: _Binding._null,
+_EXPRESSIONS: dict[type, Callable[[Binding, exp.Expression], Expression]] = {
+    exp.Column: Binding._column,
+    exp.Literal: Binding._literal,
+    exp.Null: Binding._null,
     exp.Boolean: lambda _, node: Value("BOOLEAN", bool(only(node, "this").this)),
     exp.Paren: lambda binding, node: binding._expression(only(node, "this").this),
-    exp.Neg: _Binding._negation,
-    exp.Not: _Binding._not,
-    exp.And: _Binding._connective,
-    exp.Or: _Binding._connective,
-    exp.Is: _Binding._is,
-    exp.In: _Binding._in,
-    exp.Between: _Binding._between,
-    exp.Like: _Binding._like,
-    exp.Escape: _Binding._like,
-    **dict.fromkeys(_ARITHMETIC, _Binding._arithmetic),
-    **dict.fromkeys(_COMPARED, _Binding._comparison),
-    **dict.fromkeys(_AGGREGATES, _Binding._aggregate),
+    exp.Neg: Binding._negation,
+    exp.Not: Binding._not,
+    exp.And: Binding._connective,
+    exp.Or: Binding._connective,
+    exp.Is: Binding._is,
+    exp.In: Binding._in,
+    exp.Between: Binding._between,
+    exp.Like: Binding._like,
+    exp.Escape: Binding._like,
+    **dict.fromkeys(_ARITHMETIC, Binding._arithmetic),
+    **dict.fromkeys(_COMPARED, Binding._comparison),
+    **dict.fromkeys(_AGGREGATES, Binding._aggregate),
 }
 
 

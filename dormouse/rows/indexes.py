@@ -32,9 +32,11 @@ from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
 from dormouse.rows.placements import Looked
+from dormouse.rows.statements import Given, given
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress, Worker
+    from dormouse.model.parameters import Parameters
 
 KIND = "index_rows"
 """The kind of the jobs that work on indexes."""
@@ -67,6 +69,7 @@ class RowIndexes:
         text: str | None,
         page_rows: int | None,
         page: str | None,
+        parameters: Parameters | None,
         version: int | None,
         wait_seconds: float,
     ) -> Page:
@@ -75,18 +78,19 @@ class RowIndexes:
         Raises `InvalidQuery`, `InvalidPage`, `PageExpired`; and `IndexNotReady` when the index was not up to
         date within `wait_seconds`: the work on it has begun, ask again.
         """
+        values = given(parameters)
         if page is not None:
-            return self._following(table, text, page_rows, page, version)
+            return self._following(table, text, page_rows, page, values, version)
         if text is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page")
         if version is not None:
             looked = self._placements.look(table.table_id, version)
-            return self._older(bound(table, text, looked, version, page_rows), looked)
+            return self._older(bound(table, text, looked, version, page_rows, values), looked)
         deadline = time.monotonic() + wait_seconds
         looked = self._placements.look(table.table_id)
         wanted = looked.version
         while True:
-            found = self._asked(bound(table, text, looked, looked.version, page_rows), looked)
+            found = self._asked(bound(table, text, looked, looked.version, page_rows, values), looked)
             if isinstance(found, Page):
                 return found
             if time.monotonic() >= deadline:
@@ -141,18 +145,24 @@ class RowIndexes:
         self.indexing.cluster.close()
 
     def _following(
-        self, table: Source, text: str | None, page_rows: int | None, page: str, version: int | None
+        self,
+        table: Source,
+        text: str | None,
+        page_rows: int | None,
+        page: str,
+        values: Given,
+        version: int | None,
     ) -> Page:
         looked = self._placements.look(table.table_id)
         token = page_tokens.read(page, self._placements.key(), looked.table_uuid)
-        if text is not None and text != token.text:
+        if (text is not None and text != token.text) or (values and values != token.values):
             raise InvalidPage("the page token is of another query: begin the query again")
         if version is not None and (version != token.version or token.build_id is not None):
             raise InvalidPage("the page token is of another version: begin the query again")
         if looked.version != token.version:
             looked = self._placements.look(table.table_id, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
-        asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows)
+        asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows, token.values)
         asked = replace(asked, place=token.place, given=token.given)
         if token.build_id is None:
             return self._older(asked, looked)
@@ -246,6 +256,7 @@ class RowIndexes:
                 rows.place,
                 looked.database,
                 looked.build_id,
+                asked.values,
             )
             following = token.written(self._placements.key(), looked.table_uuid)
         columns = tuple(SelectColumn(one.name, one.type, one.column_id) for one in asked.statement.selected)

@@ -14,6 +14,8 @@ from typing import Any
 from uuid import UUID
 
 from dormouse.errors import InvalidPage
+from dormouse.rows.expressions import Value
+from dormouse.rows.statements import Given
 
 MAC_BYTES = 16
 CHARACTERS_MAX = 1_000_000
@@ -35,11 +37,14 @@ class PageToken:
     place: Sequence[Any] | None
     database: str | None
     build_id: int | None
+    values: Given = ()
+    """Of the text's parameters."""
 
     def written(self, key: bytes, table_uuid: UUID) -> str:
         """As text for URLs."""
         values = [getattr(self, name) for name in self.__slots__]
         values[4] = None if self.place is None else [_encoded(value) for value in self.place]
+        values[7] = [(name, one.kind, _encoded(one.value)) for name, one in self.values]
         body = zlib.compress(json.dumps(values, separators=(",", ":")).encode())
         return base64.urlsafe_b64encode(_mac(key, table_uuid, body) + body).rstrip(b"=").decode()
 
@@ -60,6 +65,9 @@ def read(token: object, key: bytes, table_uuid: UUID) -> PageToken:
     values = json.loads(zlib.decompress(body))
     if values[4] is not None:
         values[4] = [_decoded(value) for value in values[4]]
+    # tokens of before parameters have none
+    for given in values[7:]:
+        values[7] = tuple((name, Value(kind, _decoded(one))) for name, kind, one in given)
     return PageToken(*values)
 
 

@@ -25,6 +25,7 @@ from dormouse.rows.values import to_python
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dormouse.model.parameters import Parameters
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.pages import Page
@@ -254,6 +255,7 @@ class RowTable(AskedTable):
         path: str | PathLike[str],
         sql: str | None = None,
         *,
+        parameters: Parameters | None = None,
         version: int | None = None,
         snapshot: str | None = None,
         separator: str | None = None,
@@ -270,13 +272,15 @@ class RowTable(AskedTable):
         from dormouse.rows.csv_download import save_csv
 
         how = CsvFormat.of_file(path, separator=separator, header=header)
-        rows = self.rows_of(sql, version=version, snapshot=snapshot, wait_seconds=wait_seconds)
+        which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
+        rows = self.rows_of(sql, parameters=parameters, **which)
         return save_csv(rows, path, how, progress)
 
     def rows_of(
         self,
         sql: str | None = None,
         *,
+        parameters: Parameters | None = None,
         version: int | None = None,
         snapshot: str | None = None,
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
@@ -290,6 +294,7 @@ class RowTable(AskedTable):
 
         if sql is not None:
             which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
+            which["parameters"] = parameters
 
             def ask(page: str | None) -> Page:
                 return self.query(sql, PAGE_ROWS_MAX, **which) if page is None else self.query(page=page)

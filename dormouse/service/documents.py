@@ -265,7 +265,10 @@ class RowQueryRequest(_Request):
     sql: str | None = Field(
         default=None,
         description="SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT",
-        examples=["select name, n from samples where n > 3 order by n"],
+        examples=["select name, n from samples where n > $1 order by n"],
+    )
+    parameters: list[Any] | dict[str, Any] | None = Field(
+        default=None, description="a list for $1, $2, …, an object for $name", examples=[[3]]
     )
     page: str | None = Field(default=None, description="the `next_page` of the page before")
     page_rows: int | None = Field(default=None, description="how many rows a page has at most")

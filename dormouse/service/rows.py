@@ -19,6 +19,7 @@ from dormouse.jobs.answers import upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
+from dormouse.query.parameters_json import parse_parameters
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.row_table import RowTable
@@ -138,6 +139,7 @@ async def query_rows(here: Here, table: TableNamed, body: documents.RowQueryRequ
             body.sql,
             body.page_rows,
             body.page,
+            parameters=parse_parameters(body.parameters),
             version=body.version,
             snapshot=body.snapshot,
             wait_seconds=body.wait_seconds,

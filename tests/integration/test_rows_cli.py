@@ -114,6 +114,11 @@ def test_pages_of_a_query(run: Run) -> None:
     code, said = failed(run, "query", "t", "--page", "x" + page["next_page"][1:])
     assert (code, "token" in said) == (1, True)
     assert failed(run, "query", "t", "delete from t")[0] == 2
+    text = "select name from t where n >= $least and name <> $1"
+    assert failed(run, "query", "t", text, "--param", "least=3", "--param", "1=r4")[0] == 2
+    text = text.replace("$1", "$other")
+    page = told(run, "query", "t", text, "--param", "least=3", "--param", "other=r4")
+    assert page["rows"] == [["r3"]]
 
 
 def test_moments_are_told_as_such_to_people_and_as_numbers_to_programs(run: Run) -> None:

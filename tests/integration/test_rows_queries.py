@@ -188,6 +188,29 @@ def test_a_token_is_of_one_query_of_one_table(instance: Instance, table: RowTabl
     )
 
 
+def test_values_are_given_as_parameters_on_each_page(table: RowTable) -> None:
+    """Also of an older version, which is read from the files."""
+    hostile = "x'; drop table t; --"
+    text = "select name from t where row_id > $least and (name <> $name or name is null) limit $most"
+    literal = "where row_id > 40 and (name <> 'x''; drop table t; --' or name is null) limit 150"
+    values = {"least": 40, "name": hostile, "most": 150}
+    for version in (None, 1):
+        expected = table.query(f"select name from t {literal}", 1_000, version=version).rows
+        page = table.query(text, 60, parameters=values, version=version)
+        found = list(page.rows)
+        assert page.count == len(expected) == 150
+        with pytest.raises(InvalidPage, match="another query"):
+            table.query(text, page=page.next_page, parameters=values | {"most": 151})
+        following = table.query(text, page=page.next_page, parameters=values)
+        while page.next_page:
+            page = table.query(page=page.next_page)
+            found += page.rows
+        assert found == expected
+        assert following.rows == expected[60:120]
+    with table.rows_of("select name from t where row_id > $1", parameters=[298]) as reader:
+        assert reader.read_all().column("ROW_ID").to_pylist() == [299, 300]
+
+
 def test_what_cannot_be_asked_is_said_in_one_line(table: RowTable) -> None:
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (InvalidQuery, {"sql": None}),

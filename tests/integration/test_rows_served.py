@@ -67,7 +67,8 @@ def test_a_table_is_made_changed_queried_and_told(client: Client, rows: RemoteRo
     done = rows.change([dm.Insert([{"name": "a", "x": math.nan, "data": [1]}, {"name": "b", "n": 2}])])
     assert (done.row_ids, dict(done.changed)["inserted"]) == ([1, 2], 2)
     rows.change([dm.Patch([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}]), dm.AddColumn(dm.Column("c", "DATE"))])
-    page = rows.query("select * from samples where n < 8 order by n desc", wait_seconds=60)
+    text = "select * from samples where n < $least order by n desc"
+    page = rows.query(text, parameters={"least": 8}, wait_seconds=60)
     assert math.isnan(page.rows[0][2])
     assert [(row[0], row[1], row[3]) for row in page.rows] == [("a", 7, [1]), ("b", 3, None)]
     assert (page.count, page.row_ids, page.row_versions) == (2, [1, 2], [1, 2])
@@ -232,6 +233,9 @@ def test_the_same_query_as_a_job_is_the_same_job(client: Client, rows: RemoteRow
     assert client.jobs.result(job_id)["rows"] == [[None, 1, None, None]]
     assert start(client, asked) == job_id
     assert start(client, asked | {"page_rows": 5}) != job_id
+    other = start(client, asked | {"sql": "select n from samples where n = $1", "parameters": [1]})
+    until(lambda: client.jobs.status(other).has_ended)
+    assert client.jobs.result(other)["rows"] == [[1]]
     rows.change([dm.Insert([{"n": 2}])])
     again = start(client, asked)
     assert again != job_id

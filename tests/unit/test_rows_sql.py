@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from dataclasses import replace
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -10,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidPage, InvalidQuery
-from dormouse.rows import page_tokens, paging
-from dormouse.rows.binding import statement_of
+from dormouse.rows import page_tokens, paging, statements
 from dormouse.rows.emit import DUCKDB, POSTGRES
 from dormouse.rows.expressions import Statement
 from dormouse.rows.page_tokens import PageToken
-from tests.row_queries import COLUMNS, HOSTILE, grouped, is_ours, plain
+from dormouse.rows.statements import statement_of
+from tests.row_queries import COLUMNS, HOSTILE, grouped, is_ours, plain, with_parameters
 
 
 def bound(text: str) -> Statement:
@@ -49,6 +54,63 @@ def test_what_is_sent_are_words_of_ours_and_parameters(text: str) -> None:
     for sent, values in written(bound(text)):
         assert is_ours(sent), sent
         assert sent.count("%(") == sum(sent.count(f"%({name})s") for name in values)
+
+
+@given(st.one_of(plain(), grouped()))
+def test_a_parameter_is_what_its_value_is_as_a_literal(text: str) -> None:
+    asked, values = with_parameters(text)
+    found = statement_of(asked, "t", COLUMNS, statements.given(values))
+    assert found == bound(text)
+    # the tree of the text is remembered, and other values are bound in it
+    others = {name: "other" if isinstance(value, str) else value for name, value in values.items()}
+    assert "other" not in others.values() or found != statement_of(
+        asked, "t", COLUMNS, statements.given(others)
+    )
+    assert statement_of(asked, "t", COLUMNS, statements.given(values)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "said"),
+    [
+        ("select n from t where n = $1", [1, 2], "the query has no parameter $2"),
+        ("select n from t where n = $1", None, "the query's parameter $1 has no value"),
+        ("select n from t where n = $One", {"one": 1}, None),
+        ("select n from t where n = $one", {"two": 1}, "the query's parameter $one has no value"),
+        ('select n from t where n = "$one"', {"one": 1}, "there is no column '$one'"),
+        ("select n from t where n = $1", [float("nan")], "parameter $1 is nan"),
+        ("select n from t where n = $1", [b"x"], "parameter $1 is b'x'"),
+        ("select n from t where n = $1", [[1, 2]], "parameter $1 is"),
+        ("select n from t where n = $1", ["\ud800"], "parameter $1 can have neither NUL"),
+        ("select n from t where n = $1", ["1 or true"], "'1 or true' is no INTEGER"),
+        ("select n from t where n = $1", "1", "parameters must be a list"),
+        ("select n from t where $1", [1], "a condition is true or false"),
+        ("select n from t limit $1", ["3"], "LIMIT takes a whole number of rows"),
+        ("select n from t limit $1", [-1], "LIMIT takes a whole number of rows"),
+        ("select n from t limit $1 offset $2", [3, 2**70], "OFFSET takes a whole number of rows"),
+        ("select n from t where n = ?", [1], "a placeholder"),
+        ("select n from $1", ["t"], "the query reads '$1'"),
+        ("select n from t where d = $1", ["no day"], "is no DATE"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_said_in_one_line(text: str, values: Any, said: str | None) -> None:
+    def asked() -> Statement:
+        return statement_of(text, "t", COLUMNS, statements.given(values))
+
+    if said is None:
+        assert asked() == bound("select n from t where n = 1")
+        return
+    with pytest.raises(InvalidQuery) as refused:
+        asked()
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_days_and_times_and_nothing_are_values() -> None:
+    day = date(1970, 1, 2)
+    for given_as in (day, datetime(1970, 1, 2, tzinfo=UTC), 86_400_000, "1970-01-02"):
+        found = statement_of("select n from t where d = $1", "t", COLUMNS, statements.given([given_as]))
+        assert found == bound("select n from t where d = 86400000"), given_as
+    empty = statement_of("select n from t where n = $1", "t", COLUMNS, statements.given([None]))
+    assert empty == bound("select n from t where n = null")
 
 
 _FRAGMENTS = [
@@ -142,12 +204,25 @@ def test_of_duckdb_the_same_is_written() -> None:
 
 
 KEY, TABLE = b"k" * 32, uuid4()
-TOKEN = PageToken("select n from t", 3, 10, 5, [1, None, "ä", float("nan"), True], "1", 17)
+TOKEN = PageToken(
+    "select n from t where n < $1 and x > $x", 3, 10, 5, [1, None, "ä", float("nan"), True], "1", 17,
+    statements.given({"n": 3, "x": 0.1, "s": "ä", "b": True, "no": None}),
+)  # fmt: skip
 
 
 def test_a_token_comes_back_as_it_was_given() -> None:
     found = page_tokens.read(TOKEN.written(KEY, TABLE), KEY, TABLE)
     assert repr(found) == repr(TOKEN)
+    # as the version before gave them
+    older = replace(TOKEN, values=())
+    body = zlib.compress(json.dumps(json.loads(zlib.decompress(_body(older)))[:7]).encode())
+    token = base64.urlsafe_b64encode(page_tokens._mac(KEY, TABLE, body) + body).rstrip(b"=").decode()
+    assert repr(page_tokens.read(token, KEY, TABLE)) == repr(older)
+
+
+def _body(token: PageToken) -> bytes:
+    text = token.written(KEY, TABLE)
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[page_tokens.MAC_BYTES :]
 
 
 @given(st.data())

@@ -1,0 +1,75 @@
+"""What a query of a row table wants: its text read once, with the values of its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import date, datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlglot import exp
+
+from dormouse.errors import InvalidQuery
+from dormouse.model import parameters
+from dormouse.model.parameters import Parameters
+from dormouse.rows import types
+from dormouse.rows.binding import Binding
+from dormouse.rows.columns import Column
+from dormouse.rows.expressions import Statement, Value
+from dormouse.rows.sql import parse
+
+Given = tuple[tuple[str, Value], ...]
+"""The values of parameters, by their names in small letters."""
+
+REMEMBERED_CHARACTERS_MAX = 10_000
+"""Of a text whose tree is remembered: trees are some hundred times as large."""
+
+
+def given(values: Parameters | None) -> Given:
+    """Parameters as users give them: a list for $1, $2, …, or a dict for $name; `InvalidQuery`."""
+    if not values:
+        return ()
+    found = parameters.given(values)
+    named = found.items() if isinstance(found, dict) else ((str(n), one) for n, one in enumerate(found, 1))
+    return tuple(sorted((name.lower(), _value(name, value)) for name, value in named))
+
+
+def statement_of(text: str, table: str, columns: Sequence[Column], values: Given = ()) -> Statement:
+    """What a query wants of a table of these columns; `InvalidQuery`."""
+    return _bound(text, table, tuple(columns), values)
+
+
+@lru_cache(maxsize=256)
+def _bound(text: str, table: str, columns: tuple[Column, ...], values: Given) -> Statement:
+    try:
+        is_short = isinstance(text, str) and len(text) <= REMEMBERED_CHARACTERS_MAX
+        tree = _tree(text) if values and is_short else parse(text)
+        return Binding(tree, table, columns, dict(values)).statement()
+    except RecursionError:
+        raise InvalidQuery("the query is nested too deeply") from None
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> exp.Select:
+    """Of a text that is sent with other values again; nobody changes it."""
+    return parse(text)
+
+
+def _value(name: str, value: Any) -> Value:
+    """As the literal of it would be bound."""
+    if value is None:
+        return Value("NULL", None)
+    if isinstance(value, bool):
+        return Value("BOOLEAN", value)
+    if isinstance(value, int):
+        return types.number(str(value))
+    if isinstance(value, float) and math.isfinite(value):
+        return Value("DOUBLE", value)
+    if isinstance(value, str):
+        return Value("STRING", value)
+    if isinstance(value, datetime | date):
+        return Value("STRING", value.isoformat())
+    raise InvalidQuery(
+        f"parameter ${name} is {value!r:.60}: give a finite number, a text, true or false, a date, or None"
+    )
