@@ -21,7 +21,7 @@ from dormouse.query import table_view
 from dormouse.query.deletions import deletions_of
 from dormouse.query.planner import QueryPlan
 from dormouse.query.reach import Reach
-from dormouse.rounds import compaction_job, looking
+from dormouse.rounds import compaction_job, divided_compaction, job_deletions, looking
 from dormouse.rounds.erasing import _Erasing
 from dormouse.rounds.job_deletions import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
@@ -44,17 +44,19 @@ def applied_twice(patch: pytest.MonkeyPatch) -> None:
 
 def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
     """A job says that it applied what it did not."""
-    patch.setattr(JobDeletions, "remains", lambda self, schema: [None] * len(self.of_inputs))
+    patch.setattr(job_deletions, "remaining", lambda schema, of_files: [None] * len(of_files))
+    patch.setattr(divided_compaction, "remaining", job_deletions.remaining)
 
 
 def seen_too_late(patch: pytest.MonkeyPatch) -> None:
     """A job looks which deletions there are when it commits, and not before it reads."""
-    real = compaction_job._commit
+    real = compaction_job.commit_output
 
-    def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int) -> None:
-        real(context, job, attempt, name, facts, JobDeletions.of(context, job).till)
+    def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int, **how: Any) -> None:
+        real(context, job, attempt, name, facts, JobDeletions.of(context, job).till, **how)
 
-    patch.setattr(compaction_job, "_commit", late)
+    for module in (compaction_job, divided_compaction):
+        patch.setattr(module, "commit_output", late)
 
 
 def lost_at_splits(patch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.rounds.job_deletions import JobDeletions
 from dormouse.sql import together
+from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
 
 EXAMPLES, STEPS = 6, 15
@@ -176,7 +177,7 @@ class DeletesMachine(RuleBasedStateMachine):
             with stack:
                 try:
                     facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
-                    task._commit(self.context, job, attempt, name, facts, deletions.till)
+                    task.commit_output(self.context, job, attempt, name, facts, deletions.till)
                 except (ReplaceRequestsFailed, ObjectNotFound):
                     # it has lost its files
                     assert began < max(self.erased_at, self.restored_at)
@@ -212,13 +213,13 @@ class DeletesMachine(RuleBasedStateMachine):
         self.ingest(rows)
         self.delete(where)
         self.ingest(rows)
-        self.compact()
+        self.compact(by_ranges=False)
 
     @rule(rows=FEW_OF_MANY)
     def delete_few_of_many(self, rows: list[Row]) -> None:
         self.ingest(rows)
         self.delete({"v": rows[0][2]})
-        self.compact()
+        self.compact(by_ranges=False)
 
     @rule(wheres=st.lists(WHERE, min_size=1, max_size=2))
     def delete_between_cuts(self, wheres: list[Any]) -> None:
@@ -244,9 +245,11 @@ class DeletesMachine(RuleBasedStateMachine):
             with suppress(FileReferenceAssignedToJob):
                 self.table.partitions.split(leaf, at)
 
-    @rule()
-    def compact(self) -> None:
-        assert not self.table.compact(engine="local").errors
+    @rule(by_ranges=st.booleans())
+    def compact(self, by_ranges: bool) -> None:
+        """As Spark does it with large jobs, or whole."""
+        report = compact_by_ranges(self.context) if by_ranges else self.table.compact(engine="local")
+        assert not report.errors
 
     @rule()
     def split(self) -> None:

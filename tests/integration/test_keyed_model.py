@@ -25,6 +25,7 @@ from dormouse.query import keyed as keyed_queries
 from dormouse.rounds import compaction_job as task
 from dormouse.rounds import ingest_commit, keyed_compaction
 from dormouse.rounds.job_deletions import JobDeletions
+from tests.by_ranges import compact_by_ranges
 from tests.machines import finds_what_is_wrong, run_machine
 
 EXAMPLES, STEPS = 6, 20
@@ -156,12 +157,14 @@ class KeyedMachine(RuleBasedStateMachine):
             stack, attempt, job, deletions = self.jobs.pop(0)
             name, now_ms = attempt.object_name(job.partition_id), int(time.time() * 1000)
             facts = task._write(self.context, job, name, now_ms, task.Cancellation(), deletions)
-            task._commit(self.context, job, attempt, name, facts, deletions.till)
+            task.commit_output(self.context, job, attempt, name, facts, deletions.till)
             stack.close()
 
-    @rule()
-    def compact(self) -> None:
-        assert not self.table.compact(engine="local").errors
+    @rule(by_ranges=st.booleans())
+    def compact(self, by_ranges: bool) -> None:
+        """As Spark does it with large jobs, or whole."""
+        report = compact_by_ranges(self.context) if by_ranges else self.table.compact(engine="local")
+        assert not report.errors
 
     @rule()
     def split(self) -> None:

@@ -13,6 +13,7 @@ import dormouse as dm
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance
 from dormouse.model.types import DataType
+from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
 from tests.reshaped import Naive, Shaped
 
@@ -114,9 +115,10 @@ class Machine(RuleBasedStateMachine):
         pending = {one.deletion_id for one in self.shaped.table.deletions()}
         return [ids for number, ids in self.shaped.deleted.items() if number in pending]
 
-    @rule()
-    def compact(self) -> None:
-        assert self.other.compact().given_up == 0
+    @rule(by_ranges=st.booleans())
+    def compact(self, by_ranges: bool) -> None:
+        report = compact_by_ranges(self.other._context) if by_ranges else self.other.compact()
+        assert report.given_up == 0
 
     @rule()
     def collect(self) -> None:

@@ -178,7 +178,7 @@ def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(i
     with context.attempts.attempt(context.table) as attempt:
         name = attempt.object_name(job.partition_id)
         facts = compaction_job._write(context, job, name, 0, compaction_job.Cancellation(), deletions)
-        compaction_job._commit(context, job, attempt, name, facts, deletions.till)
+        compaction_job.commit_output(context, job, attempt, name, facts, deletions.till)
     assert facts.row_count == count(table) == 39 * FILES
     assert applied(table) == [()]
 

@@ -1,0 +1,28 @@
+"""Compaction jobs as Spark runs large ones, by ranges of keys, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from dormouse.context import TableContext
+from dormouse.rounds.compaction import CompactionReport, compact
+from dormouse.rounds.compaction_job import CompactionResult, run_compaction
+from dormouse.rounds.divided_compaction import Task, key_ranges, run_divided
+
+
+def compact_by_ranges(context: TableContext, parts: int = 3) -> CompactionReport:
+    """A round whose jobs are divided into about so many parts."""
+
+    def run(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
+        return [task.run(context) for task in tasks]
+
+    def run_jobs(context: TableContext, now_ms: int) -> Generator[CompactionResult, None, None]:
+        while jobs := context.jobs.take(1):
+            for job in jobs:
+                if job.looks:
+                    yield run_compaction(context, job, now_ms)
+                else:
+                    yield run_divided(context, job, key_ranges(context, job, parts), now_ms, run)
+
+    return compact(context, engine="spark", on_spark=run_jobs)
