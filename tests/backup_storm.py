@@ -59,14 +59,14 @@ def written(instance: Instance) -> Iterator[list[int]]:
         thread.join()
 
 
-def storm(folder: Path, seconds: float, seed: int) -> Counter[str]:
-    """How often a backup was killed, and how often it was faster."""
+def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[str]:
+    """How often a backup was killed, and was faster; each `least` times, if that takes longer."""
     dice, ended = random.Random(seed), Counter[str]()
     place, deadline = folder / "backups", time.monotonic() + seconds
     known: dict[str, int] = {}
     with dm.local(folder / "lake") as instance, written(instance) as acknowledged:
         usual = 4.0
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or min(ended["killed"], ended["whole"]) < least:
             since = "last" if known and dice.random() < 0.7 else ""
             began = time.monotonic()
             before = len(acknowledged)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +39,7 @@ def after(work):
         return result
     return wait_last
 """
+EXIT_SECONDS_MAX = 60.0
 EXPIRE_LEASE = "update compaction_job set leased_until = '-infinity' where table_id = %s"
 
 
@@ -49,6 +52,7 @@ def runner(table: TableContext, script: str, *arguments: str) -> Iterator[subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONFAULTHANDLER": "1"},
     )
     assert process.stdin
     process.stdin.write(pickle.dumps(table.address).hex() + "\n")
@@ -64,6 +68,16 @@ def wait_for(process: subprocess.Popen[str]) -> None:
     """Until it is where it stops."""
     assert process.stdout
     assert process.stdout.readline() == "here\n", process.communicate()[1]
+
+
+def ended(process: subprocess.Popen[str], seconds_max: float = EXIT_SECONDS_MAX) -> tuple[int, str]:
+    """Its exit code and what it said; AssertionError with its threads' stacks when it does not end."""
+    try:
+        said, _ = process.communicate(timeout=seconds_max)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        raise AssertionError(f"it goes on for {seconds_max:g} s:\n{process.communicate()[1]}") from None
+    return process.returncode, said
 
 
 def the_dead_are_known(table: TableContext) -> None:

@@ -245,7 +245,7 @@ class Fuzz:
 
     def ask(self, lake: Lake, history: History, statement: Statement) -> Verdict:
         """One statement, of a lake to which this has happened; AssertionError as above."""
-        verdict = self._judges.verdict(_answer(lake, statement), statement)
+        verdict = self._verdict(lake, statement)
         if verdict.wrong:
             raise AssertionError(script(self._shrunk(history, statement), statement, verdict.wrong))
         return verdict
@@ -272,8 +272,17 @@ class Fuzz:
             for step in history:
                 lake.do(step)
             self._judges.learn(lake.tables())
-            return self._judges.verdict(_answer(lake, statement), statement).wrong is not None
+            return self._verdict(lake, statement).wrong is not None
         return False
+
+    def _verdict(self, lake: Lake, statement: Statement) -> Verdict:
+        ours = _answer(lake, statement)
+        verdict = self._judges.verdict(ours, statement)
+        if verdict.wrong and isinstance(ours, pa.Table):
+            with suppress(duckdb.Error):
+                if self._judges.contradict_themselves(self.instance, ours, statement):
+                    return Verdict(refused=True)
+        return verdict
 
 
 def _fewest(items: Sequence[T], wrong: Callable[[list[T]], bool]) -> list[T]:

@@ -14,6 +14,7 @@ import psycopg
 import pyarrow as pa
 
 from dormouse.errors import DormouseError
+from dormouse.instance import Instance
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
 from tests.sql_values import TYPES, Statement, quoted
 
@@ -71,6 +72,23 @@ class Judges:
         wrong = _different(_rows(ours), known, statement.ordered, _about)
         return Verdict(wrong and f"PostgreSQL: {wrong}", by_postgres=True)
 
+    def contradict_themselves(self, instance: Instance, ours: pa.Table, statement: Statement) -> bool:
+        """Whether it is DuckDB's optimizer that changes an answer.
+
+        Of the judge's own rows, from which ours then differs as the rows without it do; or of all the files
+        of the tables, as it changed ours.
+        """
+        plain = _unoptimized(self._duckdb, statement)
+        if not different(ours, plain, ordered=statement.ordered):
+            return True
+        with instance.duckdb() as files:
+            theirs = files.execute(statement.text, statement.parameters).to_arrow_table()
+            whole = _unoptimized(files, statement)
+        return not (
+            different(ours, theirs, ordered=statement.ordered)
+            or different(plain, whole, ordered=statement.ordered)
+        )
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -79,6 +97,14 @@ class Verdict:
     wrong: str | None = None
     refused: bool = False
     by_postgres: bool = False
+
+
+def _unoptimized(connection: duckdb.DuckDBPyConnection, statement: Statement) -> pa.Table:
+    connection.execute("pragma disable_optimizer")
+    try:
+        return connection.execute(statement.text, statement.parameters).to_arrow_table()
+    finally:
+        connection.execute("pragma enable_optimizer")
 
 
 _FROM_HEX = """

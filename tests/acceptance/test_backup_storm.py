@@ -11,7 +11,5 @@ from tests.backup_storm import storm
 
 @pytest.mark.slow
 def test_a_killed_backup_is_whole_or_absent(tmp_path: Path) -> None:
-    ended = storm(tmp_path, seconds=90, seed=1)
-    print(ended)
-    assert ended["killed"] > 3
-    assert ended["whole"] > 3
+    ended = storm(tmp_path, seconds=30, seed=1, least=4)
+    assert min(ended["killed"], ended["whole"]) >= 4

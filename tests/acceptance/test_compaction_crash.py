@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
-from runners import EXPIRE_LEASE, runner, the_dead_are_known, wait_for
+from runners import EXPIRE_LEASE, ended, runner, the_dead_are_known, wait_for
 from state import query
 
 from dormouse.context import TableContext
@@ -17,7 +17,6 @@ from tests.tiers import few
 
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
-EXIT_SECONDS_MAX = 60
 
 # Runs a round, until the moment named.
 RUNNER = """
@@ -99,9 +98,9 @@ def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext)
         with runner(table, RUNNER, "before the commit") as second:
             wait_for(second)
             first.send_signal(signal.SIGUSR1)
-            assert first.communicate(timeout=EXIT_SECONDS_MAX)[0] == "1 0\n"
+            assert ended(first) == (0, "1 0\n")
             second.send_signal(signal.SIGUSR1)
-            assert second.communicate(timeout=EXIT_SECONDS_MAX)[0] == "0 1\n"
+            assert ended(second) == (0, "0 1\n")
     [reference] = table.store.file_references()
     assert keys_in(table, reference.filename) == list(range(3000))
     assert len(objects_of(table)) == 2 * 4
@@ -112,7 +111,7 @@ def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: 
     with runner(table, RUNNER, "before the output is published") as process:
         wait_for(process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(EXIT_SECONDS_MAX) == 130
+        assert ended(process)[0] == 130
     assert table.jobs.count() == (1, 0)
     assert query(
         table.supplier, "select count(*) from write_attempt where table_id = %s", table.table.table_id

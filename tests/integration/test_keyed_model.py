@@ -126,9 +126,19 @@ class KeyedMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end_load(self, data: st.DataObject) -> None:
         if self.late:
-            commit, loaded = self.late.pop(data.draw(st.integers(0, len(self.late) - 1)))
-            commit()
-            self.state = self.state.with_versions(iter(loaded))
+            self._end(data.draw(st.integers(0, len(self.late) - 1)))
+
+    @rule(rows=ROWS, low=KEYS, count=st.integers(1, 6))
+    def load_around_a_deletion(self, rows: list[tuple[int, int, bool]], low: int, count: int) -> None:
+        """Which the three steps seldom come to by themselves."""
+        self.begin_load(rows)
+        self.delete_keys(low, count)
+        self._end(-1)
+
+    def _end(self, which: int) -> None:
+        commit, loaded = self.late.pop(which)
+        commit()
+        self.state = self.state.with_versions(iter(loaded))
 
     @rule(low=KEYS, count=st.integers(1, 6))
     def delete_keys(self, low: int, count: int) -> None:

@@ -66,7 +66,8 @@ def at_work(told: Path) -> tuple[int, Path]:
     soon(lambda: told.exists() and " " in told.read_text())
     pid, folder = told.read_text().split()
     assert Path(folder).exists()
-    assert processes_of(Path(folder)) != []
+    # what was just executed has no environment for a moment
+    soon(lambda: processes_of(Path(folder)) != [])
     return int(pid), Path(folder)
 
 

@@ -18,12 +18,13 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidQuery
+from dormouse.instance import Instance
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DOUBLE, LONG
+from dormouse.model.types import DOUBLE, LONG, STRING
 from tests.sql_fuzz import Create, Fuzz, Ingest, Lake, Split, merged
 from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer
-from tests.sql_values import Statement
+from tests.sql_values import TYPES, Statement
 
 SEED = 20
 """Of the quick tier; the slow one looks for what is new."""
@@ -124,6 +125,26 @@ def test_postgresql_does_not_judge_orders_by_means_that_duckdb_rounds() -> None:
     of_means = [one for one in written if re.search(r'avg\((t\d+\.)?"k"\)', one.text)]
     assert {one.in_postgres for one in of_means if one.ordered} == {False}
     assert any(one.in_postgres for one in of_means if not one.ordered)
+
+
+def test_a_mistake_of_duckdbs_optimizer_is_none_of_ours(instance: Instance, judges: Judges) -> None:
+    """DuckDB 1.5.5 pushes a part of this condition down to where its row is not yet."""
+    lake = Lake(instance)
+    values = [Field("x", DOUBLE, nullable=True)]
+    lake.do(Create("c", Schema([Field("k", LONG)], values=[*values]), {}))
+    values.append(Field("l", TYPES["l"], nullable=True))
+    lake.do(Create("d", Schema([Field("Key", STRING)], values=values), {}))
+    lake.do(Ingest("c", [{"k": 1, "x": None}, {"k": 2, "x": 0.0}]))
+    lake.do(Ingest("d", [{"Key": "q", "x": 0.0, "l": [None]}]))
+    judges.learn(lake.tables())
+    inner = """(case when len(d.l) = 2 then d."Key" else 'ab%' end) not like 'ab%' and not (c.x <> 5)"""
+    mistaken = Statement(f'select "Key" from d where x = any (select x from c where not ({inner}))')
+    right, wrong = lake.answer(Statement('select "Key" from d')), lake.answer(Statement("select 'z' as c"))
+    assert judges.verdict(right, mistaken).wrong
+    assert judges.contradict_themselves(instance, right, mistaken)
+    # where nothing contradicts itself, and for an answer that neither gives
+    assert not judges.contradict_themselves(instance, wrong, Statement('select "Key" from d'))
+    assert not judges.contradict_themselves(instance, wrong, mistaken)
 
 
 def test_what_only_one_of_them_refuses_is_wrong(judges: Judges) -> None:
