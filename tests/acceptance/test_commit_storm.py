@@ -239,4 +239,4 @@ def test_what_was_told_in_a_storm_is_true(dsn: str, tmp_path: Path, monkeypatch:
 def test_what_was_told_in_a_long_storm_is_true(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    storm_of(dsn, tmp_path, monkeypatch, seed, seconds=60, submitters=4, committers=3)
+    storm_of(dsn, tmp_path, monkeypatch, seed, seconds=35, submitters=4, committers=3)

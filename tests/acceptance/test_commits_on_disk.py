@@ -119,6 +119,7 @@ def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
     assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
 
 
+@pytest.mark.slow
 def test_who_commits_what_a_committer_has_just_applied_is_told_of_it_when_it_is_on_disk(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -130,6 +131,7 @@ def test_who_commits_what_a_committer_has_just_applied_is_told_of_it_when_it_is_
     assert (told, files_of(instance)) == (["applied"], ["a", "known"])
 
 
+@pytest.mark.slow
 def test_a_job_is_told_nothing_that_a_crash_may_undo(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -186,6 +188,7 @@ def test_what_was_committed_at_once_outlives_a_crash(server: Server) -> None:
     assert files_of(instance) == ["f0", "f1", "f2"]
 
 
+@pytest.mark.slow
 def test_no_object_is_collected_that_a_crash_brings_back(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:

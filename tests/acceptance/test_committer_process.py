@@ -106,6 +106,7 @@ def test_a_signal_ends_it_in_order(
     assert left == [(200 - done["applied"], 0)], "what it took is acknowledged; what it did not take is whole"
 
 
+@pytest.mark.slow
 def test_drained_on_the_command_line(instance: Instance, dsn: str, tmp_path: Path) -> None:
     instance.submit([*compaction("t", 1), add("t", "new 1", "late")])
     options = ["--dsn", dsn, "--objects", (tmp_path / "objects").as_uri(), "--json"]

@@ -233,4 +233,4 @@ def test_what_is_erased_stays_away_and_all_else_stays_amid_a_short_storm(dsn: st
 @pytest.mark.slow
 def test_what_is_erased_stays_away_and_all_else_stays_amid_a_long_storm(dsn: str, tmp_path: Path) -> None:
     roles = ["ingest 0", "ingest 1", "erase 0", "erase 1", "delete 2", "compact", "split", "collect"]
-    storm(dsn, tmp_path, roles, 60, 3, kills=True)
+    storm(dsn, tmp_path, roles, 40, 3, kills=True)

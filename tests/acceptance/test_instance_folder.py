@@ -44,6 +44,7 @@ def add_row(folder: Path | str) -> int:
         return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     few(

@@ -85,6 +85,7 @@ def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instanc
     assert seen(table, instance) == {**expected, 4: 9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", quick(MOMENTS[1::2]))
 def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance, moment: str) -> None:
     table = keyed(instance, gc_delay_seconds=0, attempt_expiry_seconds=0.0)

@@ -81,7 +81,7 @@ def test_answers_are_right_while_everything_changes(storm: Storm, supplier: Conn
 
 @pytest.mark.slow
 def test_answers_are_right_in_a_long_storm(storm: Storm, supplier: ConnectionSupplier) -> None:
-    blow(storm, [(write, 2), (maintain, 2), (read, 3)], seconds=60, at_least=8)
+    blow(storm, [(write, 2), (maintain, 2), (read, 3)], seconds=35, at_least=8)
     check_end(storm, supplier)
 
 

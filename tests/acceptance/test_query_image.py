@@ -41,6 +41,7 @@ def instructions(folder: Path) -> list[tuple[str, str]]:
     return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines if line and line[0] != "#"]
 
 
+@pytest.mark.slow
 def test_the_same_sources_give_the_same_folder(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
     build(ROOT, again)

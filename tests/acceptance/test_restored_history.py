@@ -167,7 +167,7 @@ def test_each_commit_of_a_history_can_be_restored(
     dsn: str, tmp_path: Path, copies: list[str], seed: int
 ) -> None:
     url, actor = (tmp_path / "objects").as_uri(), Actor(random.Random(seed))
-    moments = recorded(dsn, url, copies, actor, commits=40)
+    moments = recorded(dsn, url, copies, actor, commits=25)
     former = dsn
     for moment in actor.dice.sample(moments, len(moments)):
         there = make_conninfo(dsn, dbname=moment.database)

@@ -71,6 +71,7 @@ def keys(table: Any) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_every_verb(connect: Connect, tmp_path: Path, spark: object) -> None:
     instance = connect()
     table = instance.create_table("t", SCHEMA, split_points=[100_000], properties=PROPERTIES)
@@ -156,6 +157,7 @@ def test_an_endpoint_that_stops_is_one_clear_error_and_nothing_is_referenced(
     assert table.files.has_no_files()
 
 
+@pytest.mark.slow
 def test_the_command_line_finds_s3_by_the_aws_variables(
     dsn: str, url: str, s3_endpoint: str, tmp_path: Path
 ) -> None:

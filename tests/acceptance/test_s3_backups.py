@@ -87,7 +87,8 @@ def restored_answers(place: str | Path, folder: Path, name: str, **how: bool) ->
         return answers(instance)
 
 
-@pytest.mark.parametrize("target", [pytest.param("folder", marks=pytest.mark.slow), "s3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["folder", "s3"])
 def test_an_instance_in_s3_is_backed_up_and_restored_with_its_answers(
     bucket: str, tmp_path: Path, target: str
 ) -> None:
@@ -129,6 +130,7 @@ def test_a_folder_is_backed_up_to_s3_and_damage_there_is_told(bucket: str, tmp_p
     assert restored_answers(bucket, tmp_path / "whole", second.name) == before
 
 
+@pytest.mark.slow
 def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: Path) -> None:
     """Queries, SQL and compaction name the table, the partition and the file, and say what to do."""
     with instance_in_s3(tmp_path / "database", bucket) as instance:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 import dormouse as dm
 
@@ -47,6 +48,7 @@ def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
     check_gone(server)
 
 
+@pytest.mark.slow
 def test_a_benchmark_leaves_no_worker() -> None:
     command = [sys.executable, "-m", "benchmarks.compaction", "--files", "2", "--rows", "1000"]
     command += ["--rounds", "1000"]

@@ -52,6 +52,7 @@ def existing(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     return synthesize(configuration, tmp_path_factory.mktemp("existing") / "assembly", checked=False)
 
 
+@pytest.mark.slow
 def test_all_roles_are_bounded(bound: Assembly) -> None:
     roles = list(bound.resources("AWS::IAM::Role"))
     assert roles

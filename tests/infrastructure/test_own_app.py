@@ -98,6 +98,7 @@ def test_the_wheel_has_no_folder_of_a_name_that_others_use(site: Path) -> None:
             assert [name for name in names if name.split(".")[0] == "stacks"] == [], path
 
 
+@pytest.mark.slow
 def test_the_example_makes_what_our_own_app_makes_beside_its_own_stack(site: Path, tmp_path: Path) -> None:
     """In another folder, with nothing of the checkout in reach, in a Stage, and without our cdk.json."""
     example = tmp_path / "app"

@@ -24,6 +24,7 @@ SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
 
 
+@pytest.mark.slow
 def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
@@ -104,7 +105,8 @@ def test_two_holds_of_one_name_are_two(tmp_path: Path) -> None:
             assert all(path.exists() for path in before)
 
 
-@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("large", [False, True])
 def test_what_was_submitted_is_applied_where_it_is_restored(
     tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_changes_as_lines_csv_and_parquet(table: Table, shell: Shell, tmp_path: 
     assert behind(table) == 2
 
 
+@pytest.mark.slow
 def test_a_consumer_is_acknowledged_when_all_is_written(table: Table, shell: Shell, tmp_path: Path) -> None:
     for where, left in ((">/dev/full", 2), ("| exec 0<&-", 2), ("-o new.json", 0)):
         shell(f"dormouse changes t --consumer etl {where}")
@@ -100,6 +101,7 @@ def test_mistakes_are_told_in_a_line(table: Table, shell: Shell, options: str, s
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_history_of_consumers_and_retention(table: Table, shell: Shell) -> None:
     [told] = json.loads(shell("dormouse history consumers t --json").stdout)
     assert (told["name"], told["rows_behind"], told["is_expired"]) == ("etl", 2, False)

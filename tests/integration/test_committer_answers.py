@@ -36,6 +36,7 @@ def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance:
     assert instance.commit_status("both") == status
 
 
+@pytest.mark.slow
 def test_what_others_wait_for_may_come_beside_one_that_needs_both(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
         conn.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeout", TIMEOUTS)
 def test_what_waits_is_never_rejected(
     limited: Instance, patient: Instance, held: Callable[[str], psycopg.Connection]

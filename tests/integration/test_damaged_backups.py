@@ -112,6 +112,7 @@ def test_a_file_that_cannot_be_read_is_noted(
     assert "cannot be read: cannot read" in damaged.fault
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_damaged_backup_is_restored_when_that_is_said(lake: Path, tmp_path: Path) -> None:
     with dm.local(lake) as instance:
         copy = tmp_path / "backups" / instance.backup(tmp_path / "backups").name

@@ -94,6 +94,7 @@ def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(
     assert "GB free: ask for fewer --rows" in err
 
 
+@pytest.mark.slow
 def test_lineitem_in_a_database_of_ones_own(
     spark: object,
     cli: Cli,
@@ -114,6 +115,7 @@ def test_lineitem_in_a_database_of_ones_own(
     assert not (tmp_path / "la'ke").exists()
 
 
+@pytest.mark.slow
 def test_rows_generated_part_by_part_are_those_generated_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def opened_by(command: list[str], folder: Path) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_be_seen_is_left_alone(server_folder: Path, elsewhere: list[str]) -> None:
     with EmbeddedPostgres(server_folder) as server:
         tell(server.dsn, "create table t as select 7 as x")

@@ -146,6 +146,7 @@ def test_a_lost_database_is_told_of_and_none_is_made_in_its_place(tmp_path: Path
     assert not (tmp_path / "postgres").exists()
 
 
+@pytest.mark.slow
 def test_a_creation_that_was_killed_is_completed(tmp_path: Path) -> None:
     with dm.local(tmp_path):
         pass

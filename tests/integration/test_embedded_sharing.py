@@ -143,6 +143,7 @@ def test_two_processes_that_meet_on_a_new_folder_share_one_server(tmp_path: Path
     assert not runs(tmp_path / "lake")
 
 
+@pytest.mark.slow
 def test_processes_that_come_and_go_never_meet_a_stopped_server(server_folder: Path) -> None:
     script = """
 import sys, psycopg
@@ -174,6 +175,7 @@ def test_a_process_starts_its_killed_server_again_at_its_next_use(
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_killed_server_start_it_once(server_folder: Path) -> None:
     with lake(server_folder) as instance, other_process(server_folder) as other:
         assert said(other) == "joined"

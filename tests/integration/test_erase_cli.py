@@ -70,6 +70,7 @@ def test_what_is_open_ends_it_with_an_error(run: Run, dsn: str, tmp_path: Path) 
     assert said.startswith("erased all rows of table customers (deletion 2")
 
 
+@pytest.mark.slow
 def test_backups_that_hold_the_rows_are_named(tmp_path: Path) -> None:
     """Of a folder: those that it knows of, those of places that are named, and those of the metadata."""
     with dm.local(tmp_path / "lake") as instance:

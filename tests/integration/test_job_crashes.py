@@ -78,6 +78,7 @@ def test_a_worker_that_was_stopped_past_its_lease_finishes_nothing(
     assert count_ended(supplier) == 1
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_over_is_over_though_nobody_took_the_job(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:

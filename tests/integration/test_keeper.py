@@ -126,6 +126,7 @@ def test_a_mapping_that_is_on_while_the_database_sleeps_makes_no_dead_letter() -
     assert weeks.is_asleep and not weeks.dead and weeks.messages[0].received < 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tells_ages", [True, False])
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_messages_outlive_a_pause_of_months(tells_ages: bool, fault: str | None) -> None:

@@ -31,6 +31,7 @@ def run(code: str) -> None:
     exec(compile(code, str(PAGE), "exec"), {})  # noqa: S102 the page's own
 
 
+@pytest.mark.slow
 def test_the_change_feed_of_the_page_makes_the_newest_accounts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_all_tables_are_kept_up_and_what_fails_holds_up_nothing(tmp_path: Path) 
         assert last.well_at == last.ended_at
 
 
+@pytest.mark.slow
 def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +220,7 @@ def command(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
@@ -264,6 +266,7 @@ def files(lake: Path) -> set[Path]:
     return set((lake / "objects" / "data").rglob("*.parquet"))
 
 
+@pytest.mark.slow
 def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
     made = restore_metadata(lost)
     assert (made.tables, made.incarnation) == (1, 2)
@@ -287,6 +290,7 @@ def test_a_lost_database_is_made_of_the_backup_in_the_store(lost: Path) -> None:
     assert not list(lost.glob("postgres.new*"))
 
 
+@pytest.mark.slow
 def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_path: Path) -> None:
     """And orphans are not deleted while files are missing, of whose rows they may be the last copy."""
     lake = tmp_path / "lake"
@@ -326,6 +330,7 @@ def test_a_database_that_is_there_is_not_replaced(tmp_path: Path, lost: Path) ->
     assert list(tmp_path.iterdir()) == [lost]
 
 
+@pytest.mark.slow
 def test_without_its_backup_nothing_is_made(lost: Path) -> None:
     with pytest.raises(InvalidInput, match="no such backup"):
         restore_metadata(lost, "2020-01-01T000000Z")
@@ -347,6 +352,7 @@ def test_without_its_backup_nothing_is_made(lost: Path) -> None:
     assert not list(lost.glob("postgres.new*"))
 
 
+@pytest.mark.slow
 def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
     lost: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,6 +333,7 @@ print((peak() - before) // 1024)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_length_of_the_files(tmp_path: Path) -> None:
     """Eight times the rows, hardly more memory: the whole of them would be some 200 MB."""
     schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])

@@ -241,6 +241,7 @@ def kill(folder: Path) -> None:
     psutil.wait_procs(processes, timeout=30)
 
 
+@pytest.mark.slow
 def test_a_server_that_died_is_not_started_for_a_milestone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def upload(store: ObjectStore, mebibytes: int, grown: multiprocessing.Queue[int]
     grown.put(peak_mebibytes() - before)
 
 
+@pytest.mark.slow
 def test_a_large_file_streams_in_bounded_memory(s3_store: ObjectStore) -> None:
     grown = SPAWN.Queue()
     uploader = SPAWN.Process(target=upload, args=(s3_store, 192, grown))

@@ -289,6 +289,7 @@ def test_a_killed_fold_is_gone_on_with(
 STOPPED = DIES.replace("signal.SIGKILL", "signal.SIGSTOP")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["uploaded", "pointers", "swapping"])
 def test_a_stopped_worker_that_lost_its_lease_commits_nothing(
     instance: Instance, model: Model, dsn: str, step: str

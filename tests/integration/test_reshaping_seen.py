@@ -76,6 +76,7 @@ def test_the_service_and_its_client_have_the_columns_of_now_and_of_then(shaped: 
         assert changed.column_names == ["k", "moment", "at", "n", "_change"]
 
 
+@pytest.mark.slow
 def test_a_backup_has_the_versions(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         shaped = Shaped.made(instance, SCHEMA)

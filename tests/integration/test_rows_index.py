@@ -148,6 +148,7 @@ with dm.connect(dsn, objects) as instance:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["amid", "built", "after"])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_change_is_brought_once_whenever_a_process_is_killed(
@@ -357,6 +358,7 @@ def test_a_reader_of_an_instance_says_when_the_index_is_behind(
         assert len(reading.row_table("t").query(TEXT).rows) == 205
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
     """Its file has other bytes than PostgreSQL wrote: an embedded server, which is stopped meanwhile."""
     with dm.local(tmp_path / "lake") as instance:

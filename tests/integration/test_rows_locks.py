@@ -128,6 +128,7 @@ def test_the_lock_of_a_table_that_is_gone_is_not_given(instance: Instance, rows:
         pass
 
 
+@pytest.mark.slow
 def test_readers_and_writers_never_meet(rows: RowTable) -> None:
     """Each asks again and again; what they find is told by counters that only the locks protect."""
     inside = {"read": 0, "write": 0}

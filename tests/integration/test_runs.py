@@ -256,6 +256,7 @@ def test_an_execution_has_one_run_id() -> None:
     assert runs.list_name(runs.run_id_for(name))
 
 
+@pytest.mark.slow
 def test_100_000_jobs_fit_into_little_memory(
     filled: Filled, supplier: ConnectionSupplier, create: Callable[..., runs.RunList]
 ) -> None:

@@ -224,6 +224,7 @@ def test_a_time_that_ends_amid_a_piece_is_told_to_a_client_that_reads_on() -> No
         assert sum(batch.num_rows for batch, _ in batches) == metric(url, "dormouse_query_rows_total")
 
 
+@pytest.mark.slow
 def test_a_client_that_sips_is_cut_off_amid_a_piece_soon_after_the_time_is_over() -> None:
     source, pause = Endless(rows=1, text="x" * 20_000_000), threading.Event()
     with (

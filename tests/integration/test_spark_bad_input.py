@@ -59,6 +59,7 @@ def written(frame: DataFrame, table: Table, options: dict[str, str], by: str) ->
         dormouse.spark.write(frame, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", few(["sink", "function"], 1))
 @pytest.mark.parametrize(
     ("change", "message"),

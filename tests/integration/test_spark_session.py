@@ -217,6 +217,7 @@ def test_spark_runs_python_quietly_is_interrupted_and_leaves_nothing(
     ][: results[:tasks].count(None)]
 
 
+@pytest.mark.slow
 def test_the_environment_is_heeded_and_java_ends_when_we_are_killed(start: Start) -> None:
     """The environment says the master and the memory; Java does not outlive us."""
     process = start(KILLED, **SETTINGS)

@@ -189,6 +189,7 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
     assert [frame.count() for frame in (fresh, before, kept)] == [counts[0] + 10, counts[1], counts[2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pushes", few(["false", "true"], 1))
 def test_a_query_has_its_own_filter_and_none_of_another(
     spark: SparkSession, table: Table, load: Load, pushes: str
@@ -205,6 +206,7 @@ def test_a_query_has_its_own_filter_and_none_of_another(
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
+@pytest.mark.slow
 def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: Instance, table: Table) -> None:
     other = instance.create_table("other", dm.Schema([dm.Field("k", dm.LONG)]), split_points=[1])
     other.ingest(pa.table({"k": [0, 1, 2]}))

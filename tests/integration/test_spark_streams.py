@@ -70,6 +70,7 @@ def start(writer: Writer) -> Start:
     return lambda **options: writer(**options).start()
 
 
+@pytest.mark.slow
 def test_each_change_is_copied_once_over_restarts(source: Table, sink: Table, run: Run) -> None:
     """Whatever is split, compacted and collected between; deletions and restores are changes, too."""
     run()

@@ -149,6 +149,7 @@ def test_all_statements_that_want_everything(served: tuple[str, Workers], name: 
     _check_hostile(served, HOSTILE[name])
 
 
+@pytest.mark.slow
 def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> None:
     with _served(instance, queries_max=1) as (url, workers), ThreadPoolExecutor(64) as threads:
         text = "select count(*) as n from t a, range(20) where a.k < $1"
@@ -177,6 +178,7 @@ def test_a_client_that_goes_gives_its_worker_back(
     assert set(workers.process_ids) == before
 
 
+@pytest.mark.slow
 def test_what_becomes_of_workers_is_told_to_prometheus(served: tuple[str, Workers]) -> None:
     url, _ = served
     before = metric(url, "dormouse_sql_workers_ended_total", why="unheeding")

@@ -142,6 +142,7 @@ def test_a_worker_that_dies_in_the_middle_of_a_result_is_one_clear_line(
     assert lent(session) not in workers.process_ids
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_rests_is_not_lent(tmp_path: Path) -> None:
     with pool(tmp_path) as workers:
         eventually(lambda: len(workers.process_ids) == 2)
@@ -157,6 +158,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "HEED_SECONDS_MAX", SECONDS_MAX)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statement", "survives"), [(ENDLESS, True), (UNHEEDING, False)])
 def test_an_interruption_ends_what_listens_to_it_and_what_does_not(
     workers: Workers, statement: str, survives: bool, request: pytest.FixtureRequest
@@ -196,6 +198,7 @@ def test_a_session_can_be_asked_anew_in_the_middle(workers: Workers) -> None:
         assert batch.to_pydict() == {"n": [7]}
 
 
+@pytest.mark.slow
 def test_a_worker_that_gives_no_memory_back_is_replaced(tmp_path: Path) -> None:
     """What it has once taken counts against its limit, also where it is not resident any more."""
     with pool(tmp_path) as workers:
@@ -264,6 +267,7 @@ def _spills(workers: Workers) -> None:
     assert one(workers) == 42
 
 
+@pytest.mark.slow
 def test_what_spills_more_than_it_may_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pool(tmp_path, spill_bytes_max=10 * 1024**2) as workers:
@@ -271,6 +275,7 @@ def test_what_spills_more_than_it_may_is_refused(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.glob("dormouse-sql-*/*"))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_with_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -301,6 +306,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_server_whatever_they_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

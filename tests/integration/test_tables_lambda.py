@@ -76,6 +76,7 @@ def here(cli: Cli, dsn: str, tmp_path: Path) -> Cli:
     return lambda *args: cli(*args, "--dsn", dsn, "--objects", (tmp_path / "objects").as_uri())
 
 
+@pytest.mark.slow
 def test_it_says_the_same_as_where_the_database_is_at_hand(there: Cli, here: Cli, asked: Any) -> None:
     """Text, JSON, exit codes and errors."""
     assert there(*CREATE) == (0, "table flights is made, of 2 partitions\n", "")

@@ -55,6 +55,7 @@ def noting(work: Callable[[], None], failed: list[BaseException]) -> Callable[[]
     return run
 
 
+@pytest.mark.slow
 def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> None:
     table = instance.create_table("t", SCHEMA, properties=PROPERTIES)
     begun, done = 0, 0

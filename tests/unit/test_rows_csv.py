@@ -130,6 +130,7 @@ def test_rows_before_one_that_is_wrong_are_given_and_counted(write: Write) -> No
     assert said == "it, row 250001: it has 3 cells, not 2 as the others: '1,2,3'"
 
 
+@pytest.mark.slow
 def test_cells_of_ten_megabytes(write: Write) -> None:
     long = b"x" * 10_000_000
     path = write(b"a,b\n" + b"1,2\n" * 300_000 + b'3,"' + long + b'"\n4,' + long + b"\n5,6\n")
