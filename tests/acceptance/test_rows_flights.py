@@ -29,6 +29,7 @@ from tests.row_editors import NOTE
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = 336_776
+PROCESSES, SECONDS = 8, 60.0
 Cells = dict[str, Any]
 
 
@@ -193,20 +194,19 @@ def check_query(model: Model, rows: list[list[Any]]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "processes", "seconds"), [(1_000, 2, 2.0), (FLIGHTS, 8, 60.0)])
-def test_many_edit_at_once(tmp_path: Path, rows: int, processes: int, seconds: float) -> None:
+def test_many_edit_at_once(tmp_path: Path) -> None:
     lake, path = tmp_path / "lake", tmp_path / "flights.csv"
-    flights = write_flights(path, rows)
-    assert len(flights) == rows
+    flights = write_flights(path, FLIGHTS)
+    assert len(flights) == FLIGHTS
     done = dormouse("rows", "upload", "flights", path, "--create", "--null", "NA", "-i", lake)
-    assert done["changed"]["inserted"] == rows
+    assert done["changed"]["inserted"] == FLIGHTS
     model = Model()
     for number, cells in enumerate(flights):
         model.add(1 + number // BLOCK_ROWS_MAX, cells)
     with dm.local(lake) as instance:
         table = instance.row_table("flights")
         table.query("select flight from flights where carrier = 'UA' limit 1", wait_seconds=300)
-        notes = edited(tmp_path, processes, rows, seconds)
+        notes = edited(tmp_path, PROCESSES, FLIGHTS, SECONDS)
         replay(model, notes)
         check(table, model)
         kinds = {kind for one in notes if one.get("versions") for kind in one["change"]}
