@@ -230,6 +230,16 @@ class DeletesMachine(RuleBasedStateMachine):
         self.look_back()
         self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
 
+    @rule(rows=ROWS)
+    def delete_what_is_deleted(self, rows: list[Row]) -> None:
+        """Two deletions are of the same row, which changes tell of once."""
+        self.ingest(rows)
+        self.cut()
+        self.delete({"k": rows[0][0]})
+        self.delete({"t": rows[0][1]})
+        self.cut()
+        self.check_changes(len(self.cuts) - 2, len(self.cuts) - 1)
+
     @rule(where=WHERE)
     def delete_in_vain(self, where: Any) -> None:
         self.cut()
