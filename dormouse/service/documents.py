@@ -17,17 +17,17 @@ _WHERE = {
 }
 
 
-class _Request(BaseModel):
+class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class _Answer(BaseModel):
+class AnswerDocument(BaseModel):
     """Answers may get more fields."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class _OfMoment(_Request):
+class _OfMoment(Request):
     as_of: str | int | None = Field(
         default=None,
         description="the moment whose rows are wanted: a time in ISO 8601 with its offset (all that was "
@@ -50,7 +50,7 @@ class PlanRequest(_OfMoment):
     )
 
 
-class _OfColumns(_Request):
+class _OfColumns(Request):
     columns: list[str] | None = Field(
         default=None,
         description="what is read of them, in this order; all when left out",
@@ -96,26 +96,26 @@ class StatementRequest(_OfMoment):
     )
 
 
-class Health(_Answer):
+class Health(AnswerDocument):
     """That the process answers, or that it can answer queries."""
 
     status: str = Field(examples=["ok"])
 
 
-class TableName(_Answer):
+class TableName(AnswerDocument):
     """One table."""
 
     name: str
     layout: str
 
 
-class TableList(_Answer):
+class TableList(AnswerDocument):
     """All tables, by name."""
 
     tables: list[TableName]
 
 
-class Schema(_Answer):
+class Schema(AnswerDocument):
     """What a table is sorted and partitioned by, sorted by, and holds; as `Schema.from_json` reads it."""
 
     row_keys: list[dict[str, Any]]
@@ -123,7 +123,7 @@ class Schema(_Answer):
     values: list[dict[str, Any]]
 
 
-class TableDescription(_Answer):
+class TableDescription(AnswerDocument):
     """A table; `counts` when they were asked for."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -135,7 +135,7 @@ class TableDescription(_Answer):
     counts: dict[str, Any] | None = None
 
 
-class KeyRange(_Answer):
+class KeyRange(AnswerDocument):
     """The values of one row key from `min` to `max`; null is unbounded."""
 
     min: Any
@@ -144,14 +144,14 @@ class KeyRange(_Answer):
     max_inclusive: bool
 
 
-class PartitionSplit(_Answer):
+class PartitionSplit(AnswerDocument):
     """How a partition was divided: rows whose `field` is below `point` went left."""
 
     field: str
     point: Any
 
 
-class PartitionDocument(_Answer):
+class PartitionDocument(AnswerDocument):
     """A node of the partition tree."""
 
     partition_id: str
@@ -162,14 +162,14 @@ class PartitionDocument(_Answer):
     split: PartitionSplit | None
 
 
-class PartitionPage(_Answer):
+class PartitionPage(AnswerDocument):
     """Partitions by id; `next` goes on from here as `after`, null at the end."""
 
     partitions: list[PartitionDocument]
     next: str | None
 
 
-class FileDocument(_Answer):
+class FileDocument(AnswerDocument):
     """What is known of a file; `digest` is the XXH3-128 of its bytes, in base64."""
 
     filename: str
@@ -182,14 +182,14 @@ class FileDocument(_Answer):
     digest: str | None
 
 
-class FilePage(_Answer):
+class FilePage(AnswerDocument):
     """Files in an order that stays; `next` goes on from here as `after`, null at the end."""
 
     files: list[FileDocument]
     next: str | None
 
 
-class Plan(_Answer):
+class Plan(AnswerDocument):
     """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
 
     partitions: int
@@ -199,13 +199,13 @@ class Plan(_Answer):
     byte_count: int
 
 
-class StatementPlan(_Answer):
+class StatementPlan(AnswerDocument):
     """What a statement reads of each table that it reads."""
 
     tables: dict[str, Plan]
 
 
-class JobRequest(_Request):
+class JobRequest(Request):
     """What is to be done, sooner or later."""
 
     kind: str = Field(
@@ -226,7 +226,7 @@ class JobRequest(_Request):
     )
 
 
-class JobDocument(_Answer):
+class JobDocument(AnswerDocument):
     """A job; what has not happened yet is null."""
 
     job_id: str
@@ -247,91 +247,19 @@ class JobDocument(_Answer):
     ended_at: datetime | None
 
 
-class JobList(_Answer):
+class JobList(AnswerDocument):
     """Jobs that have not ended, newest first, then those that ended last."""
 
     jobs: list[JobDocument]
 
 
-class JobResult(_Answer):
+class JobResult(AnswerDocument):
     """What a job gave; of a query the answer's object, its URL, and how many rows and bytes it has."""
 
     result: Any
 
 
-class RowQueryRequest(_Request):
-    """A query of one row table, or where one goes on."""
-
-    sql: str | None = Field(
-        default=None,
-        description="SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT",
-        examples=["select name, n from samples where n > $1 order by n"],
-    )
-    parameters: list[Any] | dict[str, Any] | None = Field(
-        default=None, description="a list for $1, $2, …, an object for $name", examples=[[3]]
-    )
-    page: str | None = Field(default=None, description="the `next_page` of the page before")
-    page_rows: int | None = Field(default=None, description="how many rows a page has at most")
-    version: int | None = Field(default=None, description="the rows as of a version")
-    snapshot: str | None = Field(default=None, description="the rows of a snapshot")
-    count: bool = Field(default=False, description="also count the rows of all pages")
-    wait_seconds: float = Field(default=0, ge=0, le=60, description="how long the index is waited for")
-
-
-class RowTableList(_Answer):
-    """All row tables, by name."""
-
-    tables: list[dict[str, Any]]
-
-
-class RowTableDescription(_Answer):
-    """A row table: its columns and its newest version, 0 when it was never changed; its snapshots."""
-
-    name: str
-    version: int
-    changed_at: datetime
-    columns: list[dict[str, Any]]
-    snapshots: list[dict[str, Any]]
-
-
-class RowPage(_Answer):
-    """Rows of a query; `next_page` goes on as `page`, at the version of this one. Null at the end."""
-
-    columns: list[dict[str, Any]]
-    rows: list[list[Any]]
-    row_ids: list[int] | None
-    row_versions: list[int] | None
-    next_page: str | None
-    max_rows: int
-    version: int
-    changed_at: datetime
-    count: int | None = None
-
-
-class RowHistory(_Answer):
-    """Changes of a row table, the newest first."""
-
-    changes: list[dict[str, Any]]
-
-
-class PutFile(_Answer):
-    """What a FILE cell is to hold."""
-
-    file: str
-
-
-class CsvLook(_Answer):
-    """What a CSV file seems to hold: columns for a table, the names of its cells, its first rows."""
-
-    columns: list[dict[str, Any]]
-    names: list[str]
-    rows: list[list[str | None]]
-    row_count: int
-    is_whole: bool
-    has_row_ids: bool
-
-
-class ProblemDocument(_Answer):
+class ProblemDocument(AnswerDocument):
     """An error (RFC 9457)."""
 
     type: str = Field(examples=["urn:dormouse:invalid-query"])

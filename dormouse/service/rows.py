@@ -29,6 +29,15 @@ from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, S
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, check_may, told
 from dormouse.service.routes import Here
+from dormouse.service.row_documents import (
+    CsvLook,
+    PutFile,
+    RowHistory,
+    RowPage,
+    RowQueryRequest,
+    RowTableDescription,
+    RowTableList,
+)
 from dormouse.service.running import Answer
 from dormouse.service.sent_files import receive, separator_of
 from dormouse.service.work import DocumentWork, QueryWork
@@ -47,14 +56,14 @@ row_queries = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Json
 row_files = APIRouter(prefix="/v1/rows", tags=["row tables"])
 
 
-@rows.get("", response_model=documents.RowTableList, responses=ROWS, summary="All row tables")
+@rows.get("", response_model=RowTableList, responses=ROWS, summary="All row tables")
 def list_row_tables(here: Here) -> Response:
     """By name."""
     found = [{"name": one.name, "version": one.version()} for one in here.instance.row_tables()]
     return JSONResponse({"tables": found})
 
 
-@rows.get("/{table}", response_model=documents.RowTableDescription, responses=ROWS, summary="One row table")
+@rows.get("/{table}", response_model=RowTableDescription, responses=ROWS, summary="One row table")
 def describe_row_table(
     here: Here,
     table: TableNamed,
@@ -76,7 +85,7 @@ def _described(found: RowTable, version: int | None) -> dict[str, Any]:
     }
 
 
-@rows.get("/{table}/history", response_model=documents.RowHistory, responses=ROWS, summary="Who changed what")
+@rows.get("/{table}/history", response_model=RowHistory, responses=ROWS, summary="Who changed what")
 def row_history(
     here: Here,
     table: TableNamed,
@@ -126,9 +135,12 @@ def one_file(
 
 
 @row_queries.post(
-    "/{table}/query", response_model=documents.RowPage, responses=PAGES, summary="A page of a query's rows"
+    "/{table}/query",
+    response_model=RowPage,
+    responses=PAGES,
+    summary="A page of a query's rows",
 )
-async def query_rows(here: Here, table: TableNamed, body: documents.RowQueryRequest) -> Response:
+async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Response:
     """Of the newest version, or of that on which its first page began.
 
     503 when the index of the table is behind: the work on it has begun, ask again.
@@ -195,7 +207,7 @@ Csv = Annotated[CsvGiven, Depends()]
 
 @row_files.post(
     "/preview",
-    response_model=documents.CsvLook,
+    response_model=CsvLook,
     responses=LOOKS,
     openapi_extra=CSV_BODY,
     summary="A look into a CSV file",
@@ -227,7 +239,7 @@ def _look(path: FilePath, how: CsvFormat, shown: int, whole: bool) -> Any:
 @row_files.post(
     "/{table}/files",
     status_code=201,
-    response_model=documents.PutFile,
+    response_model=PutFile,
     responses=SENDS,
     openapi_extra=_BYTES_BODY,
     summary="Put a file for a FILE cell",
