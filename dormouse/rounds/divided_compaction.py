@@ -59,7 +59,7 @@ class CheckInputs:
     job: CompactionJob
 
     def run(self, context: TableContext) -> None:
-        JobInputs(context.objects, context.table.name, self.job, lambda: None).verify()
+        _inputs(context, self.job).verify()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,6 @@ class JoinRanges:
 
     def run(self, context: TableContext) -> tuple[str, FileFacts]:
         name = _own_name(self.attempt, self.job)
-        # one that vanished while it was merged would have been merged as if it had no rows
-        JobInputs(context.objects, context.table.name, self.job, lambda: None).check_sizes()
         with context.objects.staged(name) as path:
             with ExitStack() as opened:
                 files = [opened.enter_context(context.objects.reader(one.name)) for one in self.ranges]
@@ -167,6 +165,8 @@ def _run(
         writes = replace(attempt, schema_version=shaped.schema.version)
         merges = [MergeRange(job, writes, region, now_ms, deletions.of_inputs) for region in regions]
         _, *written = run_tasks(shaped, [CheckInputs(job), *merges])
+        # one that vanished while it was merged would have been merged as if it had no rows
+        _inputs(shaped, job).check_sizes()
         ranges = tuple(one for one in written if one is not None)
         name, facts = "", FileFacts(0)
         if ranges:
@@ -183,6 +183,10 @@ def _run(
         rows_written=facts.row_count,
         filename=name if facts.row_count else None,
     )
+
+
+def _inputs(context: TableContext, job: CompactionJob) -> JobInputs:
+    return JobInputs(context.objects, context.table.name, job, lambda: None)
 
 
 def _own_name(attempt: WriteAttempt, job: CompactionJob) -> str:

@@ -20,7 +20,7 @@ from dormouse.model.schema import Field
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import ObjectStore
 from dormouse.rounds.compaction_job import CompactionResult
-from dormouse.rounds.divided_compaction import MergeRange, Task, key_ranges, run_divided
+from dormouse.rounds.divided_compaction import CheckInputs, MergeRange, Task, key_ranges, run_divided
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
@@ -186,6 +186,24 @@ def test_damage_is_named_and_nothing_is_left(new_table: NewTable) -> None:
     assert "digest" in (result.error or "")
     assert objects_of(table) == before
     assert len(list(table.store.file_references())) == 2
+
+
+def test_an_input_that_vanishes_while_it_is_merged_takes_no_row_with_it(instance: Instance) -> None:
+    """A file that is not there is one without rows to DataFusion."""
+    table = keyed(instance)
+    for value in (1, 2):
+        upsert(table, *((key, value) for key in range(100)))
+    before = {one.filename for one in table._context.store.file_references()}
+
+    def vanishing(context: TableContext, tasks: Sequence[Task]) -> list[Any]:
+        done = run(context, tasks[:1])
+        assert isinstance(tasks[0], CheckInputs)
+        context.objects.delete(before)
+        return [*done, *(None for _ in tasks[1:])]
+
+    result, _ = divided(table._context, run_tasks=vanishing)
+    assert (result.outcome, "does not exist" in (result.error or "")) == ("retry", True), result.error
+    assert {one.filename for one in table._context.store.file_references()} == before
 
 
 def test_a_part_that_is_not_as_it_was_written_is_not_joined(new_table: NewTable) -> None:
