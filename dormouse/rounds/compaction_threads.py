@@ -6,12 +6,14 @@ import os
 import queue
 import threading
 from collections.abc import Generator
+from contextlib import suppress
 
 from dormouse.context import TableContext
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.rounds.compaction_job import Cancellation, CompactionResult, run_compaction, runners_died
 
 THREADS_MAX = 4
+WAIT_SECONDS = 0.5
 
 
 def compact_in_threads(
@@ -53,13 +55,19 @@ class _Workers:
     def results(self) -> Generator[CompactionResult, None, None]:
         working = len(self._threads)
         while working:
-            result = self._results.get()
+            result = self._next()
             if isinstance(result, BaseException):
                 raise result
             if result is None:
                 working -= 1
             else:
                 yield result
+
+    def _next(self) -> CompactionResult | BaseException | None:
+        """In short waits: a Ctrl-C that comes just before a wait begins is heard when it ends."""
+        while True:
+            with suppress(queue.Empty):
+                return self._results.get(timeout=WAIT_SECONDS)
 
     def stop(self) -> None:
         """Whatever is not finished is put back at once; nothing to do after the last result."""

@@ -10,7 +10,7 @@ import pickle
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,9 @@ R = TypeVar("R")
 
 JOBS_AT_ONCE_MIN = 32  # enough for executors that a cluster has not granted yet
 CANCEL_AGAIN_SECONDS = 0.2
+WAIT_SECONDS = 0.5
+"""A Ctrl-C that comes just before a wait begins is heard when it ends."""
+
 _OURS = re.compile(r"^\s*dormouse\.errors(?:\.\w+)?\.(\w+): (.+?)\s*$", re.MULTILINE)
 
 
@@ -51,7 +54,10 @@ def run_action(spark: SparkSession, action: Callable[[], R]) -> R:
     The building of a DataFrame calls Spark as well, and belongs in `action`.
     """
     with _jobs(spark, threads=1) as submit:
-        result: R = submit(action).result()
+        future = submit(action)
+        while wait([future], timeout=WAIT_SECONDS).not_done:
+            pass
+        result: R = future.result()
     return result
 
 
@@ -69,9 +75,10 @@ def run_tasks(
     context = spark.sparkContext
     threads = min(len(payloads), jobs_at_once or max(context.defaultParallelism, JOBS_AT_ONCE_MIN))
     with _jobs(spark, threads) as submit:
-        futures = [submit(partial(_run_one, context, function, payload)) for payload in payloads]
-        for future in as_completed(futures):
-            yield future.result()
+        running = {submit(partial(_run_one, context, function, payload)) for payload in payloads}
+        while running:
+            ended, running = wait(running, timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in ended)
 
 
 @contextmanager

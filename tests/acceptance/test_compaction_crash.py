@@ -41,6 +41,10 @@ with address.open() as table:
         sys.exit(130)
     print(report.jobs_run, report.superseded, flush=True)
 """
+UNWOKEN = """
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+"""
 MOMENTS = [
     "before the output",
     "before the output is published",
@@ -120,6 +124,15 @@ def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: 
     [job] = table.jobs.take(1, lease_seconds=-1)
     assert job.attempt == 1
     assert compact(table, create=False).jobs_run == 1
+
+
+def test_ctrl_c_that_does_not_wake_the_main_thread_is_heard_soon(table: TableContext) -> None:
+    """As one that comes just before it begins to wait: here another thread is told of the signal."""
+    with runner(table, UNWOKEN + RUNNER, "before the output is published") as process:
+        wait_for(process)
+        process.send_signal(signal.SIGINT)
+        assert ended(process)[0] == 130
+    assert table.jobs.count() == (1, 0)
 
 
 def _files_in(table: TableContext) -> list[Path]:
