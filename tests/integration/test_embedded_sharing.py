@@ -163,6 +163,7 @@ def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) 
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_process_starts_its_killed_server_again_at_its_next_use(
     server_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

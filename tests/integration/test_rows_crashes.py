@@ -52,7 +52,8 @@ def untracked(rows: RowTable) -> list[str]:
     return sorted(name for name in names if name.removesuffix(".sketches") not in tracked)
 
 
-@pytest.mark.parametrize("at", ["execute", pytest.param("wait", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["execute", "wait"])
 def test_a_change_that_is_killed_anywhere_is_whole_or_nothing(
     rows: RowTable, at: Literal["execute", "wait"]
 ) -> None:

@@ -173,7 +173,7 @@ def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, b
     [
         ({"rows_max": 2_500}, None, "answer-too-large"),
         ({}, 3, "object-not-found"),
-        ({"seconds_max": 3}, None, "query-time-over"),
+        pytest.param({"seconds_max": 3}, None, "query-time-over", marks=pytest.mark.slow),
     ],
 )
 def test_an_answer_that_fails_on_its_way_breaks_off(

@@ -133,7 +133,7 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", few(QUESTIONS, 4), ids=repr)
+@pytest.mark.parametrize("asked", few(QUESTIONS, 3), ids=repr)
 def test_spark_reads_what_a_query_reads(
     spark: SparkSession, table: Table, load: Load, asked: dict[str, Any]
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_stream_begins_where_it_is_told(source: Table, sink: Table, run: Run) 
     assert keys(sink) == list(range(1_000, 1_020))
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_committed_is_not_committed_again(
     source: Table, sink: Table, run: Run, tmp_path: Path
 ) -> None:
