@@ -32,6 +32,10 @@ _PAGE_PLACES, _PAGE_OFFSET = 1, 1
 _ORDINAL_MAX = (1 << 15) - 1
 
 
+class ColumnsDiffer(JobFailed):
+    """Files whose columns are not written alike cannot be joined: of one a column may be null, say."""
+
+
 def join_files(sources: Sequence[BinaryIO], output: Path) -> list[bytes]:
     """Writes the rows of Parquet files, at least one, as one file in their order; gives each one's digest.
 
@@ -105,7 +109,7 @@ def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:
     out.write(MAGIC)
     for source in sources:
         if source.of_columns != sources[0].of_columns:
-            raise NotUnderstood("its columns are others")
+            raise ColumnsDiffer("a file to be joined with others has columns that are not written alike")
         by = out.tell() - len(MAGIC)
         digests.append(source.copied(out))
         for group in _structs(source.footer, _GROUPS):

@@ -102,7 +102,7 @@ class KeyedMerge:
             without_values(column, there) if name in values else column
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+        return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def merge_newest(

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from dormouse.context import TableContext
-from dormouse.data.joined_files import join_files
+from dormouse.data.joined_files import ColumnsDiffer, join_files
 from dormouse.data.parquet_file import FileFacts, file_facts
 from dormouse.data.quantiles import KeyQuantiles
 from dormouse.data.region_sketches import load_sketches
@@ -34,6 +34,7 @@ from dormouse.rounds.compaction_job import (
     job_failed,
     merge_inputs,
     region_of,
+    run_compaction,
 )
 from dormouse.rounds.job_deletions import JobDeletions, remaining
 from dormouse.rounds.job_inputs import JobInputs
@@ -126,6 +127,17 @@ class JoinRanges:
         return name, replace(found, marks=sum(one.marks for one in self.ranges))
 
 
+@dataclass(frozen=True, slots=True)
+class WholeJob:
+    """A job that cannot be divided after all."""
+
+    job: CompactionJob
+    now_ms: int
+
+    def run(self, context: TableContext) -> CompactionResult:
+        return run_compaction(context, self.job, self.now_ms)
+
+
 def key_ranges(context: TableContext, job: CompactionJob, count: int) -> list[Region]:
     """Regions that divide a job's rows into about so many parts of about as many, by the first row key.
 
@@ -150,6 +162,9 @@ def run_divided(
     """
     try:
         return _run(context, job, regions, now_ms, run_tasks)
+    except ColumnsDiffer:
+        [result] = run_tasks(context, [WholeJob(job, now_ms)])
+        return cast("CompactionResult", result)
     except Exception as error:
         return job_failed(context, job, error)
 
