@@ -371,5 +371,6 @@ class DatabaseStack(InstanceStack):
                 name=NAME,
                 proxy=proxy.endpoint if proxy is not None else None,
                 row_indexes=tuple(self._own_row_indexes()) or None,
+                row_clusters=tuple(one.cluster_identifier for one in self.row_clusters) or None,
             )
         )

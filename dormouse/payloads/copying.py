@@ -188,7 +188,7 @@ class Uploads:
         self._options = options
         self._step = step
 
-    def done(self, units: Iterable[Unit]) -> Iterator[Unit]:
+    def done(self, units: Iterable[Unit]) -> Generator[Unit, None, None]:
         """Each unit when its object is written, and those before it are."""
         pending: deque[Future[Unit]] = deque()
         with ThreadPoolExecutor(self._options.uploads, "payload uploads") as pool:

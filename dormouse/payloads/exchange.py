@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
@@ -19,6 +20,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
+from dormouse.data.ahead import mapped_ahead
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.payloads.copying import PayloadOptions, Step
 from dormouse.payloads.keys import PayloadKey, place_values
@@ -30,6 +32,9 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 DIFFERENCES_MAX = 10
 PAUSE_SECONDS_MAX = 2.0
 READERS_SECONDS_MAX = 600.0
+COMPARED_AT_ONCE = 2
+"""So many pages of a day and its copy."""
+
 _READERS_LOOK_SECONDS = 0.05
 _EVER = "1:1:"
 """A snapshot that sees nothing."""
@@ -121,16 +126,15 @@ class Exchange:
 
     def verify(self) -> None:
         """Compares what was written until all was copied; `PayloadsDiffer` names the keys."""
-        after = self._lease.row().after
-        while not self._is_over():
-            till = self._last_of_page(after)
-            self._differ(self._compared(after, till))
-            if till is None:
-                self.go_on_from("swap", None)
-                self._step("verified")
-                return
-            self.go_on_from("verify", till)
-            after = till
+        pages = self._pages(self._lease.row().after)
+        with closing(mapped_ahead(self._compared, pages, COMPARED_AT_ONCE)) as compared:
+            for till, found in compared:
+                self._differ(found)
+                if till is None:
+                    self.go_on_from("swap", None)
+                    self._step("verified")
+                    return
+                self.go_on_from("verify", till)
 
     def go_on_from(self, phase: str, after: PayloadKey | None) -> None:
         """Notes how far a phase is."""
@@ -220,6 +224,15 @@ class Exchange:
     def _forget_deleted(self, conn: psycopg.Connection[Any], since: str) -> None:
         conn.execute(self._on("forget_deleted", "copy", "written"), {"since": since})
 
+    def _pages(self, after: PayloadKey | None) -> Iterator[tuple[PayloadKey | None, PayloadKey | None]]:
+        """The ranges of keys that are left to compare: after one and till another, None at the ends."""
+        while not self._is_over():
+            till = self._last_of_page(after)
+            yield after, till
+            if till is None:
+                return
+            after = till
+
     def _last_of_page(self, after: PayloadKey | None) -> PayloadKey | None:
         """None: fewer are left than a page has."""
         limit = self._options.page_rows_max
@@ -230,7 +243,11 @@ class Exchange:
         kind, tenant, id_, at, _ = rows[0]
         return PayloadKey(tenant, id_, at, kind)
 
-    def _compared(self, after: PayloadKey | None, till: PayloadKey | None) -> list[PayloadKey]:
+    def _compared(
+        self, page: tuple[PayloadKey | None, PayloadKey | None]
+    ) -> tuple[PayloadKey | None, list[PayloadKey]]:
+        """The end of a page, and the keys that differ there."""
+        after, till = page
         query = _QUERIES["compare"].including(differences=_QUERIES["differences"])
         bounds = place_values("after", after) | place_values("till", till)
         values = {**bounds, "limit": DIFFERENCES_MAX}
@@ -241,7 +258,7 @@ class Exchange:
             scans=True,
             operation="verify a day",
         )
-        return [PayloadKey(*row) for row in rows]
+        return till, [PayloadKey(*row) for row in rows]
 
     def verify_written(self) -> None:
         """Compares all that was written so far; `PayloadsDiffer` names the keys."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
 
+from dormouse.data.ahead import ahead
 from dormouse.errors import ObjectNotFound, PayloadsDiffer
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Pages, PayloadOptions, Step, Unit, Units, Uploads, commit_pointers
@@ -111,11 +112,14 @@ def _copy(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
     uploads = Uploads(tools.known, lease, options, tools.step)
     with closing(pages.payloads(row.after)) as payloads:
         slice_ = Slice(tools.is_over)
-        for unit in uploads.done(slice_.of(Units(lease.day, options).of(payloads))):
-            commit_pointers(lease, exchange.names.copy, unit, tools.step)
-            tools.step("committed")
-            done += 0 if unit.packed is None else len(unit.packed.entries)
-            tools.progress(lease.day, done)
+        written = uploads.done(slice_.of(Units(lease.day, options).of(payloads)))
+        # the next unit is packed while the pointers of one are added
+        with closing(written), closing(ahead(written, 1)) as units:
+            for unit in units:
+                commit_pointers(lease, exchange.names.copy, unit, tools.step)
+                tools.step("committed")
+                done += 0 if unit.packed is None else len(unit.packed.entries)
+                tools.progress(lease.day, done)
     return not slice_.was_ended
 
 

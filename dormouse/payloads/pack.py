@@ -19,6 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate
+from json.encoder import encode_basestring
 from sys import intern
 from typing import Any, NamedTuple
 
@@ -253,7 +254,9 @@ def _framed(key: PayloadKey, content: bytes) -> bytes:
 
 
 def _header(key: PayloadKey) -> bytes:
-    return json.dumps((key.tenant, key.id, _micros(key.inserted_at), key.kind), ensure_ascii=False).encode()
+    """As `json.dumps` of a list writes it, which would make an encoder for each."""
+    tenant, id_, kind = map(encode_basestring, (key.tenant, key.id, key.kind))
+    return f"[{tenant}, {id_}, {_micros(key.inserted_at)}, {kind}]".encode()
 
 
 def _micros(at: datetime) -> int:

@@ -161,10 +161,11 @@ def run_divided(
     As `dormouse.rounds.compaction_job.run_compaction`, which runs the whole of a job.
     """
     try:
-        return _run(context, job, regions, now_ms, run_tasks)
-    except ColumnsDiffer:
-        [result] = run_tasks(context, [WholeJob(job, now_ms)])
-        return cast("CompactionResult", result)
+        try:
+            return _run(context, job, regions, now_ms, run_tasks)
+        except ColumnsDiffer:
+            [result] = run_tasks(context, [WholeJob(job, now_ms)])
+            return cast("CompactionResult", result)
     except Exception as error:
         return job_failed(context, job, error)
 

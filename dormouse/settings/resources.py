@@ -71,6 +71,8 @@ class DatabaseResources(Described):
     proxy: str | None = None
     row_indexes: tuple[str, ...] | None = None
     """Where row tables are indexed: `host:port/database` of each; None: nowhere."""
+    row_clusters: tuple[str, ...] | None = None
+    """The identifiers of the serverless clusters that row tables have of their own; None: of none."""
 
 
 class TablesResources(Described):

@@ -18,8 +18,9 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
 
     `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
     instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
-    `data_gb`, `vcpus` (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now),
-    `query_tasks` (how many tasks of the query service run), `query_sleeps` and `access_sleeps`.
+    `data_gb`, `rows_acu` and `rows_gb` (of the clusters that row tables have of their own, in all), `vcpus`
+    (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now), `query_tasks` (how many
+    tasks of the query service run), `query_sleeps` and `access_sleeps`.
     A region without prices gives None throughout, and no error.
     """
     is_known = region in known_regions()
@@ -35,6 +36,10 @@ def _lines(
         yield "database storage", _storage_hour(live.get("database_gb"), prices["aurora_gb_month"])
         if resources.database.proxy is not None:
             yield "proxy", _proxy_hour(prices, live)
+        if resources.database.row_clusters:
+            acu = live.get("rows_acu")
+            yield "clusters of rows", None if acu is None else acu * prices["acu_hour"]
+            yield "their storage", _storage_hour(live.get("rows_gb"), prices["aurora_gb_month"])
     if resources.storage is not None:
         yield "objects", _storage_hour(live.get("data_gb"), prices["s3_gb_month"])
     if resources.compaction is not None:

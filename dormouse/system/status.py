@@ -183,9 +183,11 @@ def _live(instance: DeployedInstance, cluster: Any, runs: bool) -> dict[str, Any
         live["vcpus"] = 0
     if "acu" in measured:
         live["acu"] = measured["acu"] * classes.count("db.serverless")
+    if "rows_acu" in measured:
+        live["rows_acu"] = measured["rows_acu"]
     return live | {
         f"{what}_gb": measured[f"{what}_bytes"] / GB
-        for what in ("database", "data")
+        for what in ("database", "data", "rows")
         if f"{what}_bytes" in measured
     }
 
@@ -214,12 +216,16 @@ def _hosts(instance: DeployedInstance) -> list[str]:
 
 def _measured(instance: DeployedInstance) -> dict[str, float]:
     """The newest values that CloudWatch has; none when it may not be asked."""
-    storage, now = instance.resources.storage, datetime.now(UTC)
-    cluster = {"DBClusterIdentifier": instance.cluster}
-    queries = [
-        _query("acu", "AWS/RDS", "ServerlessDatabaseCapacity", cluster, _MINUTES),
-        _query("database_bytes", "AWS/RDS", "VolumeBytesUsed", cluster, _MINUTES),
-    ]
+    storage, database, now = instance.resources.storage, instance.resources.database, datetime.now(UTC)
+    row_clusters = (database.row_clusters if database is not None else None) or ()
+    clusters = {("acu", "database_bytes"): instance.cluster}
+    for number, identifier in enumerate(row_clusters):
+        clusters[f"rows_acu_{number}", f"rows_bytes_{number}"] = identifier
+    queries = []
+    for (acu, size), identifier in clusters.items():
+        cluster = {"DBClusterIdentifier": identifier}
+        queries.append(_query(acu, "AWS/RDS", "ServerlessDatabaseCapacity", cluster, _MINUTES))
+        queries.append(_query(size, "AWS/RDS", "VolumeBytesUsed", cluster, _MINUTES))
     if storage is not None:
         bucket = {"BucketName": storage.data_bucket, "StorageType": "StandardStorage"}
         queries.append(_query("data_bytes", "AWS/S3", "BucketSizeBytes", bucket, _DAY))
@@ -229,7 +235,12 @@ def _measured(instance: DeployedInstance) -> dict[str, float]:
     except InstanceError:
         return {}
     results = found["MetricDataResults"]
-    return {one["Id"]: float(one["Values"][0]) for one in results if one["Values"]}
+    newest = {one["Id"]: float(one["Values"][0]) for one in results if one["Values"]}
+    for what in ("rows_acu", "rows_bytes"):
+        of_rows = [newest.get(f"{what}_{number}") for number in range(len(row_clusters))]
+        if of_rows and None not in of_rows:
+            newest[what] = sum(filter(None, of_rows))
+    return newest
 
 
 def _query(name: str, namespace: str, metric: str, dimensions: dict[str, str], period: int) -> dict[str, Any]:

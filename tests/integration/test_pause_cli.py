@@ -14,6 +14,7 @@ import pytest
 from moto import mock_aws
 
 from dormouse.settings import resources
+from dormouse.system.prices import prices_of
 from dormouse.system.status import QueueState, status
 from tests.deployed import (
     PAUSED,
@@ -178,6 +179,32 @@ def test_what_a_database_costs_follows_its_capacity(deployed: Deployed) -> None:
     )
     usd = dict(status(deployed.find()).usd_hour)["database"]
     assert usd is not None and 0.1 < usd < 1
+
+
+def test_clusters_of_rows_cost_what_they_take_now(deployed: Deployed) -> None:
+    """None while one of them was not measured; nothing where there are none."""
+    assert "clusters of rows" not in dict(status(deployed.find()).usd_hour)
+    database = deployed.find().resources.database
+    assert database is not None
+    database = database.model_copy(update={"row_clusters": ("rows-1", "rows-2")})
+    where = resources.resources_parameter("dev", "database")
+    deployed.client("ssm").put_parameter(Name=where, Value=database.model_dump_json(), Overwrite=True)
+
+    def measure(cluster: str, name: str, value: float) -> None:
+        data = {"MetricName": name, "Dimensions": [{"Name": "DBClusterIdentifier", "Value": cluster}]}
+        then = datetime.now(UTC) - timedelta(minutes=6)
+        one = {**data, "Value": value, "Timestamp": then}
+        deployed.client("cloudwatch").put_metric_data(Namespace="AWS/RDS", MetricData=[one])
+
+    measure("rows-1", "ServerlessDatabaseCapacity", 2.0)
+    measure("rows-1", "VolumeBytesUsed", 50e9)
+    usd = dict(status(deployed.find()).usd_hour)
+    assert (usd["clusters of rows"], usd["their storage"]) == (None, None)
+    measure("rows-2", "ServerlessDatabaseCapacity", 0.0)  # it sleeps
+    measure("rows-2", "VolumeBytesUsed", 23e9)
+    usd, prices = dict(status(deployed.find()).usd_hour), prices_of(REGION)
+    assert usd["clusters of rows"] == pytest.approx(2 * prices["acu_hour"])
+    assert usd["their storage"] == pytest.approx(0.1 * prices["aurora_gb_month"])
 
 
 @pytest.mark.parametrize("engine", ["emr-ec2-steps", "emr-ec2-transient"])
