@@ -163,4 +163,4 @@ def test_what_was_acknowledged_is_there_amid_a_long_storm(
     dsn: str, tmp_path: Path, newest_by: str | None
 ) -> None:
     roles = ["upsert 0", "upsert 1", "upsert 2", "compact", "compact", "split", "collect"]
-    storm(dsn, tmp_path, roles, 35, kills=True, newest_by=newest_by)
+    storm(dsn, tmp_path, roles, 20, kills=True, newest_by=newest_by)

@@ -144,10 +144,9 @@ def test_an_ingest(table: Table, run: Run, instance: Instance, victim: Victim) -
     check_nothing_else(instance)
 
 
-@pytest.mark.parametrize("victim", ["executor", "worker"])
-def test_a_compaction(table: Table, run: Run, instance: Instance, victim: Victim) -> None:
+def test_a_compaction(table: Table, run: Run, instance: Instance) -> None:
     loaded(table, 2)
-    assert run("compaction", victim) == [len(POINTS) + 1, 0]
+    assert run("compaction", "worker") == [len(POINTS) + 1, 0]
     assert keys(table) == sorted([*range(ROWS)] * 2)
     assert len(list(table.files.file_references())) == len(POINTS) + 1
     check_nothing_else(instance)
@@ -200,7 +199,6 @@ def told(environment: dict[str, str], dsn: str, tmp_path: Path) -> Callable[...,
     return said
 
 
-@pytest.mark.parametrize("work", ["ingest", "sink"])
 def test_workers_without_credentials(
     table: Table,
     instance: Instance,
@@ -209,7 +207,6 @@ def test_workers_without_credentials(
     url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    work: str,
 ) -> None:
     """The driver has them in its environment alone."""
     keys_of_aws = {name for name in environment if name.endswith(("KEY", "KEY_ID"))}
@@ -219,7 +216,7 @@ def test_workers_without_credentials(
     nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_METADATA_ENDPOINT": "http://127.0.0.1:1"}
     (tmp_path / "workers").mkdir()
     with cluster(tmp_path / "workers", {**without, **nowhere}, 1) as of_one:
-        line = told(work, of_one.url, DORMOUSE_OBJECTS=url).splitlines()
+        line = told("sink", of_one.url, DORMOUSE_OBJECTS=url).splitlines()
     assert any(f"in {url}: there are no AWS credentials: set AWS_" in one for one in line), line
     assert keys(table) == []
     check_nothing_else(instance)

@@ -111,4 +111,4 @@ def test_changes_tell_what_restores_did(instance: Instance, layout: str) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_changes_tell_what_restores_did_in_many_lives(instance: Instance, layout: str) -> None:
-    run_machine(RestoresMachine, instance, layout, 4 * EXAMPLES, 2 * STEPS)
+    run_machine(RestoresMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)
