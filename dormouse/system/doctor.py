@@ -12,7 +12,12 @@ from dormouse.settings.certificates import no_certificates
 from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
-from dormouse.settings.resources import INSTANCE_TAG, state_parameter
+from dormouse.settings.resources import (
+    INSTANCE_TAG,
+    DatabaseResources,
+    resources_parameter,
+    state_parameter,
+)
 from dormouse.system.aws import Aws, AwsRefused, open_session
 from dormouse.system.machine_checks import Check, image, machine, packages
 
@@ -91,6 +96,7 @@ class _Account:
         if boundary := settings.iam.permissions_boundary:
             yield "permissions boundary", partial(self._boundary, boundary)
         yield "state", self._state
+        yield "other clusters", self._other_clusters
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
         rows = settings.rows
@@ -178,6 +184,24 @@ class _Account:
             trouble = said if state == "paused" else None
             mend = "resume it before a deploy of another version, other tags or another database"
             yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
+
+    def _other_clusters(self) -> Iterator[Check]:
+        """Those that a restore has replaced: AWS starts again what is stopped, and nobody stops it."""
+        if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
+            return
+        ours = DatabaseResources.model_validate_json(told)
+        hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
+        tag = {"Key": INSTANCE_TAG, "Value": self.settings.id}
+        others = [
+            one["DBClusterIdentifier"]
+            for one in self.aws.all("rds", "describe_db_clusters", "DBClusters")
+            if tag in one.get("TagList", ())
+            and one["DBClusterIdentifier"] != ours.cluster
+            and one.get("Endpoint") not in hosts
+        ]
+        trouble = f"{', '.join(others)}, which the instance no longer uses, costs on" if others else None
+        mend = "delete it once you are content: AWS starts a stopped cluster again after seven days"
+        yield Check.of("other clusters", "there are none", trouble, mend, "warning")
 
     def _zones(self) -> Iterator[Check]:
         """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives.
