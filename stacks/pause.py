@@ -56,8 +56,15 @@ class Switched:
     access: AccessStack | None = None
 
 
-KEEPS_MESSAGES = ["sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:SendMessage"]
-"""Sent again, a message has its whole time once more."""
+KEEPS_MESSAGES = [
+    "sqs:DeleteMessage",
+    "sqs:GetQueueAttributes",
+    "sqs:ListQueueTags",
+    "sqs:ReceiveMessage",
+    "sqs:SendMessage",
+    "sqs:TagQueue",
+]
+"""Sent again, a message has its whole time once more; a tag of the queue says when they were."""
 
 
 class PauseStack(InstanceStack):

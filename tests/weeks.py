@@ -43,6 +43,8 @@ STARTS_AFTER = 7 * DAY
 HIDDEN_SECONDS = 361.0
 KEPT_SECONDS = 14 * DAY
 RECEIVES_MAX = 50
+TOLD_RECEIVES_MAX = 3
+"""A message that was received so often is not counted by CloudWatch's age of the oldest."""
 MAPPING_SECONDS = 60.0
 TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
 """How long a cluster is in a state, and in which it is then; in others half an hour, then `available`."""
@@ -114,6 +116,12 @@ class Weeks:
     tells_ages: bool = True
     """Whether CloudWatch tells how old messages are."""
 
+    tags: dict[str, str] = field(default_factory=dict)
+    """Of the queue."""
+
+    looks_hourly: bool = False
+    """Whether no look is left out, though each would find all as wanted."""
+
     messages: list[Sent] = field(default_factory=list)
     applied: set[int] = field(default_factory=set)
     dead: set[int] = field(default_factory=set)
@@ -149,7 +157,8 @@ class Weeks:
     def _is_quiet(self) -> bool:
         """Whether hours go by without a change: the lambda found all as wanted, and would again."""
         found = bool(self.looks) and self.looks[-1] is not None and self.looks[-1].ended
-        return found and not self._due and self.status in ASLEEP and self.desired == "paused"
+        is_left_out = found and not self._due and not self.looks_hourly
+        return is_left_out and self.status in ASLEEP and self.desired == "paused"
 
     def _changes_at(self) -> float:
         if self.status == "stopped":
@@ -224,7 +233,7 @@ class Weeks:
             instance = told("dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number))))
             found = keep(instance)
             if found.desired == "paused" and not renew(
-                instance, lambda url: Queue(self, calls, number), lambda: 0.0
+                instance, lambda url: Queue(self, calls, number), lambda: self.now
             ):
                 found = replace(found, ended=False)
             self.looks.append(found)
@@ -298,8 +307,15 @@ class Weeks:
         return {"Attributes": {name: str(known.get(name, 0)) for name in given["AttributeNames"]}}
 
     def get_metric_data(self, **given: Any) -> Any:
-        ages = [self.now - one.at for one in self.messages] if self.tells_ages else []
+        known = [one for one in self.messages if one.received < TOLD_RECEIVES_MAX]
+        ages = [self.now - one.at for one in known] if self.tells_ages else []
         return {"MetricDataResults": [{"Id": "q0", "Values": [max(ages)] if ages else []}]}
+
+    def list_queue_tags(self, **given: Any) -> Any:
+        return {"Tags": self.tags} if self.tags else {}
+
+    def tag_queue(self, **given: Any) -> Any:
+        self.tags |= given["Tags"]
 
     def get_function_configuration(self, **given: Any) -> Any:
         return {"Timeout": 60}
@@ -348,14 +364,17 @@ class Queue:
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
         self._fault()
-        seen = [one for one in self.weeks.messages if one.hidden_until <= self.weeks.now][:limit]
+        free = [one for one in self.weeks.messages if one.hidden_until <= self.weeks.now]
+        self.weeks._gone([one for one in free if one.received >= RECEIVES_MAX], self.weeks.dead)
+        seen = [one for one in free if one.received < RECEIVES_MAX][:limit]
         for one in seen:
             one.hidden_until = self.weeks.now + 120
+            one.received += 1
         return [
             Message(
                 str(one.number),
                 str(id(one)),
-                1,
+                int(one.received),
                 datetime.now(UTC),
                 born=time.monotonic() - self.weeks.now + one.at,
             )

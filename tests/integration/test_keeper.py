@@ -147,6 +147,46 @@ def test_messages_outlive_a_pause_of_months(tells_ages: bool, fault: str | None)
         assert weeks.is_awake and weeks.applied == set(range(40))
 
 
+SENDERS = {
+    "that stop on day 2": [hour * HOUR for hour in range(48)],
+    "of one message an hour": [hour * HOUR for hour in range(14 * 24)],
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+@pytest.mark.parametrize("tells_ages", [True, False])
+@pytest.mark.parametrize("sender", SENDERS)
+def test_passes_make_no_dead_letters_and_go_on(sender: str, tells_ages: bool, fault: str | None) -> None:
+    """SQS counts what a pass only looks at: what it received often is no longer told of, and then buried."""
+    weeks = paused("stopped", tells_ages=tells_ages, looks_hourly=True, wanted_since=0.0)
+    if fault:  # between the sending and the deleting, among others
+        weeks.lambda_fault = lambda call, number: FAULTS[fault]() if number % 3 and call % 5 == 4 else None
+    for number, at_second in enumerate(SENDERS[sender]):
+        weeks.until(at_second)
+        weeks.send(number)
+    most = 0.0
+    while weeks.now < 35 * DAY:
+        weeks.until(weeks.now + DAY / 2)
+        most = max([most, *(one.received for one in weeks.messages)])
+    everything = set(range(len(SENDERS[sender])))
+    assert not weeks.lost | weeks.dead and weeks.waiting == everything
+    assert most <= (2 if fault is None else 20)
+    assert len(weeks.messages) == len(everything) or fault
+    weeks.wishes("running")
+    weeks.until(weeks.now + 5 * HOUR)
+    assert weeks.is_awake and weeks.applied == everything
+
+
+def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="dormouse.commits.renewal")
+    weeks = paused("stopped", looks_hourly=True, wanted_since=0.0)
+    for number in range(24):
+        weeks.send(number)
+        weeks.until(weeks.now + DAY)
+    passes = [one for one in caplog.messages if one.startswith("sending those again")]
+    assert 24 / 3.5 <= len(passes) <= 24 / 3.5 + 1
+
+
 def test_without_the_lambda_they_are_forgotten() -> None:
     """So the simulation can tell."""
     weeks = paused("stopped", is_kept=False)
