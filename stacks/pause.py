@@ -146,6 +146,9 @@ class PauseStack(InstanceStack):
 
     def _let_switch(self, lambda_: Function, switched: Switched) -> None:
         """What starts work, and what tells whether some runs; to cancel any it has no right."""
+        colon = cdk.ArnFormat.COLON_RESOURCE_NAME
+        sleeping = [one for one in (switched.query, switched.access) if one]
+        switches = [fact(one, self, "switch", one.switch.function.function_name) for one in sleeping]
         scheduled = [one for one in (switched.garbage, switched.compaction, switched.maintenance) if one]
         rules = [fact(one, self, "rule", one.rule.rule_name) for one in scheduled]
         called = [fact(one, self, "function", one.function.function_name) for one in scheduled]
@@ -162,7 +165,7 @@ class PauseStack(InstanceStack):
                 uuid = fact(commit, self, f"mapping-{number}", mapping.event_source_mapping_id)
                 lambda_.allow(
                     ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"],
-                    [self._arn("lambda", "event-source-mapping", uuid, cdk.ArnFormat.COLON_RESOURCE_NAME)],
+                    [self._arn("lambda", "event-source-mapping", uuid, colon)],
                 )
         for actions, arns in (
             (
@@ -171,9 +174,11 @@ class PauseStack(InstanceStack):
             ),
             (
                 ["lambda:GetFunctionConfiguration"],
-                [self._arn("lambda", "function", one, cdk.ArnFormat.COLON_RESOURCE_NAME) for one in called],
+                [self._arn("lambda", "function", one, colon) for one in called],
             ),
             (["states:ListExecutions"], machines),
+            # they may update their stacks, and only with another value of one parameter
+            (["lambda:InvokeFunction"], [self._arn("lambda", "function", one, colon) for one in switches]),
         ):
             if arns:
                 lambda_.allow(actions, arns)

@@ -21,7 +21,8 @@ from dormouse.system.resume import resume
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
 from tests.tiers import few
-from tests.weeks import DAY, HOUR, RULES, Fault, Killed, Weeks, refusal
+from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal
+from tests.weeks_queue import Killed
 
 STATES = [
     "available", "stopped", "starting", "a state of next year", "stopping", "backing-up", "creating",
@@ -32,9 +33,8 @@ FAULTS = {"killed": Killed, "denied": lambda: refusal("AccessDenied", "SomeCall"
 
 
 def paused(status: str, **more: Any) -> Weeks:
-    return Weeks(
-        status, "paused", rules={**dict.fromkeys(RULES, False), "keeper": True}, mapping="Disabled", **more
-    )
+    rules, sleepers = {**dict.fromkeys(RULES, False), "keeper": True}, dict.fromkeys(SLEEPERS, False)
+    return Weeks(status, "paused", rules=rules, mapping="Disabled", sleepers=sleepers, **more)
 
 
 def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool:
@@ -108,6 +108,19 @@ def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool
         weeks.until(16 * DAY)
         assert weeks.is_asleep, (call, weeks)
         assert weeks.awake_while_paused <= 12 * HOUR, (call, weeks.awake_while_paused)
+
+
+@pytest.mark.parametrize("wanted", ["paused", "running"])
+def test_an_update_that_fails_is_asked_for_once_an_hour_and_told(wanted: str) -> None:
+    weeks = paused("stopped") if wanted == "paused" else Weeks()
+    weeks.sleepers, weeks.updates_fail = dict.fromkeys(SLEEPERS, wanted == "paused"), True
+    weeks.until(12 * HOUR)
+    for times in weeks.updated.values():
+        assert 6 <= len(times) - 1 <= 12
+    state = "running" if wanted == "paused" else "asleep"
+    left = (f"the query service is {state}", f"the host for access is {state}")
+    [found, *_] = [one for one in weeks.looks if one is not None and one.left == left]
+    assert (found.ended, found.runs_while_paused) == (False, wanted == "paused")
 
 
 def test_without_anybody_who_looks_it_runs_for_weeks() -> None:
