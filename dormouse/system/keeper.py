@@ -19,7 +19,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
 from dormouse.system.database import ASLEEP, STOPPING, StartDatabase, StopDatabase, cluster_status
 from dormouse.system.drain import DrainCommits, DrainScheduled, executions
-from dormouse.system.instance import DeployedInstance
+from dormouse.system.instance import DeployedInstance, is_changing
 from dormouse.system.query import GONE, sleeper_state, sleepers, stack, switch
 from dormouse.system.steps import STEP_SECONDS_MAX, Left, Step
 from dormouse.system.switches import SwitchMappings, SwitchRules, rule_name, rule_state, schedules
@@ -126,7 +126,7 @@ class WorkEnds:
         for arn in executions(self.instance) if waited < DRAIN_SECONDS_MAX else ():
             yield Left(f"execution {arn.rpartition(':')[2]} is running")
         found = stack(self.instance.aws, name := stack_name(self.instance.id, "migrate"))
-        if found is not None and str(found["StackStatus"]).endswith("_IN_PROGRESS"):
+        if found is not None and is_changing(str(found["StackStatus"])):
             yield Left(f"the stack {name} is being deployed")
 
 
