@@ -20,7 +20,7 @@ from dormouse.settings.resources import (
     stack_name,
     state_parameter,
 )
-from dormouse.settings.section import VISIBILITY_FACTOR
+from dormouse.settings.section import SCHEDULED_SECONDS_MAX, VISIBILITY_FACTOR
 from stacks.access import AccessStack
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
@@ -82,7 +82,7 @@ class PauseStack(InstanceStack):
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
         )
         # what a look finds switched on, and switches off, is over when the next one comes
-        look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60)
+        look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60 + 2 * SCHEDULED_SECONDS_MAX)
         self.queue = Queue(
             self,
             "Starts",

@@ -276,8 +276,8 @@ def test_lambdas_of_schedules_that_were_on_until_now_are_waited_for() -> None:
     weeks = Weeks("available", "paused", mapping="Disabled")
     found = keep(weeks.instance())
     assert found.left == (
-        "garbage may still run, for 90 s at most",
-        "maintenance may still run, for 90 s at most",
+        "garbage may still run, for 210 s at most",
+        "maintenance may still run, for 210 s at most",
     )
     assert (found.ended, weeks.status) == (False, "available")
     assert not any(weeks.rules[rule] for rule in RULES)
