@@ -38,6 +38,7 @@ class GarbageStack(InstanceStack):
             target=lambda_.function,
             description="Garbage collection",
         )
+        self.every_minutes = garbage.every_minutes
         self.function, self.rule = lambda_.function, schedule.rule
         self.describe(
             ScheduledResources(rules=(self.rule.rule_name,), function=lambda_.function.function_name)

@@ -41,7 +41,7 @@ class MaintenanceStack(InstanceStack):
             database_role=OWNER_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )
-        self.function = lambda_.function
+        self.function, self.every_minutes = lambda_.function, maintenance.every_minutes
         self.runs = self._runs(compaction) if compaction is not None else None
         machine = self.runs.state_machine if self.runs is not None else None
         schedule = Schedule(

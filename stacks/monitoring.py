@@ -96,21 +96,27 @@ class MonitoringStack(InstanceStack):
             for number, queue in enumerate(commit.queues, 1):
                 name = f"Commits {number}"
                 ours = self._queues(commit, name, queue)
-                watch.queue(name, *ours, limits.oldest_message_seconds_max)
+                watch.queue(
+                    name, *ours, "dormouse dead-letters shows them", limits.oldest_message_seconds_max
+                )
                 watch.loss(name, ours[0], commit.retention_days)
             watch.function("Commit", self._function(commit, commit.function), "Critical")
             watch.commits()
         if (garbage := watched.garbage) is not None:
-            watch.function("Garbage", self._function(garbage, garbage.function))
+            called = self._function(garbage, garbage.function)
+            watch.scheduled("Garbage", called, garbage.every_minutes)
             watch.garbage(limits.orphaned_gb_max)
         if (compaction := watched.compaction) is not None:
             watch.function("Compaction", self._function(compaction, compaction.function))
             watch.runs("Compaction runs", self._machine(compaction, compaction.runs))
             watch.given_up()
         if (maintenance := watched.maintenance) is not None:
-            watch.function("Maintenance", self._function(maintenance, maintenance.function))
+            called = self._function(maintenance, maintenance.function)
             watch.payloads(limits.payload_backlog_days_max)
-            if maintenance.runs is not None:
+            if maintenance.runs is None:
+                watch.scheduled("Maintenance", called, maintenance.every_minutes)
+            else:
+                watch.function("Maintenance", called)
                 watch.runs("Split runs", self._machine(maintenance, maintenance.runs))
         if (query := watched.query) is not None:
             cluster = fact(query, self, "cluster", query.cluster.cluster_name)
@@ -118,7 +124,8 @@ class MonitoringStack(InstanceStack):
             watch.query(cluster, SERVICE, targets)
         if (pause := watched.pause) is not None:
             name = "Starts of the database"
-            watch.queue(name, *self._queues(pause, name, pause.queue))
+            what = "the lambda Pause failed for a day: its log says why; purge them when it is mended"
+            watch.queue(name, *self._queues(pause, name, pause.queue), what)
             watch.function("Pause", self._function(pause, pause.function), "Critical")
             watch.pause()
         if (tables := watched.tables) is not None:

@@ -20,7 +20,7 @@ from dormouse.settings.resources import (
     stack_name,
     state_parameter,
 )
-from dormouse.settings.section import VISIBILITY_FACTOR
+from dormouse.settings.section import SCHEDULED_SECONDS_MAX, VISIBILITY_FACTOR
 from stacks.access import AccessStack
 from stacks.commit import CommitStack
 from stacks.compaction import CompactionStack
@@ -56,8 +56,15 @@ class Switched:
     access: AccessStack | None = None
 
 
-KEEPS_MESSAGES = ["sqs:DeleteMessage", "sqs:GetQueueAttributes", "sqs:ReceiveMessage", "sqs:SendMessage"]
-"""Sent again, a message has its whole time once more."""
+KEEPS_MESSAGES = [
+    "sqs:DeleteMessage",
+    "sqs:GetQueueAttributes",
+    "sqs:ListQueueTags",
+    "sqs:ReceiveMessage",
+    "sqs:SendMessage",
+    "sqs:TagQueue",
+]
+"""Sent again, a message has its whole time once more; a tag of the queue says when they were."""
 
 
 class PauseStack(InstanceStack):
@@ -75,7 +82,7 @@ class PauseStack(InstanceStack):
             arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
         )
         # what a look finds switched on, and switches off, is over when the next one comes
-        look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60)
+        look_seconds = max(LOOK_SECONDS, self.settings.scheduled_seconds + 60 + 2 * SCHEDULED_SECONDS_MAX)
         self.queue = Queue(
             self,
             "Starts",
@@ -139,6 +146,9 @@ class PauseStack(InstanceStack):
 
     def _let_switch(self, lambda_: Function, switched: Switched) -> None:
         """What starts work, and what tells whether some runs; to cancel any it has no right."""
+        colon = cdk.ArnFormat.COLON_RESOURCE_NAME
+        sleeping = [one for one in (switched.query, switched.access) if one]
+        switches = [fact(one, self, "switch", one.switch.function.function_name) for one in sleeping]
         scheduled = [one for one in (switched.garbage, switched.compaction, switched.maintenance) if one]
         rules = [fact(one, self, "rule", one.rule.rule_name) for one in scheduled]
         called = [fact(one, self, "function", one.function.function_name) for one in scheduled]
@@ -155,7 +165,7 @@ class PauseStack(InstanceStack):
                 uuid = fact(commit, self, f"mapping-{number}", mapping.event_source_mapping_id)
                 lambda_.allow(
                     ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"],
-                    [self._arn("lambda", "event-source-mapping", uuid, cdk.ArnFormat.COLON_RESOURCE_NAME)],
+                    [self._arn("lambda", "event-source-mapping", uuid, colon)],
                 )
         for actions, arns in (
             (
@@ -164,9 +174,11 @@ class PauseStack(InstanceStack):
             ),
             (
                 ["lambda:GetFunctionConfiguration"],
-                [self._arn("lambda", "function", one, cdk.ArnFormat.COLON_RESOURCE_NAME) for one in called],
+                [self._arn("lambda", "function", one, colon) for one in called],
             ),
             (["states:ListExecutions"], machines),
+            # they may update their stacks, and only with another value of one parameter
+            (["lambda:InvokeFunction"], [self._arn("lambda", "function", one, colon) for one in switches]),
         ):
             if arns:
                 lambda_.allow(actions, arns)

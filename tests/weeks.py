@@ -4,9 +4,10 @@ are ordered call by call. What takes long on AWS takes as long here, in no time.
 
 from __future__ import annotations
 
+import io
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from dormouse.commits.queue import Message
 from dormouse.commits.renewal import renew
 from dormouse.errors import CommitQueueError, InstanceError
 from dormouse.settings.resources import (
+    AccessResources,
     CommitResources,
     DatabaseResources,
     PauseResources,
+    QueryResources,
     Resources,
     RunResources,
     ScheduledResources,
@@ -33,6 +35,7 @@ from dormouse.system.instance import DeployedInstance, told
 from dormouse.system.keeper import Kept, keep
 from dormouse.system.steps import Clock
 from tests.deployed import REGION
+from tests.weeks_queue import RECEIVES_MAX, Killed, Queue, Sent
 
 HOUR = 3_600.0
 DAY = 24 * HOUR
@@ -42,7 +45,8 @@ LOOK_SECONDS = 540.0
 STARTS_AFTER = 7 * DAY
 HIDDEN_SECONDS = 361.0
 KEPT_SECONDS = 14 * DAY
-RECEIVES_MAX = 50
+TOLD_RECEIVES_MAX = 3
+"""A message that was received so often is not counted by CloudWatch's age of the oldest."""
 MAPPING_SECONDS = 60.0
 TAKES = {"stopping": (400.0, "stopped"), "starting": (900.0, "available")}
 """How long a cluster is in a state, and in which it is then; in others half an hour, then `available`."""
@@ -60,12 +64,16 @@ RESOURCES = Resources(
     garbage=ScheduledResources(rules=("garbage",), function="garbage"),
     compaction=RunResources(rules=("compaction",), function="compaction", state_machine=MACHINE),
     maintenance=RunResources(rules=("maintenance",), function="maintenance"),
+    query=QueryResources(
+        stack=stack_name("dev", "query"), switch="switch-query", url="u", token="t", cluster="c",  # noqa: S106
+        service="s", tasks_min=1, cpu=1_024, memory_mb=4_096, endpoints=4,
+    ),
+    access=AccessResources(stack=stack_name("dev", "access"), switch="switch-access", host="h", endpoints=2),
     pause=PauseResources(rule="keeper", queue="starts", function="pause", drain_seconds=60),
-)
-
-
-class Killed(BaseException):
-    """What the process does not survive."""
+)  # fmt: skip
+SLEEPERS = ("query", "access")
+UPDATE_SECONDS = 400.0
+"""How long the stack of a sleeper is updated."""
 
 
 Fault = Callable[[str], BaseException | None]
@@ -74,18 +82,6 @@ Fault = Callable[[str], BaseException | None]
 
 def refusal(code: str, operation: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": code}}, operation)  # type: ignore[arg-type]
-
-
-@dataclass(eq=False)
-class Sent:
-    """A message; `number` is that of its commit."""
-
-    number: int
-    at: float
-    received: float = 0.0
-    """How often."""
-
-    hidden_until: float = 0.0
 
 
 @dataclass
@@ -111,8 +107,23 @@ class Weeks:
     """When the execution of the state machine ends."""
 
     deploying: bool = False
+    sleepers: dict[str, bool] = field(default_factory=lambda: dict.fromkeys(SLEEPERS, True))
+    """Whether each runs."""
+
+    updates_fail: bool = False
+    """Whether CloudFormation takes back what it is asked for."""
+
+    updated: dict[str, list[float]] = field(default_factory=lambda: {one: [-DAY] for one in SLEEPERS})
+    """When updates of their stacks began."""
+
     tells_ages: bool = True
     """Whether CloudWatch tells how old messages are."""
+
+    tags: dict[str, str] = field(default_factory=dict)
+    """Of the queue."""
+
+    looks_hourly: bool = False
+    """Whether no look is left out, though each would find all as wanted."""
 
     messages: list[Sent] = field(default_factory=list)
     applied: set[int] = field(default_factory=set)
@@ -149,7 +160,8 @@ class Weeks:
     def _is_quiet(self) -> bool:
         """Whether hours go by without a change: the lambda found all as wanted, and would again."""
         found = bool(self.looks) and self.looks[-1] is not None and self.looks[-1].ended
-        return found and not self._due and self.status in ASLEEP and self.desired == "paused"
+        is_left_out = found and not self._due and not self.looks_hourly
+        return is_left_out and self.status in ASLEEP and self.desired == "paused"
 
     def _changes_at(self) -> float:
         if self.status == "stopped":
@@ -224,7 +236,7 @@ class Weeks:
             instance = told("dev", Aws(self.session(lambda call: self.lambda_fault(next(calls), number))))
             found = keep(instance)
             if found.desired == "paused" and not renew(
-                instance, lambda url: Queue(self, calls, number), lambda: 0.0
+                instance, lambda url: Queue(self, calls, number), lambda: self.now
             ):
                 found = replace(found, ended=False)
             self.looks.append(found)
@@ -298,8 +310,15 @@ class Weeks:
         return {"Attributes": {name: str(known.get(name, 0)) for name in given["AttributeNames"]}}
 
     def get_metric_data(self, **given: Any) -> Any:
-        ages = [self.now - one.at for one in self.messages] if self.tells_ages else []
+        known = [one for one in self.messages if one.received < TOLD_RECEIVES_MAX]
+        ages = [self.now - one.at for one in known] if self.tells_ages else []
         return {"MetricDataResults": [{"Id": "q0", "Values": [max(ages)] if ages else []}]}
+
+    def list_queue_tags(self, **given: Any) -> Any:
+        return {"Tags": self.tags} if self.tags else {}
+
+    def tag_queue(self, **given: Any) -> Any:
+        self.tags |= given["Tags"]
 
     def get_function_configuration(self, **given: Any) -> Any:
         return {"Timeout": 60}
@@ -309,9 +328,36 @@ class Weeks:
         return {"executions": running}
 
     def describe_stacks(self, **given: Any) -> Any:
-        name, tags = stack_name("dev", "migrate"), [{"Key": "dormouse:instance", "Value": "dev"}]
         status = f"UPDATE_{'IN_PROGRESS' if self.deploying else 'COMPLETE'}"
-        return {"Stacks": [{"StackName": name, "Tags": tags, "StackStatus": status}]}
+        migrate = {"StackName": stack_name("dev", "migrate"), "StackStatus": status}
+        found = [migrate, *(self._stack(one) for one in SLEEPERS)]
+        tagged = [{**one, "Tags": [{"Key": "dormouse:instance", "Value": "dev"}]} for one in found]
+        return {
+            "Stacks": [one for one in tagged if given.get("StackName", one["StackName"]) == one["StackName"]]
+        }
+
+    def _stack(self, name: str) -> dict[str, Any]:
+        """That of a sleeper; it has the new value of its parameter from the beginning of an update."""
+        ago = self.now - self.updated[name][-1]
+        ended = "ROLLBACK_COMPLETE" if self.updates_fail and len(self.updated[name]) > 1 else "COMPLETE"
+        return {
+            "StackName": stack_name("dev", name),
+            "StackStatus": f"UPDATE_{'IN_PROGRESS' if ago < UPDATE_SECONDS else ended}",
+            "LastUpdatedTime": datetime.now(UTC) - timedelta(seconds=ago),
+            "Parameters": [{"ParameterKey": "Running", "ParameterValue": str(self.sleepers[name]).lower()}],
+        }
+
+    def describe_stack_events(self, **given: Any) -> Any:
+        return {"StackEvents": []}
+
+    def invoke(self, **given: Any) -> Any:
+        """Of the lambda of a sleeper."""
+        name = given["FunctionName"].removeprefix("switch-")
+        if asked := self._stack(name)["StackStatus"] != "UPDATE_IN_PROGRESS":
+            self.updated[name].append(self.now)
+            if not self.updates_fail:
+                self.sleepers[name] = json.loads(given["Payload"])["running"]
+        return {"Payload": io.BytesIO(json.dumps({"asked": asked}).encode())}
 
     def describe_db_clusters(self, **given: Any) -> Any:
         return {"DBClusters": [{"DBClusterIdentifier": "db", "Status": self.status}]}
@@ -330,47 +376,10 @@ class Weeks:
 
     @property
     def is_asleep(self) -> bool:
-        on = [name for name in RULES if self.rules[name]]
+        on = [name for name in RULES if self.rules[name]] + [*filter(self.sleepers.get, SLEEPERS)]
         return self.status in ASLEEP and not on and self.mapping == "Disabled" and self.rules["keeper"]
 
     @property
     def is_awake(self) -> bool:
-        return self.status == "available" and all(self.rules.values()) and self.mapping == "Enabled"
-
-
-@dataclass
-class Queue:
-    """The commit queue, as a call of the lambda has it that may end between sending and deleting."""
-
-    weeks: Weeks
-    calls: Iterator[int]
-    invocation: int
-
-    def receive(self, limit: int, wait_seconds: float) -> list[Message]:
-        self._fault()
-        seen = [one for one in self.weeks.messages if one.hidden_until <= self.weeks.now][:limit]
-        for one in seen:
-            one.hidden_until = self.weeks.now + 120
-        return [
-            Message(
-                str(one.number),
-                str(id(one)),
-                1,
-                datetime.now(UTC),
-                born=time.monotonic() - self.weeks.now + one.at,
-            )
-            for one in seen
-        ]
-
-    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
-        for message in messages:
-            self.weeks.messages.append(
-                Sent(int(message.body), self.weeks.now, hidden_until=self.weeks.now + seconds)
-            )
-        self._fault()
-        receipts = {message.receipt for message in messages}
-        self.weeks.messages = [one for one in self.weeks.messages if str(id(one)) not in receipts]
-
-    def _fault(self) -> None:
-        if (error := self.weeks.lambda_fault(next(self.calls), self.invocation)) is not None:
-            raise error if isinstance(error, Killed) else CommitQueueError(str(error))
+        on = all(self.rules.values()) and all(self.sleepers.values())
+        return self.status == "available" and on and self.mapping == "Enabled"

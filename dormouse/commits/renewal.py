@@ -2,6 +2,9 @@
 
 A message that is sent again and then deleted has a new age. Its commit has an id, and so is applied once,
 also when both were there for a moment. Nothing has to be brought back by a resume.
+
+A pass receives all that is in a queue, which SQS counts: what came twice is sent again, however young it is.
+So none is received as often as a dead letter, nor three times, after which CloudWatch tells its age no more.
 """
 
 from __future__ import annotations
@@ -9,13 +12,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Protocol
 
 from dormouse.commits.queue import Message
 from dormouse.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_MAX, SqsQueue
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.switches import mapping_state, mappings
-from dormouse.system.waiting import waiting
+from dormouse.system.waiting import Waiting, waiting
 
 HIDDEN_SECONDS = 120.0
 """For so long messages that are too young are not received again."""
@@ -24,6 +29,10 @@ WAIT_SECONDS = 1.0
 """Without a wait SQS may answer that there is none though there are some."""
 
 WORK_SECONDS_MAX = 45.0
+RECEIVES_MAX = 2
+
+RENEWED_TAG = "dormouse:renewed"
+"""Of a queue: when its last pass began that came to its end. It goes with the queue."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,29 +52,41 @@ def _opened(url: str) -> Renewed:
 def renew(
     instance: DeployedInstance,
     open_queue: Callable[[str], Renewed] = _opened,
-    now: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = time.time,
 ) -> bool:
     """Sends messages again that have waited for half of their time; False if some are left for another call.
 
-    Only while all mappings are off: else the lambda applies them.
+    Once in a quarter of that time, and only while all mappings are off: else the lambda applies them.
     """
-    if any(mapping_state(instance, uuid) != "Disabled" for uuid in mappings(instance)):
+    if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
         return True
-    ends, is_done = now() + WORK_SECONDS_MAX, True
-    for one in waiting(instance):
-        half = one.retention_seconds / 2
-        # Without an age from CloudWatch they are as old as the pause may have let them become.
-        age = instance.desired_seconds if one.oldest_seconds is None else one.oldest_seconds
-        if one.messages and age >= half:
-            logger.info("sending those again that are old: %s", one)
-            is_done &= _renew(open_queue(one.url), half, lambda: now() < ends)
+    began = now()
+    due = [one for one in waiting(instance) if one.messages and _is_due(instance, one, began)]
+    is_done = True
+    for number, one in enumerate(due):
+        logger.info("sending those again that are old: %s", one)
+        ends = began + WORK_SECONDS_MAX * (number + 1) / len(due)  # so that a long queue keeps none waiting
+        if _renew(open_queue(one.url), one.retention_seconds / 2, ends, now):
+            at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
+            instance.aws.call("sqs", "tag_queue", QueueUrl=one.url, Tags={RENEWED_TAG: at})
+        else:
+            is_done = False
     return is_done
 
 
-def _renew(queue: Renewed, seconds: float, has_time: Callable[[], bool]) -> bool:
-    while has_time():
+def _is_due(instance: DeployedInstance, one: Waiting, now: float) -> bool:
+    """Whether the last pass is long ago; what CloudWatch tells of ages can only make it earlier."""
+    found = instance.aws.look("sqs", "list_queue_tags", QueueUrl=one.url) or {}
+    passed = float("inf")
+    with suppress(KeyError, ValueError):
+        passed = now - datetime.fromisoformat(found["Tags"][RENEWED_TAG]).timestamp()
+    return one.loss_is_near or not 0 <= passed < one.retention_seconds / 4
+
+
+def _renew(queue: Renewed, seconds: float, ends: float, now: Callable[[], float]) -> bool:
+    while now() < ends:
         if not (found := queue.receive(BATCH_MESSAGES_MAX, WAIT_SECONDS)):
             return True
-        if old := [message for message in found if message.age_seconds >= seconds]:
-            queue.send_again(old, DELAY_SECONDS_MAX)  # and is not received again so soon
+        if again := [one for one in found if one.age_seconds >= seconds or one.receive_count >= RECEIVES_MAX]:
+            queue.send_again(again, DELAY_SECONDS_MAX)  # and is not received again so soon
     return False

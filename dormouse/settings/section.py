@@ -22,6 +22,9 @@ LOSS_NEAR_SHARE = 0.75
 DRAIN_SECONDS = 900
 """How long a pause waits for running work, unless the settings or its caller say otherwise."""
 
+SCHEDULED_SECONDS_MAX = 60
+"""How long EventBridge, and then Lambda, try to begin a scheduled call: the next one makes up for it."""
+
 LAMBDA_SECONDS_MAX = 900
 VISIBILITY_FACTOR = 6
 """Messages stay invisible for so many timeouts of the lambda, as AWS advises."""

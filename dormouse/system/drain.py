@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dormouse.settings.section import SCHEDULED_SECONDS_MAX
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import STEP_SECONDS_MAX, Left
 
@@ -131,7 +132,9 @@ class DrainScheduled:
     def left(self, waited: float) -> Iterator[Left]:
         quiet = waited + self.quiet_seconds
         for name in () if waited >= self.drain_seconds else self._functions():
-            if quiet < (most := _invocation_seconds_max(self.instance, name)):
+            most = _invocation_seconds_max(self.instance, name)
+            most += 2 * SCHEDULED_SECONDS_MAX if most else 0  # EventBridge and Lambda each try for a while
+            if quiet < most:
                 yield Left(f"{name} may still run, for {most - quiet:.0f} s at most")
 
     def _functions(self) -> Iterator[str]:

@@ -72,6 +72,11 @@ def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
             yield stack
 
 
+def is_changing(status: str) -> bool:
+    """Whether a stack is being changed; one whose change set nobody executed is in review for good."""
+    return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
+
+
 def find(instance_id: str, session: Any) -> DeployedInstance:
     """The instance in the account and region of a boto3 session.
 

@@ -3,7 +3,7 @@ says that the database was started.
 
 It takes those steps of a pause or a resume that switch schedules and mappings, and the database, so that
 whatever interrupted a command, or was lost, is made up for. It cancels nothing: it waits for work that runs,
-as all of it ends by itself.
+as all of it ends by itself. The stacks that sleep by a parameter it has switched by their own lambdas.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ import logging
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
 
-from dormouse.settings.resources import DesiredState, stack_name
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
 from dormouse.system.database import ASLEEP, STOPPING, StartDatabase, StopDatabase, cluster_status
 from dormouse.system.drain import DrainCommits, DrainScheduled, executions
-from dormouse.system.instance import DeployedInstance
-from dormouse.system.query import GONE, sleeper_state, sleepers, stack
+from dormouse.system.instance import DeployedInstance, is_changing
+from dormouse.system.query import GONE, sleeper_state, sleepers, stack, switch
 from dormouse.system.steps import STEP_SECONDS_MAX, Left, Step
 from dormouse.system.switches import SwitchMappings, SwitchRules, rule_name, rule_state, schedules
+
+ROLLED_BACK_SECONDS = 3_600.0
+"""An update of a stack that failed is not asked for again before: it makes, and costs, what it takes back."""
+
+SWITCH_SECONDS_MAX = 15.0
+"""How long the lambda of a stack is waited for, which goes on anyway: the next look sees what it did."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +89,7 @@ def _asleep(instance: DeployedInstance) -> list[Step]:
         DrainScheduled(instance, math.inf, 0.0 if are_off else -instance.desired_seconds),
         WorkEnds(instance),
         StopDatabase(instance, to_the_end=True),
-        SleepersSleep(instance),
+        AskSleepers(instance, False),
     ]
 
 
@@ -89,6 +98,7 @@ def _awake(instance: DeployedInstance) -> list[Step]:
         StartDatabase(instance),
         SwitchMappings(instance, True),
         SwitchRules(instance, schedules(instance), True, "the schedules"),
+        AskSleepers(instance, True),
     ]
 
 
@@ -116,19 +126,44 @@ class WorkEnds:
         for arn in executions(self.instance) if waited < DRAIN_SECONDS_MAX else ():
             yield Left(f"execution {arn.rpartition(':')[2]} is running")
         found = stack(self.instance.aws, name := stack_name(self.instance.id, "migrate"))
-        if found is not None and str(found["StackStatus"]).endswith("_IN_PROGRESS"):
+        if found is not None and is_changing(str(found["StackStatus"])):
             yield Left(f"the stack {name} is being deployed")
 
 
 @dataclass(frozen=True)
-class SleepersSleep:
-    """Only tells of it: an update of a stack would need rights to all that is in it."""
+class AskSleepers:
+    """Has stacks that sleep by a parameter switched by their lambdas, as only these may update them."""
 
     instance: DeployedInstance
-    name = "look whether what sleeps by a parameter does"
+    runs: bool
     seconds_max = STEP_SECONDS_MAX
+
+    @property
+    def name(self) -> str:
+        return f"{'start' if self.runs else 'stop'} what sleeps by a parameter"
 
     def left(self, waited: float) -> Iterator[Left]:
         for what, told in sleepers(self.instance).items():
-            if (state := sleeper_state(self.instance, told)) not in ("asleep", GONE):
-                yield Left(f"{what} is {state}: pause {self.instance.id} again")
+            state = sleeper_state(self.instance, told)
+            if state in ("running" if self.runs else "asleep", GONE):
+                continue
+            if state in ("running", "asleep") and told.switch is not None:
+                yield Left(f"{what} is {state}", partial(self._ask, told, told.switch))
+            else:
+                yield Left(f"{what} is {state}")
+
+    def _ask(self, told: SleepingResources, function: str) -> None:
+        """A failure is only logged, as nothing else has to wait for it: what is left tells of it."""
+        if self._has_just_failed(told):
+            return
+        try:
+            switch(self.instance.aws, function, runs=self.runs, seconds_max=SWITCH_SECONDS_MAX)
+        except InstanceError as error:
+            logger.warning("%s: %s", self.name, error)
+
+    def _has_just_failed(self, told: SleepingResources) -> bool:
+        found = stack(self.instance.aws, told.stack) or {}
+        began = found.get("LastUpdatedTime")
+        if found.get("StackStatus") != "UPDATE_ROLLBACK_COMPLETE" or began is None:
+            return False
+        return bool((datetime.now(UTC) - began).total_seconds() < ROLLED_BACK_SECONDS)

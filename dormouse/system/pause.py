@@ -8,7 +8,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings.section import DRAIN_SECONDS
 from dormouse.system.database import ASLEEP, STOPPING, StopDatabase, usable_status
 from dormouse.system.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark
-from dormouse.system.instance import DeployedInstance, stacks_of
+from dormouse.system.instance import DeployedInstance, is_changing, stacks_of
 from dormouse.system.query import SwitchStack, sleepers
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.system.switches import (
@@ -37,7 +37,8 @@ def pause(
     Whatever is done already is left alone, so that it may be interrupted, and run again. `drain_seconds` is
     how long it waits for running commits and runs (None: as deployed), which are cancelled then. `tell` hears
     what is waited for, `ended` of each step. Raises InstanceError when it cannot go on, or somebody resumes;
-    and changes nothing while a stack is being changed.
+    and changes nothing while a stack is being changed. What fails of the query service or the host for access
+    is raised when all else sleeps.
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
     check_not_deployed_to(instance)
@@ -52,9 +53,10 @@ def pause(
     keeper = (rule_name(told.rule),) if told else ()
     are_off = all(rule_state(instance, rule) != "ENABLED" for rule in rules)
     quiet_seconds = float("inf") if sleeps else instance.desired_seconds if are_off else 0.0
+    sleeping = [SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()]
     before: list[Step] = [
         WriteDesiredState(instance, "paused"),
-        *(SwitchStack(instance, what, one, False) for what, one in sleepers(instance).items()),
+        *sleeping,
         SwitchRules(instance, rules, False, "the schedules"),
         SwitchMappings(instance, False),
     ]
@@ -71,7 +73,7 @@ def pause(
     steps = [*before, *drain, *after]
     steps += [StopDatabase(instance, to_the_end=True)] if wait else []
     run = Run("paused", lambda: instance.desired, tell, clock)
-    reports = run.reports(steps, ended, dry_run=dry_run)
+    reports = run.reports(steps, ended, dry_run=dry_run, put_off=sleeping)
     if not dry_run:
         reports.append(verify(instance, [*before, *after], "asleep", "pause"))
         ended(reports[-1])
@@ -90,7 +92,7 @@ def check_not_deployed_to(instance: DeployedInstance) -> None:
     sleeping = {one.stack for one in sleepers(instance).values()}
     for stack in stacks_of(instance.aws, instance.id):
         name, status = stack["StackName"], stack["StackStatus"]
-        if status.endswith("_IN_PROGRESS") and name not in sleeping:
+        if is_changing(status) and name not in sleeping:
             raise InstanceError(
                 f"{instance.id} is being deployed to: its stack {name} is in "
                 f"{status.lower().replace('_', ' ')}: pause it when that has ended"

@@ -64,9 +64,9 @@ def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> 
     return True
 
 
-def switch(aws: Aws, function: str, *, runs: bool) -> bool:
+def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX) -> bool:
     """As `update`, by the lambda of the stack: only that needs the right to update it."""
-    return bool(aws.invoke(function, {"running": runs}, seconds_max=SWITCH_SECONDS_MAX)["asked"])
+    return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
 
 
 def is_wanted(described: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -111,18 +111,33 @@ class Run:
         return StepReport(step.name, "done" if first else "already", first, waited)
 
     def reports(
-        self, steps: Iterable[Step], ended: Callable[[StepReport], None], *, dry_run: bool = False
+        self,
+        steps: Iterable[Step],
+        ended: Callable[[StepReport], None],
+        *,
+        dry_run: bool = False,
+        put_off: Sequence[Step] = (),
     ) -> list[StepReport]:
         """What became of each step, or with `dry_run` would; `ended` is told of each as it ends.
 
-        The first of them must write the desired state.
+        The first of them must write the desired state. What steps of `put_off` raise is raised at the end.
         """
         reports: list[StepReport] = []
+        failures: list[InstanceError] = []
         for step in steps:
             if reports and not dry_run:
                 self.check()
-            reports.append(would(step) if dry_run else self.step(step))
-            ended(reports[-1])
+            try:
+                reports.append(would(step) if dry_run else self.step(step))
+            except InstanceError as error:
+                if step not in put_off:
+                    raise
+                self.tell(f"{error}; all else goes on")
+                failures.append(error)
+            else:
+                ended(reports[-1])
+        if failures:
+            raise failures[0]
         return reports
 
     def check(self) -> None:

@@ -19,6 +19,9 @@ ALARM = "Alarm"
 ERRORS_HOUR_MAX = 2
 """One that is not made up for by the two that Lambda tries again."""
 
+SCHEDULED_MINUTES_MIN = 20
+"""What fails of schedules that call more often counts once in so many minutes."""
+
 THROTTLES_HOUR_MAX = 10
 ACU_PERCENT_MAX = 90
 DEADLOCKS_SECOND_MAX = 0.02
@@ -57,8 +60,14 @@ class Monitors:
         self._cluster = cluster
 
     def queue(
-        self, name: str, queue: sqs.IQueue, dead_letters: sqs.IQueue, oldest_seconds_max: int | None = None
+        self,
+        name: str,
+        queue: sqs.IQueue,
+        dead_letters: sqs.IQueue,
+        what: str,
+        oldest_seconds_max: int | None = None,
     ) -> None:
+        """`what` is to be done about dead letters."""
         self._facade.monitor_sqs_queue_with_dlq(
             queue=queue,
             dead_letter_queue=dead_letters,
@@ -67,7 +76,7 @@ class Monitors:
             add_dead_letter_queue_max_size_alarm={
                 ALARM: monitors.MaxMessageCountThreshold(
                     max_message_count=0,
-                    **self._when("Critical", f"{name} has some: dormouse dead-letters shows them", 5),
+                    **self._when("Critical", f"{name} has dead letters: {what}", 5),
                 )
             },
         )
@@ -85,15 +94,22 @@ class Monitors:
         )
 
     def function(self, name: str, function: lambda_.IFunction, severity: Severity = "Warning") -> None:
+        self._function(name, function, ERRORS_HOUR_MAX, self._when(severity, _fails(name), 60))
+
+    def scheduled(self, name: str, function: lambda_.IFunction, every_minutes: int) -> None:
+        """Nothing tries a call of a schedule again but the next one: two failures among three are news."""
+        when = self._when("Warning", _fails(name), max(every_minutes, SCHEDULED_MINUTES_MIN), 3)
+        self._function(name, function, 0, {**when, "datapoints_to_alarm": 2})
+
+    def _function(
+        self, name: str, function: lambda_.IFunction, errors_max: int, when: Mapping[str, Any]
+    ) -> None:
         self._facade.monitor_lambda_function(
             lambda_function=function,
             human_readable_name=name,
             alarm_friendly_name=_alarm_name(name),
             add_fault_count_alarm={
-                ALARM: monitors.ErrorCountThreshold(
-                    max_error_count=ERRORS_HOUR_MAX,
-                    **self._when(severity, f"The lambda {name} fails again and again", 60),
-                )
+                ALARM: monitors.ErrorCountThreshold(max_error_count=errors_max, **when),
             },
             add_throttles_count_alarm={
                 ALARM: monitors.ErrorCountThreshold(
@@ -335,3 +351,7 @@ class Monitors:
 
 def _alarm_name(name: str) -> str:
     return name.replace(" ", "-")
+
+
+def _fails(name: str) -> str:
+    return f"The lambda {name} fails again and again"

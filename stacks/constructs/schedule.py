@@ -9,6 +9,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
+from dormouse.settings.section import SCHEDULED_SECONDS_MAX
 from stacks.constructs.service_role import service_role
 
 RETRIES_MAX = 2
@@ -17,7 +18,8 @@ RETRIES_MAX = 2
 class Schedule(Construct):
     """On while the instance is wanted to run.
 
-    What is not delivered when the next is due is dropped: that one makes up for it.
+    What is not delivered when the next is due is dropped: that one makes up for it. So no lambda is called
+    again for a call that failed, nor much later than it was due: a pause would not know of it.
     """
 
     def __init__(
@@ -33,7 +35,11 @@ class Schedule(Construct):
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
         rules = stack.format_arn(service="events", resource="rule", resource_name="*")
-        age_max = cdk.Duration.minutes(every_minutes)
+        if isinstance(target, lambda_.Function):
+            age_max = cdk.Duration.seconds(SCHEDULED_SECONDS_MAX)
+            target.configure_async_invoke(retry_attempts=0, max_event_age=age_max)
+        else:
+            age_max = cdk.Duration.minutes(every_minutes)
         self.rule = events.Rule(
             self,
             "Rule",

@@ -189,3 +189,34 @@ def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesi
     settings = CONFIGURATIONS["prod"]().commit
     assert settings is not None
     assert settings.retention_days * 86_400 - alarm["Threshold"] >= 3 * 86_400
+
+
+@pytest.mark.parametrize("what", ["Garbage", "Maintenance"])
+def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, tmp_path: Path) -> None:
+    """However seldom it calls: nothing else tries again."""
+    rare = {"every_minutes": 1_440}
+    given: Any = {"garbage": rare, "maintenance": rare, "compaction": None}
+    found = synthesize(settings("dev", **given), tmp_path / "assembly", checked=False)
+    alarm = alarms(found)[f"{what}-Fault-Count-Alarm"]
+    [period] = {one["MetricStat"]["Period"] for one in alarm["Metrics"] if "MetricStat" in one}
+    assert (period, alarm["Threshold"]) == (86_400, 0)
+    assert (alarm["DatapointsToAlarm"], alarm["EvaluationPeriods"]) == (2, 3)
+
+
+def test_a_scheduled_lambda_is_not_called_again_when_a_pause_no_longer_waits(tmp_path: Path) -> None:
+    found = synthesize(settings("dev", compaction=None), tmp_path / "assembly", checked=False)
+    once = [one for one in found.resources("AWS::Lambda::EventInvokeConfig") if one.stack != "migrate"]
+    assert {one.stack for one in once} == {"garbage", "maintenance"}
+    for one in once:
+        assert (one.properties["MaximumRetryAttempts"], one.properties["MaximumEventAgeInSeconds"]) == (0, 60)
+    for rule in found.resources("AWS::Events::Rule"):
+        if rule.stack in ("garbage", "maintenance"):
+            [target] = rule.properties["Targets"]
+            assert target["RetryPolicy"]["MaximumEventAgeInSeconds"] == 60
+
+
+def test_dead_letters_say_what_to_do_about_them(name: str, synthesized: All) -> None:
+    """The command knows those of the commit queues only."""
+    for alarm, found in alarms(synthesized(name)).items():
+        if "DLQ" in alarm:
+            assert ("dormouse dead-letters" in found["AlarmDescription"]) == alarm.startswith("Commits")

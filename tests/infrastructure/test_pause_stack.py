@@ -132,9 +132,11 @@ def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All)
         action for action in rights if not action.partition(":")[2].startswith(("Get", "Describe", "List"))
     }
     assert {one for one in changing if one.partition(":")[0] not in ("logs", "sqs", "xray")} == {
-        "events:DisableRule", "events:EnableRule", "lambda:UpdateEventSourceMapping", "rds:StartDBCluster",
-        "rds:StopDBCluster",
+        "events:DisableRule", "events:EnableRule", "lambda:InvokeFunction", "lambda:UpdateEventSourceMapping",
+        "rds:StartDBCluster", "rds:StopDBCluster",
     }  # fmt: skip
+    [switch] = rights["lambda:InvokeFunction"]
+    assert "queryswitch" in switch, "which may update the stack that the lambda may not"
 
 
 def test_the_lambda_knows_the_instance(synthesized: All, monkeypatch: pytest.MonkeyPatch) -> None:

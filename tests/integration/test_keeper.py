@@ -21,7 +21,8 @@ from dormouse.system.resume import resume
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
 from tests.tiers import few
-from tests.weeks import DAY, HOUR, RULES, Fault, Killed, Weeks, refusal
+from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal
+from tests.weeks_queue import Killed
 
 STATES = [
     "available", "stopped", "starting", "a state of next year", "stopping", "backing-up", "creating",
@@ -32,9 +33,8 @@ FAULTS = {"killed": Killed, "denied": lambda: refusal("AccessDenied", "SomeCall"
 
 
 def paused(status: str, **more: Any) -> Weeks:
-    return Weeks(
-        status, "paused", rules={**dict.fromkeys(RULES, False), "keeper": True}, mapping="Disabled", **more
-    )
+    rules, sleepers = {**dict.fromkeys(RULES, False), "keeper": True}, dict.fromkeys(SLEEPERS, False)
+    return Weeks(status, "paused", rules=rules, mapping="Disabled", sleepers=sleepers, **more)
 
 
 def interrupted(weeks: Weeks, command: Callable[..., Any], fault: Fault) -> bool:
@@ -110,6 +110,19 @@ def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool
         assert weeks.awake_while_paused <= 12 * HOUR, (call, weeks.awake_while_paused)
 
 
+@pytest.mark.parametrize("wanted", ["paused", "running"])
+def test_an_update_that_fails_is_asked_for_once_an_hour_and_told(wanted: str) -> None:
+    weeks = paused("stopped") if wanted == "paused" else Weeks()
+    weeks.sleepers, weeks.updates_fail = dict.fromkeys(SLEEPERS, wanted == "paused"), True
+    weeks.until(12 * HOUR)
+    for times in weeks.updated.values():
+        assert 6 <= len(times) - 1 <= 12
+    state = "running" if wanted == "paused" else "asleep"
+    left = (f"the query service is {state}", f"the host for access is {state}")
+    [found, *_] = [one for one in weeks.looks if one is not None and one.left == left]
+    assert (found.ended, found.runs_while_paused) == (False, wanted == "paused")
+
+
 def test_without_anybody_who_looks_it_runs_for_weeks() -> None:
     """So the simulation can tell."""
     weeks = Weeks(is_kept=False)
@@ -145,6 +158,46 @@ def test_messages_outlive_a_pause_of_months(tells_ages: bool, fault: str | None)
         weeks.wishes("running")
         weeks.until(weeks.now + 5 * HOUR)
         assert weeks.is_awake and weeks.applied == set(range(40))
+
+
+SENDERS = {
+    "that stop on day 2": [hour * HOUR for hour in range(48)],
+    "of one message an hour": [hour * HOUR for hour in range(14 * 24)],
+}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+@pytest.mark.parametrize("tells_ages", [True, False])
+@pytest.mark.parametrize("sender", SENDERS)
+def test_passes_make_no_dead_letters_and_go_on(sender: str, tells_ages: bool, fault: str | None) -> None:
+    """SQS counts what a pass only looks at: what it received often is no longer told of, and then buried."""
+    weeks = paused("stopped", tells_ages=tells_ages, looks_hourly=True, wanted_since=0.0)
+    if fault:  # between the sending and the deleting, among others
+        weeks.lambda_fault = lambda call, number: FAULTS[fault]() if number % 3 and call % 5 == 4 else None
+    for number, at_second in enumerate(SENDERS[sender]):
+        weeks.until(at_second)
+        weeks.send(number)
+    most = 0.0
+    while weeks.now < 35 * DAY:
+        weeks.until(weeks.now + DAY / 2)
+        most = max([most, *(one.received for one in weeks.messages)])
+    everything = set(range(len(SENDERS[sender])))
+    assert not weeks.lost | weeks.dead and weeks.waiting == everything
+    assert most <= (2 if fault is None else 20)
+    assert len(weeks.messages) == len(everything) or fault
+    weeks.wishes("running")
+    weeks.until(weeks.now + 5 * HOUR)
+    assert weeks.is_awake and weeks.applied == everything
+
+
+def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="dormouse.commits.renewal")
+    weeks = paused("stopped", looks_hourly=True, wanted_since=0.0)
+    for number in range(24):
+        weeks.send(number)
+        weeks.until(weeks.now + DAY)
+    passes = [one for one in caplog.messages if one.startswith("sending those again")]
+    assert 24 / 3.5 <= len(passes) <= 24 / 3.5 + 1
 
 
 def test_without_the_lambda_they_are_forgotten() -> None:
@@ -223,8 +276,8 @@ def test_lambdas_of_schedules_that_were_on_until_now_are_waited_for() -> None:
     weeks = Weeks("available", "paused", mapping="Disabled")
     found = keep(weeks.instance())
     assert found.left == (
-        "garbage may still run, for 90 s at most",
-        "maintenance may still run, for 90 s at most",
+        "garbage may still run, for 210 s at most",
+        "maintenance may still run, for 210 s at most",
     )
     assert (found.ended, weeks.status) == (False, "available")
     assert not any(weeks.rules[rule] for rule in RULES)

@@ -12,9 +12,11 @@ import pytest
 from botocore.response import StreamingBody
 from botocore.stub import ANY
 from moto import mock_aws
+from moto.cloudformation.models import cloudformation_backends
+from moto.core import DEFAULT_ACCOUNT_ID
 
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.resources import QueryResources, Resources, resources_parameter
+from dormouse.settings.resources import QueryResources, Resources, resources_parameter, state_parameter
 from dormouse.system.aws import Aws
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import pause
@@ -23,7 +25,7 @@ from dormouse.system.resume import resume
 from dormouse.system.status import status
 from dormouse.system.steps import Run, StepReport
 from lambdas import pause as pause_lambda
-from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
+from tests.deployed import PAUSED, REGION, Deployed, FakeClock, StubSession, deploy
 
 STACK = "dormouse-dev-query"
 TOLD = QueryResources(
@@ -75,6 +77,33 @@ def test_it_sleeps_first_and_wakes_last_and_other_parameters_stay(deployed: Depl
     report = resume(deployed.find(), clock=clock)
     assert [one.step for one in report.steps][-2:] == ["start the query service", "verify"]
     assert parameters(deployed) == {"Running": "true", "Other": "kept"}
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_stack_that_somebody_must_mend_keeps_nothing_else_awake(deployed: Deployed, *, wait: bool) -> None:
+    stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
+    [broken] = [one for one in stacks if one.name == STACK]
+    broken.status = "UPDATE_ROLLBACK_FAILED"
+    said: list[str] = []
+    with pytest.raises(InstanceError, match=r"could not stop the query service: .*update rollback failed"):
+        pause(deployed.find(), wait=wait, tell=said.append, clock=FakeClock().clock)
+    assert deployed.state() == PAUSED
+    assert [one for one in said if one.endswith("then pause it again; all else goes on")]
+
+
+def test_a_wish_of_meanwhile_is_heard_though_a_stack_is_broken(deployed: Deployed) -> None:
+    stacks = cloudformation_backends[DEFAULT_ACCOUNT_ID][REGION].stacks.values()
+    [broken] = [one for one in stacks if one.name == STACK]
+    broken.status = "UPDATE_ROLLBACK_FAILED"
+
+    def resumed(line: str) -> None:
+        if "could not stop" in line:
+            given: Any = {"Name": state_parameter("dev"), "Value": "running", "Overwrite": True}
+            deployed.client("ssm").put_parameter(**given)
+
+    with pytest.raises(InstanceError, match="somebody resumed the instance meanwhile"):
+        pause(deployed.find(), tell=resumed, clock=FakeClock().clock)
+    assert deployed.state()["database"] == "available"
 
 
 def test_what_sleeps_already_is_left_alone(deployed: Deployed) -> None:

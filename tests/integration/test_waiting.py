@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -50,9 +51,19 @@ def send(deployed: Deployed, body: str, days: float) -> None:
     deployed.client("cloudwatch").put_metric_data(Namespace="AWS/SQS", MetricData=[measured])
 
 
-def bodies(deployed: Deployed) -> list[str]:
+def messages(deployed: Deployed) -> list[Any]:
+    """As moto has them."""
     name = deployed.queues[0].rpartition("/")[2]
-    return sorted(one.body for one in sqs_backends["123456789012"][REGION].queues[name]._messages)
+    return list(sqs_backends["123456789012"][REGION].queues[name]._messages)
+
+
+def bodies(deployed: Deployed) -> list[str]:
+    return sorted(one.body for one in messages(deployed))
+
+
+def ages(deployed: Deployed) -> dict[str, float]:
+    now = datetime.now(UTC).timestamp()
+    return {one.body: now - int(one.sent_timestamp) / 1_000 for one in messages(deployed)}
 
 
 def test_a_pause_says_what_waits_since_when_and_when_it_is_lost(deployed: Deployed) -> None:
@@ -86,23 +97,34 @@ def test_old_messages_are_sent_again_and_young_ones_are_left(deployed: Deployed)
     before = bodies(deployed)
     assert renew(deployed.find())
     assert bodies(deployed) == before
-    name = deployed.queues[0].rpartition("/")[2]
-    now = datetime.now(UTC).timestamp() * 1_000
-    ages = {
-        one.body: (now - int(one.sent_timestamp)) / 1_000
-        for one in sqs_backends["123456789012"][REGION].queues[name]._messages
-    }
-    assert all(age < DAY / 2 for body, age in ages.items() if body.startswith("old"))
-    assert all(age > DAY / 2 for body, age in ages.items() if body.startswith("young"))
+    found = ages(deployed)
+    assert all(age < DAY / 2 for body, age in found.items() if body.startswith("old"))
+    assert all(age > DAY / 2 for body, age in found.items() if body.startswith("young"))
 
 
-def test_nothing_is_sent_again_while_a_lambda_applies_it_or_when_it_is_young(deployed: Deployed) -> None:
+def test_nothing_is_sent_again_while_a_lambda_applies_it(deployed: Deployed) -> None:
     opened: list[str] = []
-    send(deployed, "young", days=6)
-    assert renew(deployed.find(), opened.append) and not opened  # type: ignore[arg-type]
     send(deployed, "old", days=8)
     deployed.client("lambda").update_event_source_mapping(UUID=deployed.mappings[1], Enabled=True)
     assert renew(deployed.find(), opened.append) and not opened  # type: ignore[arg-type]
+
+
+def test_a_mapping_that_is_gone_is_off(deployed: Deployed) -> None:
+    send(deployed, "old", days=8)
+    deployed.client("lambda").delete_event_source_mapping(UUID=deployed.mappings[1])
+    assert renew(deployed.find())
+    assert ages(deployed)["old"] < DAY / 2
+
+
+def test_what_was_received_twice_is_sent_again_however_young_it_is(deployed: Deployed) -> None:
+    send(deployed, "young", days=1)
+    for number, age in enumerate((DAY, DAY, 0)):
+        assert ages(deployed)["young"] == pytest.approx(age, abs=60), number
+        at = time.time() + number * 4 * DAY
+        assert renew(deployed.find(), now=lambda at=at: at)  # type: ignore[misc]
+        assert renew(deployed.find(), now=lambda at=at + 3 * DAY: at)  # type: ignore[misc]
+        for one in messages(deployed):
+            one.change_visibility(0)
 
 
 def test_what_one_call_has_no_time_for_is_left_to_the_next(deployed: Deployed) -> None:
