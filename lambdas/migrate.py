@@ -29,7 +29,7 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 
 from dormouse.commits.outcomes import text_of
-from dormouse.errors import InstanceError, InvalidInput
+from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.opening import LoginRefused
@@ -64,12 +64,12 @@ def begin(event: dict[str, Any], context: Any) -> None:
         with called(BeginMigrationEnvironment, "migrate", context) as call:
             state = state_parameter(call.environment.instance_id)
             if request_type(event) == "Delete":
-                Aws(open_session(call.environment.region)).look("ssm", "delete_parameter", Name=state)
+                _forget(event, call.environment, state)
                 answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
                 return
             secret, aws = _secret_of(event), Aws(open_session(call.environment.region))
             answer.rolls_back = rolls_back = is_rolled_back(aws, event["StackId"])
-            sleeps = _state(aws, event, state) == "paused"
+            sleeps = _state(aws, event, state, rolls_back=rolls_back) == "paused"
             if sleeps and (result := _sleeps_on(event, rolls_back=rolls_back)):
                 answer.succeeded(result)
             else:
@@ -105,13 +105,28 @@ def _secret_of(event: Mapping[str, Any]) -> str:
     return str(properties["Secret"])
 
 
-def _state(aws: Aws, event: Mapping[str, Any], name: str) -> str | None:
-    """The desired state: as the settings say, when it is not there or they have changed, else as it is."""
+def _forget(event: Mapping[str, Any], environment: BeginMigrationEnvironment, state: str) -> None:
+    """The desired state goes with the instance; a deletion that fails for its sake would keep the stack."""
+    if field(event, "ResourceProperties", dict).get("RowsOnly"):
+        return  # the instance is still there
+    try:
+        Aws(open_session(environment.region)).look("ssm", "delete_parameter", Name=state)
+    except DormouseError as error:
+        logger.warning("%s stays: %s", state, error)
+
+
+def _state(aws: Aws, event: Mapping[str, Any], name: str, *, rolls_back: bool) -> str | None:
+    """The desired state: as the settings say, when it is not there or they have changed, else as it is.
+
+    A rollback leaves it: since the settings were as they are again, people may have resumed or paused.
+    """
+    if event["ResourceProperties"].get("RowsOnly"):
+        return aws.parameter(name)
     wanted = event["ResourceProperties"].get("DeployPaused")
     before = properties_before(event).get("DeployPaused", wanted)
     given = {"Name": name, "Type": "String", "Value": "paused" if wanted == "true" else "running"}
     there = frozenset({"ParameterAlreadyExists"})
-    aws.ask("ssm", "put_parameter", refusals=there, Overwrite=before != wanted, **given)
+    aws.ask("ssm", "put_parameter", refusals=there, Overwrite=before != wanted and not rolls_back, **given)
     return aws.parameter(name)
 
 

@@ -27,6 +27,11 @@ MEMORY_MB = 512
 TIMEOUT_SECONDS = 900
 BEGIN_MEMORY_MB = 256
 BEGIN_SECONDS_MAX = 60
+QUEUED_SECONDS_MAX = 60
+"""An event that waits for Lambda any longer is dropped: it would migrate after CloudFormation gave up."""
+
+ANSWER_SECONDS_MAX = 2 * (BEGIN_SECONDS_MAX + QUEUED_SECONDS_MAX) + TIMEOUT_SECONDS
+"""After which CloudFormation gives up: when nothing can still be under way."""
 
 
 class MigrateStack(InstanceStack):
@@ -44,7 +49,7 @@ class MigrateStack(InstanceStack):
             "Migration",
             resource_type=RESOURCE_TYPE,
             service_token=begin.function.function_arn,
-            service_timeout=cdk.Duration.seconds(TIMEOUT_SECONDS),
+            service_timeout=cdk.Duration.seconds(ANSWER_SECONDS_MAX),
             properties={
                 "Host": database.fact(self, "endpoint"),
                 "Port": str(PORT),
@@ -62,13 +67,13 @@ class MigrateStack(InstanceStack):
                 f"Rows{number}",
                 resource_type=RESOURCE_TYPE,
                 service_token=begin.function.function_arn,
-                service_timeout=cdk.Duration.seconds(TIMEOUT_SECONDS),
+                service_timeout=cdk.Duration.seconds(ANSWER_SECONDS_MAX),
                 properties={
                     "Host": facts["host"],
                     "Port": str(PORT),
                     "Database": ROWS_NAME,
                     "Secret": facts["secret"],
-                    "DeployPaused": str(settings.deploy_paused).lower(),
+                    "Migrations": foundation.assets.migrations(),  # their roles are of these
                     "RowsOnly": "true",
                 },
             ).node.add_dependency(migration)
@@ -141,5 +146,5 @@ class MigrateStack(InstanceStack):
 def _once(function: Function) -> None:
     """One that comes again after CloudFormation rolled back would give the store to the wrong database."""
     function.function.configure_async_invoke(
-        retry_attempts=0, max_event_age=cdk.Duration.seconds(TIMEOUT_SECONDS)
+        retry_attempts=0, max_event_age=cdk.Duration.seconds(QUEUED_SECONDS_MAX)
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from botocore.stub import ANY
 
+from dormouse.errors import InstanceError
 from lambdas import migrate
 from lambdas.migrate import PHYSICAL_ID, begin
 from tests.aws_lambda import Context
@@ -72,6 +73,46 @@ def test_a_change_of_the_setting_changes_the_desired_state(
     aws.state = "running"
     begin(updated(event, DeployPaused="true"), Context())
     assert (aws.state, cloudformation.answer["Status"]) == ("paused", "SUCCESS")
+
+
+def test_a_rollback_leaves_the_state_that_people_have_chosen(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    """The settings go back to those of a first deploy that was to be paused, and was resumed since."""
+    aws.state, aws.stack_status = "running", "UPDATE_ROLLBACK_IN_PROGRESS"
+    back = updated(event, DeployPaused="true")
+    aws.secrets.add_client_error("get_secret_value", "AccessDeniedException", "no")
+    begin(back, Context())
+    assert (aws.state, cloudformation.answer["Status"]) == ("running", "SUCCESS")
+
+
+def test_a_cluster_of_rows_does_not_touch_the_state(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
+) -> None:
+    """It goes, or comes, while the instance stays."""
+    event["ResourceProperties"] |= {"RowsOnly": "true", "Database": "rows"}
+    aws.state = "paused"
+    begin({**event, "RequestType": "Delete"}, Context())
+    begin(updated(event, DeployPaused="true"), Context())
+    aws.state = "running"
+    begin({**event, "RequestType": "Delete"}, Context())
+    assert (aws.state, {answer["Status"] for answer in cloudformation.answers}) == ("running", {"SUCCESS"})
+
+
+def test_a_state_that_may_not_be_deleted_keeps_no_stack(
+    event: dict[str, Any],
+    cloudformation: CloudFormation,
+    aws: Aws,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise InstanceError("no right to ssm:DeleteParameter")
+
+    monkeypatch.setattr(migrate.Aws, "look", refused)
+    begin({**event, "RequestType": "Delete"}, Context())
+    assert cloudformation.answer["Status"] == "SUCCESS"
+    assert "no right to ssm:DeleteParameter" in caplog.text
 
 
 def test_migrations_for_a_paused_instance_are_refused_in_one_line_and_taken_back(
