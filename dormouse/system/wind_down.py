@@ -99,7 +99,9 @@ def _resources(instance_id: str, listed: Listed) -> Resources:
             cluster_name=name,
         )
 
-    cluster = first("database", "AWS::RDS::DBCluster")
+    # those of rows pause themselves, and no pause stops them
+    main = [one for one in listed.get("database", ()) if not one["LogicalResourceId"].startswith("Rows")]
+    cluster = next(iter(physical_ids(main, "AWS::RDS::DBCluster")), None)
     mappings = of("commit", "AWS::Lambda::EventSourceMapping")
     database = {"cluster": cluster, "kind": "fixed", "endpoint": "", "port": 0, "name": ""}
     return Resources(

@@ -60,9 +60,16 @@ def guard(stack: InstanceStack, cluster: rds.DatabaseCluster, assets: Assets) ->
         child.node.add_dependency(resource)
 
 
-def _guarded(cluster: rds.DatabaseCluster) -> list[rds.CfnDBCluster | rds.CfnDBInstance]:
+def _guarded(
+    cluster: rds.DatabaseCluster,
+) -> list[rds.CfnDBCluster | rds.CfnDBInstance | rds.CfnDBClusterParameterGroup]:
+    """With its parameters: CloudFormation waits for hours until a cluster that has them is available."""
+    assert cluster.node.scope is not None  # noqa: S101
+    parameters = cluster.node.scope.node.find_child("Parameters")
     return [
-        child for child in cluster.node.find_all() if isinstance(child, rds.CfnDBCluster | rds.CfnDBInstance)
+        child
+        for child in [*cluster.node.find_all(), *parameters.node.find_all()]
+        if isinstance(child, rds.CfnDBCluster | rds.CfnDBInstance | rds.CfnDBClusterParameterGroup)
     ]
 
 

@@ -64,6 +64,16 @@ def lead_to_the_database() -> None:
         _check_available(new["DBClusterIdentifier"])
         return change(physical_id, old, new, *rest, **more)
 
+    group = dict(HANDLERS["AWS::RDS::DBClusterParameterGroup"])
+    regroup = group["update"]
+
+    def regrouped(physical_id: str, *arguments: Any, **more: Any) -> Any:
+        for cluster_id, cluster in rds._clusters.items():
+            if cluster.get("DBClusterParameterGroup") == physical_id:
+                _check_available(cluster_id)
+        return regroup(physical_id, *arguments, **more)
+
+    HANDLERS["AWS::RDS::DBClusterParameterGroup"] = group | {"update": regrouped}
     HANDLERS["AWS::RDS::DBInstance"] = instance | {"update": changed}
     HANDLERS["AWS::RDS::DBCluster"] = handler | {"create": created, "update": updated, "delete": deleted}
 

@@ -34,6 +34,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Any:
         {"tags": {"team": "another"}},
         {"database": {"kind": "serverless", "min_acu": 0, "max_acu": 7}},
         {"database": {"kind": "serverless", "readers": 1}},
+        {"database": {"kind": "serverless", "idle_session_seconds": 1_000}},
     ],
     ids="".join,
 )
@@ -51,9 +52,10 @@ def test_it_does_not_change_with_anything_else(before: Any, tmp_path: Path) -> N
 def test_the_database_waits_for_the_guard(assembly: Assembly) -> None:
     of_database = [one for one in assembly.resources() if one.stack == "database"]
     [guard] = [one for one in of_database if one.type == RESOURCE_TYPE]
-    guarded = [one for one in of_database if one.type in ("AWS::RDS::DBCluster", "AWS::RDS::DBInstance")]
+    kinds = {f"AWS::RDS::{kind}" for kind in ("DBCluster", "DBInstance", "DBClusterParameterGroup")}
+    guarded = [one for one in of_database if one.type in kinds]
     guarded = [one for one in guarded if not one.name.startswith("Rows")]  # which no pause stops
-    assert len(guarded) >= 2
+    assert {one.type for one in guarded} == kinds
     for one in guarded:
         depends = assembly.templates["database"]["Resources"][one.name]["DependsOn"]
         assert guard.name in ([depends] if isinstance(depends, str) else depends)

@@ -38,6 +38,15 @@ def test_who_reads_the_login_of_the_master_user_may_do_nothing_else_but_make_the
 def test_a_migration_is_not_tried_again_behind_the_back_of_cloudformation(assembly: Assembly) -> None:
     """Neither of the two lambdas that its event comes to."""
     configs = [one for one in assembly.resources("AWS::Lambda::EventInvokeConfig") if one.stack == "migrate"]
+    [queued] = {one.properties["MaximumEventAgeInSeconds"] for one in configs}
+    functions = [one for one in assembly.resources("AWS::Lambda::Function") if one.stack == "migrate"]
+    timeouts = [one.properties["Timeout"] for one in functions]
+    waits = [
+        int(one.properties["ServiceTimeout"])
+        for one in assembly.resources("Custom::DormouseMigration")
+        if one.stack == "migrate"
+    ]
+    assert waits and len(timeouts) == 2 and sum(timeouts) + 2 * queued < min(waits) <= 3_600
     assert [one.properties["MaximumRetryAttempts"] for one in configs] == [0, 0]
 
 

@@ -43,8 +43,9 @@ def moto() -> Iterator[None]:
 def listed(deployed: Deployed) -> dict[str, list[dict[str, str]]]:
     """What CloudFormation would list."""
 
-    def one(kind: str, name: str) -> dict[str, str]:
-        return {"ResourceType": kind, "PhysicalResourceId": name, "ResourceStatus": "CREATE_COMPLETE"}
+    def one(kind: str, name: str, logical: str = "It") -> dict[str, str]:
+        of = {"ResourceType": kind, "PhysicalResourceId": name, "LogicalResourceId": logical}
+        return {**of, "ResourceStatus": "CREATE_COMPLETE"}
 
     garbage, compaction, maintenance = (one("AWS::Events::Rule", rule) for rule in deployed.rules)
     application = (
@@ -52,7 +53,10 @@ def listed(deployed: Deployed) -> dict[str, list[dict[str, str]]]:
     )
     return {
         "storage": [one("AWS::S3::Bucket", "data")],
-        "database": [one("AWS::RDS::DBCluster", deployed.cluster)],
+        "database": [
+            one("AWS::RDS::DBCluster", "of-rows", "RowsCluster1A2B3C4D"),
+            one("AWS::RDS::DBCluster", deployed.cluster, "ClusterEB0386A7"),
+        ],
         "commit": [one("AWS::Lambda::EventSourceMapping", uuid) for uuid in deployed.mappings],
         "garbage": [garbage],
         "compaction": [
