@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import total_ordering
 from typing import NamedTuple, TypeAlias
 
@@ -28,6 +28,7 @@ class Cut:
         return self.cut_id < other.cut_id
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 When: TypeAlias = Cut | str | datetime
 """A moment: a cut, a cut's name, or an aware datetime: all that was committed at or before it."""
 BEGINNING = "beginning"
@@ -71,3 +72,9 @@ class Position:
     at: datetime
     made_at: int | None = field(default=None, compare=False)
     remembered: Remembered | None = field(default=None, compare=False)
+
+
+def milliseconds_at(position: Position | None) -> int:
+    """When rows are read, since 1970: their ages are those of a position's moment, or without one of now."""
+    at = datetime.now(UTC) if position is None else position.at
+    return (at - _EPOCH) // timedelta(milliseconds=1)

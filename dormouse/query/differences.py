@@ -17,7 +17,7 @@ from dormouse.context import TableContext
 from dormouse.data.expressions import column, key_order
 from dormouse.data.transform import Transform
 from dormouse.history.events import PastRestore, touched
-from dormouse.model.keys import number_of_value
+from dormouse.model.cut import milliseconds_at
 from dormouse.query.deletions import deletions_of
 from dormouse.query.key_ranges import KeyRanges, united
 from dormouse.query.planner import Scan
@@ -39,7 +39,7 @@ class Restored:
         self._context = context
         self._transform = transform
         self._past = past
-        self._now_ms = number_of_value(past.before.at) // 1_000
+        self._now_ms = milliseconds_at(past.before)
 
     def groups(self) -> Iterator[tuple[list[Scan], list[Scan]]]:
         """The scans of just before and of just after it, side by side, as far as they are to be read."""

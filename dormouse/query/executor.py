@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.errors.moved import SchemaMoved
 from dormouse.history.moments import kept, moment_of, position_of
-from dormouse.model.cut import Position, When
+from dormouse.model.cut import Position, When, milliseconds_at
 from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
@@ -130,7 +129,7 @@ def parts(
     The services are those for the columns of that moment. Each file counts as often as it is read. Raises as
     `query` does.
     """
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = milliseconds_at(at)
     planned_groups = plan_query(context, asked.ranges, at=at)
     for groups in portions(planned_groups, _bytes_of, bytes_max):
         yield Part(asked, tuple(groups), now_ms)
@@ -163,7 +162,7 @@ class _Execution:
         self._moment = moment
         self._interruption = interruption
         self._transform = Transform.parse(context.schema, context.properties)
-        self.now_ms = time.time_ns() // 1_000_000
+        self.now_ms = milliseconds_at(at)
         self._remaining = asked.limit
         self._is_keyed = is_keyed(context.properties)
         self._is_awaited = Event()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from served import service
 from state import query
@@ -20,6 +21,8 @@ from dormouse.files.layout import LAYOUTS
 from dormouse.history import moments
 from dormouse.instance import Instance
 from dormouse.model.cut import Cut
+from dormouse.query.executor import parts
+from dormouse.query.where import question
 from tests.small_tables import add, clock, keys, made
 
 
@@ -45,6 +48,25 @@ def test_a_moment_has_the_same_rows_whatever_comes_later(instance: Instance, lay
     assert len(list(table.query({"k": 3}, as_of=seen[0][0]).read_all().to_pylist())) == 1
     with instance.duckdb(as_of=seen[1][0]) as opened:
         assert opened.execute("select count(*) from t").fetchall() == [(20,)]
+
+
+def test_rows_are_as_old_as_they_were_then(instance: Instance) -> None:
+    """One moment has the same rows, however many have aged off since: read in each way, and in parts."""
+    table = made(instance, filter="age_off(v, 60000)")
+    began = time.time_ns() // 1_000_000 - 60_000
+    table.ingest(pa.table({"k": range(3_000), "v": [began + 10 * n for n in range(3_000)]}))
+    cut = table.history.record_cut()
+    then = keys(table, cut)
+    while len(keys(table)) > len(then) - 20:
+        time.sleep(0.05)
+    assert then and keys(table, cut) == then
+    assert summed(instance, "select k from t order by k", cut) == [{"k": key} for key in then]
+    with instance.duckdb(as_of=cut) as opened:
+        assert opened.execute("select k from t order by k").fetchall() == [(key,) for key in then]
+    position = moments.position_of(table._context, cut)
+    asked = question(table.schema, None, ["k"], None)
+    found = [batch for part in parts(table._context, asked, position) for batch in part.rows(table._context)]
+    assert [key for batch in found for key in batch.column(0).to_pylist()] == then
 
 
 def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
