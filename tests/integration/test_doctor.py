@@ -12,7 +12,7 @@ from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
 from dormouse.settings.config_file import parse
-from dormouse.settings.resources import DatabaseResources, resources_parameter, state_parameter
+from dormouse.settings.resources import state_parameter
 from dormouse.system.aws import Aws
 from dormouse.system.doctor import BOOTSTRAP, _Account, examine
 from dormouse.system.machine_checks import Check, machine
@@ -119,38 +119,6 @@ def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
     stubbed(subject, "service-quotas", "get_service_quota", {"Quota": {"Value": 4.0}})
     (clusters,) = dict(subject._looks())["quotas of the database"]()
     assert clusters.found == "database clusters: 5 needed, 4 allowed"
-
-
-def test_clusters_that_a_restore_has_replaced_are_named(session: Any) -> None:
-    ssm, rds = session.client("ssm"), session.client("rds")
-
-    def made(name: str, instance: str) -> str:
-        given = {"MasterUsername": "a", "MasterUserPassword": "secret-secret"}
-        tags = [{"Key": "dormouse:instance", "Value": instance}]
-        cluster = rds.create_db_cluster(
-            DBClusterIdentifier=name, Engine="aurora-postgresql", Tags=tags, **given
-        )
-        return str(cluster["DBCluster"]["Endpoint"])
-
-    subject = account(session)
-    assert results(subject._other_clusters()) == []
-    rows = made("rows-of-it", "dev")
-    made("the-database", "dev")
-    made("of-another", "prod")
-    told = DatabaseResources(
-        cluster="the-database",
-        kind="serverless",
-        endpoint="db",
-        port=5433,
-        name="dormouse",
-        row_indexes=(f"{rows}:5433/rows",),
-    )
-    where = resources_parameter("dev", "database")
-    ssm.put_parameter(Name=where, Value=told.model_dump_json(), Type="String")
-    assert results(subject._other_clusters()) == [("other clusters", "ok")]
-    made("the-former", "dev")
-    (check,) = dict(subject._looks())["other clusters"]()
-    assert check.result == "warning" and check.found.startswith("the-former, which the instance no longer")
 
 
 def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
