@@ -44,7 +44,7 @@ where exists (select from {day});
 
 -- name: note_history
 -- Of the tables that have removals of a day: what they removed was committed a while later at the latest, and moments
--- before cannot be read any more; a moment that is held can.
+-- before cannot be read any more; a moment that is held can. Who holds the files of all tables does not need the log.
 update tables t
 set log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_seconds)s)),
     history_since = greatest(t.history_since, least(
@@ -53,7 +53,7 @@ set log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_se
         -- a consumer's files are held from a while before its position
         select min(since + make_interval(secs => case when starts_with(h.holder, 'consumer ') then %(margin_seconds)s else 0 end))
         from hold h
-        where h.until > clock_timestamp() and (h.table_id is null or h.table_id = t.table_id)
+        where h.until > clock_timestamp() and h.table_id = t.table_id
     )
 ))
 from (select table_id, max(removed_at) as last from {day} group by table_id) r

@@ -56,7 +56,7 @@ class ConsumerStatus:
     """A consumer, and how far behind it is.
 
     `rows_behind` were ingested since its position, which was the present `seconds_behind` ago; 0 when there
-    is nothing to read, no delete and no restore either; None when it is expired.
+    is nothing to read, no delete and no restore either; None when it is expired, as also by an erasure.
     """
 
     name: str
@@ -147,14 +147,17 @@ class Consumers:
             raise self._missing(name)
 
     def _status(self, state: ConsumerState) -> ConsumerStatus:
-        rows, seconds = None, None
-        if not state.is_expired:
+        rows, seconds, is_expired = None, None, state.is_expired
+        if not is_expired:
             position = self.checked(state)
-            rows = size_since(self._context, position).row_count
-            seconds = state.age_seconds if rows or has_events_since(self._context, position) else 0.0
+            try:
+                rows = size_since(self._context, position).row_count
+                seconds = state.age_seconds if rows or has_events_since(self._context, position) else 0.0
+            except CutExpired:  # what it would read was erased
+                is_expired = True
         held_until = state.held_until if state.is_held else None
         return ConsumerStatus(
-            state.name, state.position_at, state.acknowledged_at, held_until, state.is_expired, rows, seconds
+            state.name, state.position_at, state.acknowledged_at, held_until, is_expired, rows, seconds
         )
 
     def _missing(self, name: str) -> InvalidInput:

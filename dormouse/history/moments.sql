@@ -11,7 +11,7 @@ select t.created_at, greatest(t.history_since, u.recorded_at), clock_timestamp()
     exists (
         select from pg_locks l
         left join pg_stat_activity a on a.pid = l.pid
-        where l.locktype = 'relation' and l.relation in ('{file_reference}'::regclass, 'epoch'::regclass)
+        where l.locktype = 'relation' and l.relation in ('{file_reference}'::regclass, 'epoch'::regclass, 'schema_change'::regclass)
             and l.database = (select d.oid from pg_database d where d.datname = current_database())
             and l.mode in ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
             and l.granted and l.pid <> pg_backend_pid()

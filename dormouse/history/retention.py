@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from dormouse.context import TableContext
-from dormouse.errors import InvalidCut, InvalidInput
+from dormouse.errors import CutExpired, InvalidCut, InvalidInput
 from dormouse.history.cuts import cut as cut_of
 from dormouse.history.cuts import record_if_due
 from dormouse.history.sizes import size_since
@@ -178,7 +178,11 @@ def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[C
     if not rows:
         return recorded, None
     [(bytes_till, *position)] = rows
-    return recorded, int(bytes_till) + size_since(context, Position(*position)).byte_count
+    try:
+        since = size_since(context, Position(*position)).byte_count
+    except CutExpired:  # some of it was erased: so little is kept for longer
+        since = 0
+    return recorded, int(bytes_till) + since
 
 
 def _head_of(truncations: Sequence[Any]) -> int:

@@ -351,6 +351,7 @@ def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path)
         table.ingest(pa.table({"key": [1, 2]}))
         table.history.record_cut("kept")
         at = query(instance._supplier, "select clock_timestamp()")[0][0]
+        table.consumer("etl")
         table.ingest(pa.table({"key": [3]}))
         table.compact()
         table.collect_garbage()
@@ -359,7 +360,15 @@ def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path)
     with dm.local(tmp_path / "new") as instance:
         table = instance.table("t")
         assert keys(instance) == [1, 2, 3]
+        # nothing of it goes: the cut and the consumer hold it as before
+        table.set_properties(history_retention_seconds=0, gc_delay_seconds=0)
+        table.ingest(pa.table({"key": [4]}))
+        table.compact()
+        table.collect_garbage()
         for when in ("kept", at):
             assert table.query(as_of=when).read_all()["key"].to_pylist() == [1, 2]
+        consumer = table.consumer("etl")
+        assert consumer.read().read_all()["key"].to_pylist() == [3, 4]
+        consumer.acknowledge()
         table.restore("kept")
         assert keys(instance) == [1, 2]

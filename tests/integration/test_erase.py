@@ -258,6 +258,11 @@ def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
         reader.join()
     assert report.consumers == ("late",)
     assert sorted(kinds) == [("delete", 3), ("delete", 3), ("insert", 3)]
+    told = {one.name: (one.is_expired, one.rows_behind) for one in table.consumers()}
+    assert told == {"late": (True, None), "quick": (False, 0)}
+    assert table.status() is not None
+    with pytest.raises(dm.errors.CutExpired, match="rows of then were erased"):
+        late.read()
     with pytest.raises(CutExpired, match="erased for ever"):
         late.read().read_all()
     table.ingest(data(8))

@@ -337,6 +337,19 @@ def test_what_was_just_before_a_consumers_position_cannot_be_read_when_its_day_i
     assert [one.rows_behind for one in consumers.Consumers(table).statuses()] == [0]
 
 
+def test_who_holds_the_files_of_all_tables_does_not_keep_moments_whose_log_is_gone(
+    table: TableContext,
+) -> None:
+    """As an adoption does, and a backup: what was there then would be told without what was removed since."""
+    before = removed_long_ago(table)
+    statement = "insert into hold (holder, since, until) values ('adoption 2', 'epoch', 'infinity')"
+    query(table.supplier, statement)
+    removal_log.roll(table.supplier)
+    assert LONG_AGO not in days(table)
+    with pytest.raises(CutExpired):
+        moments.position_of(table, before.at + timedelta(hours=1))
+
+
 def removed_long_ago(table: TableContext) -> Position:
     """Three files that nobody keeps; gives when they were there."""
     table.store.add_files([ref("a"), ref("b"), ref("c")])
