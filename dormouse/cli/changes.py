@@ -69,6 +69,10 @@ def changes(
     with session.open(read_only=consumer is None) as instance:
         found = instance.table(table)
         if consumer is None:
+            if till == BEGINNING:
+                raise InvalidInput(
+                    "nothing is before the beginning: give --till another moment, or leave it out"
+                )
             start, end = (None if text in (None, BEGINNING) else parse_moment(text) for text in (after, till))
             reader = found.changes(start, end, names)
             write(session, reader, format, output, limited=False)

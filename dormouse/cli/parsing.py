@@ -56,7 +56,12 @@ def parse_duration(text: str) -> timedelta:
 def parse_moment(text: str) -> str | datetime:
     """A time, which without an offset is one of this machine's time zone; or else a cut's name."""
     found = when_of_text(text)
-    return found.astimezone() if isinstance(found, datetime) and found.tzinfo is None else found
+    if not isinstance(found, datetime) or found.tzinfo is not None:
+        return found
+    try:
+        return found.astimezone()
+    except (OverflowError, ValueError):
+        raise InvalidInput(f"the time {text} is at an end of the calendar: give it an offset") from None
 
 
 def parse_field(text: str) -> Field:

@@ -143,6 +143,10 @@ def _position_at(context: TableContext, at: datetime) -> Position:
             f"the time {at} has no zone: give one that is aware, such as datetime.now(timezone.utc) or "
             "at.astimezone()"
         )
+    try:
+        at = at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidCut(f"the time {at} is in no year from 1 to 9999 in UTC") from None
     since = _when_finished(context, at)
     what = f"the moment {text_of(at)}"
     refuse_before(context, at, since, what)
@@ -161,7 +165,7 @@ def _position_at(context: TableContext, at: datetime) -> Position:
             f"{what} of table {context.table.name!r} cannot be told: the database's clock was set back then, "
             "so that it was that time twice; name a cut, or give a later time"
         )
-    return Position(epoch or 0, snapshot, at.astimezone(UTC), made_at)
+    return Position(epoch or 0, snapshot, at, made_at)
 
 
 def _when_finished(context: TableContext, at: datetime) -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,7 @@ def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: 
     ("when", "said"),
     [
         (datetime(2026, 1, 1), "has no zone"),
+        (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=1))), "is in no year from 1 to 9999 in UTC"),
         (datetime(1970, 1, 1, tzinfo=UTC), "table 't' was made at"),
         (datetime.now(UTC) + timedelta(days=1), "in the future"),
         ("nothing", "table 't' has no cut 'nothing'; its named cuts are 'a'"),
