@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.ahead import ahead
+from dormouse.ahead import ahead
 from dormouse.data.digests import digest_of_object
 from dormouse.data.key_sort import is_ascending
 from dormouse.data.object_access import parquet_object

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, Expr, SessionContext, functions, literal
 
-from dormouse.data.ahead import ahead
+from dormouse.ahead import ahead
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import panics_as_errors, query_error, sorted_session, table_file
 from dormouse.data.expressions import column, in_region, key_order, union

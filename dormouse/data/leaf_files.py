@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.data.ahead import ahead
+from dormouse.ahead import ahead
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.data.keyed_rows import ROW

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.data.ahead import mapped_ahead
+from dormouse.ahead import mapped_ahead
 from dormouse.data.datafusion_session import panics_as_errors, sorted_file, sorted_session
 from dormouse.data.expressions import column, key_order, union
 from dormouse.data.key_sort import sort_indices

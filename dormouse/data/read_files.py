@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from dormouse.data.ahead import chained_ahead, mapped_ahead
+from dormouse.ahead import chained_ahead, mapped_ahead
 from dormouse.data.portions import portions
 
 F = TypeVar("F")

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from dormouse.data.ahead import mapped_ahead
+from dormouse.ahead import mapped_ahead
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.payloads.copying import PayloadOptions, Step
 from dormouse.payloads.keys import PayloadKey, place_values

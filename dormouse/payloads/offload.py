@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
 
-from dormouse.data.ahead import ahead
+from dormouse.ahead import ahead
 from dormouse.errors import ObjectNotFound, PayloadsDiffer
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Pages, PayloadOptions, Step, Unit, Units, Uploads, commit_pointers

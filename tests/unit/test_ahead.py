@@ -9,8 +9,8 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
+from dormouse.ahead import ahead, chained_ahead, mapped_ahead
 from dormouse.data import read_files
-from dormouse.data.ahead import ahead, chained_ahead, mapped_ahead
 from dormouse.errors import InvalidData
 
 
