@@ -150,7 +150,8 @@ class AskSleepers:
             if state in ("running", "asleep") and told.switch is not None:
                 yield Left(f"{what} is {state}", partial(self._ask, told, told.switch))
             else:
-                yield Left(f"{what} is {state}")
+                verb = "resume" if self.runs else "pause"
+                yield Left(f"{what} is {state}: {verb} {self.instance.id} again")
 
     def _ask(self, told: SleepingResources, function: str) -> None:
         """A failure is only logged, as nothing else has to wait for it: what is left tells of it."""
