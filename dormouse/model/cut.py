@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import total_ordering
 from typing import NamedTuple, TypeAlias
+
+from dormouse.model.keys import number_of_value
 
 
 @total_ordering
@@ -28,7 +30,6 @@ class Cut:
         return self.cut_id < other.cut_id
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 When: TypeAlias = Cut | str | datetime
 """A moment: a cut, a cut's name, or an aware datetime: all that was committed at or before it."""
 BEGINNING = "beginning"
@@ -77,4 +78,4 @@ class Position:
 def milliseconds_at(position: Position | None) -> int:
     """When rows are read, since 1970: their ages are those of a position's moment, or without one of now."""
     at = datetime.now(UTC) if position is None else position.at
-    return (at - _EPOCH) // timedelta(milliseconds=1)
+    return number_of_value(at) // 1_000

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, DormouseError, InvalidCut
 from dormouse.history.moments import kept, position_of
-from dormouse.model.cut import Cut, Position, When
+from dormouse.model.cut import Cut, Position, When, milliseconds_at
 from dormouse.query.file_checks import FileGone
 from dormouse.query.table_view import gone_of_moment
 
@@ -25,6 +25,7 @@ class Moments:
         self._positions: dict[str, Position] = {}
         self._errors: dict[str, DormouseError] = {}
         self.contexts = dict(contexts)
+        self._now_ms = milliseconds_at(None)
         if as_of is None:
             return
         for name, context in contexts.items():
@@ -57,6 +58,10 @@ class Moments:
     def of(self, name: str) -> Position | None:
         """Where a table is read; None: as it is now."""
         return self._positions[name] if self else None
+
+    def milliseconds(self, name: str) -> int:
+        """When a table is read, as ages are told from, since 1970: of all as they are now, one time."""
+        return self._now_ms if (at := self.of(name)) is None else milliseconds_at(at)
 
     def all(self, names: Sequence[str]) -> list[Position] | None:
         return [self._positions[name] for name in names] if self else None

@@ -20,7 +20,7 @@ from dormouse.context import TableContext
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.errors.moved import SchemaMoved
-from dormouse.model.cut import When, milliseconds_at
+from dormouse.model.cut import When
 from dormouse.model.parameters import Parameters, given
 from dormouse.model.region import Range
 from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
@@ -112,7 +112,6 @@ class _Statement:
         self.text = statement
         self.parameters = parameters
         self.interruption = interruption
-        self.now_ms = milliseconds_at(None)
         self.gone: set[str] = set()
         self.is_open = False
         try:
@@ -291,8 +290,7 @@ class _Statement:
     def _select(self, name: str) -> Select:
         context = self.contexts[name]
         asked = question(context.schema, None, None, None)
-        at = self.moments.of(name)
-        now_ms = self.now_ms if at is None else milliseconds_at(at)
+        now_ms = self.moments.milliseconds(name)
         return Select(context, asked, now_ms, compares_null=self.compares_null, joins_full=self.joins_full)
 
     def _summaries(self) -> dict[str, PlanSummary]:

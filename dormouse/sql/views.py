@@ -9,7 +9,7 @@ import duckdb
 from dormouse.context import TableContext
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
-from dormouse.model.cut import When, milliseconds_at
+from dormouse.model.cut import When
 from dormouse.objects import ObjectStore
 from dormouse.query.file_checks import check_columns, checked_sizes
 from dormouse.query.key_ranges import KeyRanges
@@ -74,14 +74,13 @@ def _with_views(
     """A connection with views of tables at one moment; and of which the files cannot be read, and why."""
     wanted = [(contexts[name], one.ranges) for name, one in asked.items()]
     plans = plan_tables(wanted, at=moments.all(list(asked)))
-    now_ms, failed = milliseconds_at(None), {}
+    failed: dict[str, str] = {}
     made = connection(objects)
     try:
         for (name, one), plan in zip(asked.items(), plans, strict=True):
             scans = [scan for group in plan.groups for scan in group]
-            at = moments.of(name)
-            select_ms = now_ms if at is None else milliseconds_at(at)
-            select = _select(contexts[name], one, select_ms, plan.summary.files, scans)
+            now_ms = moments.milliseconds(name)
+            select = _select(contexts[name], one, now_ms, plan.summary.files, scans)
             if why := _damage(contexts[name], scans) or _failure(made, name, select):
                 failed[name] = f"table {name!r} cannot be read: {why}"
     except BaseException:

@@ -27,7 +27,7 @@ from dormouse.system.switches import SwitchMappings, SwitchRules, rule_name, rul
 ROLLED_BACK_SECONDS = 3_600.0
 """An update of a stack that failed is not asked for again before: it makes, and costs, what it takes back."""
 
-SWITCH_SECONDS_MAX = 15.0
+ASKED_SECONDS_MAX = 15.0
 """How long the lambda of a stack is waited for, which goes on anyway: the next look sees what it did."""
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class AskSleepers:
         if self._has_just_failed(told):
             return
         try:
-            switch(self.instance.aws, function, runs=self.runs, seconds_max=SWITCH_SECONDS_MAX)
+            switch(self.instance.aws, function, runs=self.runs, seconds_max=ASKED_SECONDS_MAX)
         except InstanceError as error:
             logger.warning("%s: %s", self.name, error)
 
