@@ -54,7 +54,7 @@ def changes(
     ] = "lines",
     output: OutputOption = None,
 ) -> None:
-    """The rows that were ingested after a moment, each once, as they were ingested.
+    """The rows that came after a moment, as they were ingested, and those that were deleted, with `_change`.
 
     A new consumer begins now, or at --from.
     """

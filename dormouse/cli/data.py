@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
@@ -17,6 +16,7 @@ from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.names import listed
+from dormouse.whole_file import whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -282,24 +282,17 @@ def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], N
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
-    """Whole, or not at all: under another name until it is; devices and pipes are written to as they are."""
+    """Whole, or not at all; devices and pipes are written to as they are."""
     from dormouse.data.export import export
 
-    target = Path(os.path.realpath(output))  # of a link, which stays
-    unfinished = target.with_name(f".{target.name}.unfinished")
+    if not output.exists() or output.is_file():
+        with whole_file(output) as sink:
+            return export(reader, sink, file_format)
     try:
-        if output.exists() and not output.is_file():
-            with output.open("wb") as sink:
-                return export(reader, sink, file_format)
-        with unfinished.open("wb") as sink:
-            rows = export(reader, sink, file_format)
-            os.fsync(sink.fileno())
-        unfinished.replace(target)
+        with output.open("wb") as sink:
+            return export(reader, sink, file_format)
     except OSError as error:
-        raise InvalidInput(f"cannot write {output}: {error.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return rows
+        raise InvalidInput(f"cannot write {str(output)!r}: {error.strerror}") from None
 
 
 def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:

@@ -40,6 +40,7 @@ from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, Invali
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.whole_file import sync
 
 COPIED_AT_ONCE = 4
 STOP_SECONDS_MAX = 10.0
@@ -126,7 +127,7 @@ def restore(
             if folder.exists():
                 folder.rmdir()
             work.rename(folder)
-            _sync(folder.parent)
+            sync(folder.parent)
     except OSError as error:
         raise InstanceError(f"cannot restore into {folder}: {error.strerror or error}") from error
     return replace(made, into=str(folder))
@@ -290,17 +291,9 @@ def _restored_metadata(objects: ObjectStore, name: str, work: Path, place: Path)
         )
         tables = len(catalog.tables())
     (work / "postgres").rename(place / "postgres")
-    _sync(place)
+    sync(place)
     return RestoredMetadata(name, str(place), tables, incarnation)
 
 
 def _body(store: ObjectStore, backup: Backup, name: str) -> bytes:
     return store.get(f"{backup.name}/{OBJECTS_FOLDER}/{name}")
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -173,11 +173,10 @@ class FileReferenceStore(Updates):
         replaced: Callable[[list[FileReference]], list[FileReference]],
         conn: psycopg.Connection[Any],
     ) -> None:
-        """Makes the references what they were in a snapshot, in a transaction that holds the table's row.
+        """Makes the references what they were in a snapshot, in a transaction that keeps writers out.
 
         Jobs give up what they hold. `replaced` says which references stand for those that come back.
         """
-        self.keep_writers_out(conn)
         references = replaced(self.gone_since(snapshot, conn))
         self._execute(conn, "restore_remove", {"snapshot": snapshot})
         self._execute(conn, "restore_add", {**reference_arrays("ref", references), "at": at})

@@ -207,7 +207,8 @@ class Epochs:
             ]
             self._check_whole(page, wanted, min(last, wanted + PAGE_EPOCHS - 1))
             yield page
-            wanted += PAGE_EPOCHS
+            # what retention ends meanwhile is told as that, not as lost
+            first = wanted = wanted + PAGE_EPOCHS
             if wanted > last:
                 return
 

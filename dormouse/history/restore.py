@@ -59,6 +59,9 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
             raise TableNotFound.gone(context.table.name)
         # collection, which would let files go, waits for the row that is locked
         check_since(context, position.at, conn=conn)
+        if not dry_run:
+            # what they add meanwhile would stay, and be counted by nobody
+            context.store.keep_writers_out(conn)
         return _restored(context, position, conn, dry_run=dry_run)
 
     own, run = context.store.own, partial(run_transaction, read_only=True) if dry_run else run_alone

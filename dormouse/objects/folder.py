@@ -17,6 +17,7 @@ from dormouse.errors import InvalidName, ObjectStoreError
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.names import STAGING, check_name, check_prefix
 from dormouse.objects.staging import StagingArea
+from dormouse.whole_file import sync
 
 PUBLISH_ATTEMPTS_MAX = 1_000
 SETTLED_NS = 1_000_000_000
@@ -128,7 +129,7 @@ class FolderStore:
     def _publish(self, path: Path, name: str) -> None:
         """Link the file under its name, durably."""
         target = self._path(name)
-        _sync(path)
+        sync(path)
         try:
             _link(path, target)
         except FileExistsError as error:
@@ -209,20 +210,12 @@ def _sync_entries(folder: Path) -> None:
     state = found.st_dev, found.st_ino, found.st_mtime_ns
     if _durable.get(folder) == state:
         return
-    _sync(folder)
+    sync(folder)
     # within a tick of the clock there may be another change, which it does not tell
     if time.time_ns() - found.st_mtime_ns > SETTLED_NS:
         if len(_durable) >= FOLDERS_KNOWN_MAX:
             _durable.clear()
         _durable[folder] = state
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

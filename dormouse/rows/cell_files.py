@@ -14,6 +14,7 @@ from pathlib import Path
 from dormouse.errors import InvalidInput, InvalidName, ObjectDamaged, RowNotFound
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ROW_FILES
+from dormouse.whole_file import whole_file
 
 CHUNK_BYTES = 1 << 20
 NAME_CHARACTERS_MAX = 255
@@ -96,15 +97,6 @@ def put(files: CellFiles, path: str | PathLike[str], name: str | None) -> str:
 
 def save(chunks: Iterator[bytes], path: str | PathLike[str]) -> Path:
     """Writes a file that is whole, or not there."""
-    target = Path(fspath(path))
-    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        with unfinished.open("xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-        unfinished.replace(target)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
+    with whole_file(path) as file:
+        file.writelines(chunks)
+    return Path(fspath(path))

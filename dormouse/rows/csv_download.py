@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -18,6 +16,7 @@ from dormouse.rows.columns import ROW_ID, ROW_VERSION
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.kinds import STORED
 from dormouse.rows.pages import Page
+from dormouse.whole_file import whole_file
 
 Progress = Callable[[int, int | None], object]
 
@@ -49,21 +48,10 @@ def save_csv(
     how: CsvFormat,
     progress: Progress = lambda done, of: None,
 ) -> int:
-    """As `write_csv`, to a file that is whole or not there: it has another name until then."""
+    """As `write_csv`, to a file that is whole or not there."""
     check_written(how)
-    target = Path(os.path.realpath(fspath(path)))
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    try:
-        with unfinished.open("wb") as sink:
-            rows = write_csv(reader, sink, how, progress)
-            sink.flush()
-            os.fsync(sink.fileno())
-        unfinished.replace(target)
-    except OSError as error:
-        raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return rows
+    with whole_file(path) as sink:
+        return write_csv(reader, sink, how, progress)
 
 
 def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:

@@ -199,12 +199,15 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
     "/tables/{table}/changes",
     response_class=Response,
     responses=STREAMS,
-    summary="Rows that were ingested between two moments",
+    summary="Rows that came and went between two moments",
 )
 async def changes(
     here: Here, table: TableNamed, body: documents.ChangesRequest, request: Request
 ) -> Response:
-    """Each row once, as it was ingested, with `_change`, "insert"; in no order; streamed as rows are."""
+    """Rows that came, and those that deletions and restores took; streamed as rows are.
+
+    `_change` says which: "insert" or "delete", of a keyed table "upsert" or "delete".
+    """
     interruption = Interruption()
 
     def rows() -> Any:

@@ -269,6 +269,15 @@ def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
     assert [row["k"] for row in quicker.read().read_all().to_pylist()] == [8]
 
 
+def test_bytes_since_an_erasure_keep_the_history(instance: Instance) -> None:
+    table = made(instance)
+    table.history.record_cut()
+    table.ingest(data(*range(10)))
+    quick(table)
+    assert table.history.apply_retention(byte_count=1).truncated_at is None
+    assert table.history.apply_retention(byte_count=0).truncated_at
+
+
 def test_a_backup_that_is_being_taken_is_not_damaged(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))

@@ -30,6 +30,7 @@ NewTable = Callable[..., TableContext]
 SECOND = timedelta(seconds=1)
 WORK_MAX = 1_500
 """Rows and pages of a read of ten leaves, however long the history is."""
+TRUNCATE = "insert into truncation (table_id, cut_id, epoch, recorded_at) values (%s, 1, %s, now())"
 
 
 @pytest.fixture
@@ -230,8 +231,7 @@ def test_what_was_truncated_is_not_there_at_any_time(table: TableContext, histor
     six, seven = story.scale([two], [62])
     eight, nine = story.scale([zero], [25])
     write(table, story)
-    truncate = "insert into truncation (table_id, cut_id, epoch, recorded_at) values (%s, 1, %s, now())"
-    query(table.supplier, truncate, table.table.table_id, 2)
+    query(table.supplier, TRUNCATE, table.table.table_id, 2)
     at = [ids(history.partitions_at(BEGAN + epoch * SECOND)) for epoch in range(5)]
     assert at == [[zero], [zero, two], [zero, two, four, five], [zero, six, seven, four, five], ids_of(story)]
     query(table.supplier, "update truncation set epoch = 4 where table_id = %s", table.table.table_id)
@@ -334,6 +334,22 @@ def test_pages_are_one_stream(table: TableContext, history: Epochs, monkeypatch:
         assert [record.epoch for record in history.epochs(first, last)] == [*range(first, last + 1)]
         assert ids(history.partitions_between(first, last)) == [f"p{n}" for n in range(first, last + 1)]
     assert [record.epoch for record in history.epochs(5)] == [5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("first", [None, 0])
+def test_what_retention_ends_between_two_pages_is_told_as_that(
+    table: TableContext, history: Epochs, monkeypatch: pytest.MonkeyPatch, first: int | None
+) -> None:
+    story = Story()
+    for _ in range(10):
+        story.scale(story.leaves())
+    write(table, story)
+    monkeypatch.setattr(module, "PAGE_EPOCHS", 3)
+    records = history.epochs(first)
+    assert next(records).epoch == 0
+    query(table.supplier, TRUNCATE, table.table.table_id, 7)
+    with pytest.raises(EpochNotFound, match="epoch 3 any more: its history is truncated at epoch 7"):
+        list(records)
 
 
 def test_what_there_is_none_of_is_one_clear_line(table: TableContext, history: Epochs) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from dormouse.errors import NotWhole
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.store import FileReferenceStore
 from dormouse.instance import Instance
 from dormouse.rounds import compaction_job
 from dormouse.table import Table
@@ -84,6 +88,28 @@ def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance
     assert table._context.jobs.count() == (0, 0)
     assert compaction_job.run_compaction(table._context, job, 0).outcome != "committed"
     assert keys(table) == list(range(20))
+
+
+def test_what_is_written_while_a_restore_counts_comes_after_it(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(instance)
+    add(table, 0)
+    table.history.record_cut("a")
+    add(table, 20)
+    count = FileReferenceStore.come_since
+    writing = threading.Thread(target=add, args=(table, 40))
+
+    def counting(store: FileReferenceStore, *given: Any) -> Any:
+        found = count(store, *given)
+        writing.start()
+        writing.join(1)
+        return found
+
+    monkeypatch.setattr(FileReferenceStore, "come_since", counting)
+    done = table.restore("a")
+    writing.join()
+    assert (done.rows_removed, keys(table)) == (20, [*range(20), *range(40, 60)])
 
 
 def merged_whole(table: Table) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -189,6 +190,26 @@ def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when
         with pytest.raises(InvalidCut) as error:
             read()
         assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changed", ["epoch", "schema_change"])
+def test_a_change_that_is_being_committed_is_waited_for(instance: Instance, changed: str) -> None:
+    table = made(instance)
+    done = threading.Event()
+
+    def commit() -> None:
+        with instance._supplier.connection() as conn, conn.transaction():
+            conn.execute(f"lock table {changed} in row exclusive mode; select pg_sleep(1)")
+        done.set()
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    under_way = "select 1 from pg_locks where relation = %s::regclass and mode = 'RowExclusiveLock'"
+    while not query(instance._supplier, under_way, changed):
+        time.sleep(0.01)
+    assert keys(table, clock(instance)) == []
+    assert done.is_set()
+    committing.join()
 
 
 @pytest.mark.parametrize(
