@@ -24,6 +24,9 @@ from dormouse.partitions.rows import region_from_row
 from dormouse.postgres.queries import load
 
 PAGE_REFERENCES = 2_000
+"""Of the first page. The others are larger: each statement goes through all of the log since the moment."""
+
+PAGE_GROWTH = 16
 BEFORE_ALL = "1:1:"
 """A snapshot in which nothing is visible."""
 
@@ -113,12 +116,13 @@ class _ChangePages:
         self._own = context.store.own
         self._ends = ends
         self._from: tuple[Any, ...] = ("0", _NO_FILE, "")
+        self._limit = PAGE_REFERENCES
         self.is_over = False
 
     def next_page(self) -> list[ChangedFile]:
         keys = dict(zip(("from_xid", "from_file", "from_partition"), self._from, strict=True))
         rows = self._own.looked_up(
-            _PAGE, {**self._ends.values, **keys, "limit": PAGE_REFERENCES}, operation="look up changes"
+            _PAGE, {**self._ends.values, **keys, "limit": self._limit}, operation="look up changes"
         )
         # the log may have been dropped before: what was removed since is missing then
         self._after, self._till = _there(self._context, self._ends, rows)
@@ -127,7 +131,8 @@ class _ChangePages:
         rows = [row[1:] for row in rows if row[1] is not None]
         if rows:
             self._from = rows[-1][:3]
-        self.is_over = len(rows) < PAGE_REFERENCES
+        self.is_over = len(rows) < self._limit
+        self._limit = PAGE_REFERENCES * PAGE_GROWTH
         return [self._changed_file(*row[2:]) for row in rows]
 
     def is_collected(self) -> bool:
@@ -169,17 +174,18 @@ def references_at(context: TableContext, when: When) -> Iterator[FileReference]:
 
 def _reference_pages(context: TableContext, ends: Ends) -> Iterator[list[FileReference]]:
     start: tuple[Any, ...] = ("", _NO_FILE)
+    limit = PAGE_REFERENCES
     while True:
-        values = {"limit": PAGE_REFERENCES, "from_partition": start[0], "from_file": start[1]}
+        values = {"limit": limit, "from_partition": start[0], "from_file": start[1]}
         rows = context.store.own.looked_up(
             _REFERENCES_AT, {**ends.values, **values}, operation="look up references"
         )
         [position] = _there(context, ends, rows)
         rows = [row[1:] for row in rows if row[1] is not None]
         yield [_reference(context, position, *row) for row in rows]
-        if len(rows) < PAGE_REFERENCES:
+        if len(rows) < limit:
             return
-        start, ends = rows[-1][:2], Ends(context, position)
+        start, ends, limit = rows[-1][:2], Ends(context, position), PAGE_REFERENCES * PAGE_GROWTH
 
 
 def _reference(

@@ -71,6 +71,7 @@ def test_each_row_comes_once_through_compactions_and_splits(
     new_table: NewTable, layout: str, writing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
+    monkeypatch.setattr(files_of, "PAGE_GROWTH", 1)
     table = new_table(
         layout, (7, 14), compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=8,
         split_min_rows=2, ingest_file_writing=writing,
@@ -130,6 +131,7 @@ def test_what_was_collected_is_told_before_the_first_row(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of, "PAGE_REFERENCES", 2)
+    monkeypatch.setattr(files_of, "PAGE_GROWTH", 1)
     table = new_table(
         layout, (100,), gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3
     )
