@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,11 @@ from dormouse.commits.apply import apply
 from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.requests import Envelope
 from dormouse.commits.table_cache import Tables
+from dormouse.files import layout
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.postgres import RETRIES, ConnectionSupplier
+from dormouse.postgres.queries import Queries
 
 PRELOAD = ("benchmarks.committers",)
 
@@ -82,17 +84,29 @@ class Committers:
 
 
 @contextmanager
-def committers(dsn: str, processes: int, connections_max: int) -> Iterator[Committers]:
+def committers(
+    dsn: str, processes: int, connections_max: int, *, logged: bool = True
+) -> Iterator[Committers]:
     """Starts the processes, with so many connections each, and ends them."""
-    with remotes([partial(_committing, dsn, connections_max)] * processes) as made:
+    with remotes([partial(_committing, dsn, connections_max, logged=logged)] * processes) as made:
         yield Committers(made)
 
 
 def rate(
-    dsn: str, table: StateTable, jobs: Sequence[int], batch: int, threads: int = 1, processes: int = 1
+    dsn: str,
+    table: StateTable,
+    jobs: Sequence[int],
+    batch: int,
+    threads: int = 1,
+    processes: int = 1,
+    *,
+    logged: bool = True,
 ) -> float:
-    """Commits a second of so many threads in each of so many processes. RuntimeError when one fails."""
-    with committers(dsn, processes, threads) as them:
+    """Commits a second of so many threads in each of so many processes. RuntimeError when one fails.
+
+    Unless `logged` the statement is one that logs nothing of what it removes.
+    """
+    with committers(dsn, processes, threads, logged=logged) as them:
         storm = them.storm(table, jobs, threads * processes, batch)
     if storm.errors:
         raise RuntimeError(storm.errors[0])
@@ -176,7 +190,12 @@ class _Committing:
 
 
 @contextmanager
-def _committing(dsn: str, connections_max: int) -> Iterator[_Committing]:
+def _committing(dsn: str, connections_max: int, *, logged: bool) -> Iterator[_Committing]:
+    if not logged:
+        parts = layout._SHARED_PARTS
+        of_job, _ = parts["logged"].text.split("logged as (")
+        nothing = replace(parts["logged"], text=f"{of_job}logged as (select)")
+        layout._SHARED_PARTS = Queries("parts.sql", {**parts, "logged": nothing})
     with closing(ConnectionSupplier(dsn, connections_max=connections_max)) as supplier:
         yield _Committing(supplier, connections_max)
 

@@ -21,6 +21,7 @@ from dormouse.files.layout import LAYOUTS
 _MEASURED = (
     replacing.by_batch,
     replacing.alone,
+    replacing.without_log,
     kinds.adding,
     kinds.assigning,
     kinds.creating_jobs,
@@ -57,6 +58,9 @@ _LINES = {
     "replace_single_per_s_8": "one by one, 8 clients: commits/s",
     "pgbench_tps_8": "  the same SQL by pgbench",
     "replace_8_vs_pgbench": "  ours ÷ pgbench's",
+    "replace_logged_vs_not": "with the log of removals ÷ without, in batches",
+    "replace_commits_per_s_logged": "  with: commits/s",
+    "replace_commits_per_s_not_logged": "  without: commits/s",
     "queue_commits_per_s": "through the queue, end to end: commits/s",
     "idle_latency_ms": "one request on an idle system, median ms",
     "idle_latency_p99_ms": "  p99 ms",

@@ -16,6 +16,7 @@ BATCHES = (1, 10, 100, 500, 1_000)
 PARTS = (
     "batches",
     "alone",
+    "log",
     "adding",
     "assigning",
     "creating_jobs",

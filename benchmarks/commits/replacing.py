@@ -11,11 +11,13 @@ from typing import Any
 from benchmarks.commits.bench import BATCHES, Bench
 from benchmarks.commits.pgbench import Pgbench
 from benchmarks.committers import rate
-from benchmarks.harness.report import median_ratio
+from benchmarks.harness.report import median_ratio, turns
 
 CLIENTS = 8
 LARGE = BATCHES[-2:]
-TWO = {"two_threads": {"threads": 2}, "two_processes": {"processes": 2}}
+BATCH_OF_LOG = 500
+TWO = {"two_threads": (2, 1), "two_processes": (1, 2)}
+"""Threads of each process, and processes."""
 
 
 def by_batch(bench: Bench) -> dict[str, Any]:
@@ -28,9 +30,9 @@ def by_batch(bench: Bench) -> dict[str, Any]:
         for batch, count in zip(BATCHES, plan.jobs_of_batch, strict=True):
             rates[str(batch)].append(rate(bench.dsn, table, list(islice(order, count)), batch))
         for batch in LARGE:
-            for name, two in TWO.items():
+            for name, (threads, processes) in TWO.items():
                 some = list(islice(order, plan.jobs_of_two))
-                rates[f"{batch}_{name}"].append(rate(bench.dsn, table, some, batch, **two))
+                rates[f"{batch}_{name}"].append(rate(bench.dsn, table, some, batch, threads, processes))
         bench.check_applied(table, jobs)
     medians = {f"replace_commits_per_s_{name}": round(median(found), 1) for name, found in rates.items()}
     return {"replace_commits_per_s": max(medians.values()), **medians}
@@ -78,4 +80,19 @@ def alone(bench: Bench) -> dict[str, Any]:
         f"pgbench_tps_{CLIENTS}": medians[f"pgbench_tps_{CLIENTS}"],
         "replace_single_per_s": medians["ours_1"],
         f"replace_single_per_s_{CLIENTS}": medians[f"ours_{CLIENTS}"],
+    }
+
+
+def without_log(bench: Bench) -> dict[str, Any]:
+    """Commits in batches as they are, and without the part of their statement that logs what they remove."""
+    plan, rates = bench.plan, defaultdict[bool, list[float]](list)
+    table, order = bench.claimed("log", (2 * plan.rounds) * plan.jobs_of_two)
+    for _, logged in turns([True, False], plan.rounds, step=1):
+        jobs = list(islice(order, plan.jobs_of_two))
+        rates[logged].append(rate(bench.dsn, table, jobs, BATCH_OF_LOG, logged=logged))
+    bench.check_applied(table, table.leaves)
+    return {
+        "replace_logged_vs_not": round(median_ratio(rates[True], rates[False]), 3),
+        "replace_commits_per_s_logged": round(median(rates[True]), 1),
+        "replace_commits_per_s_not_logged": round(median(rates[False]), 1),
     }
