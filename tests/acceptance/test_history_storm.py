@@ -26,7 +26,7 @@ from dormouse.errors import CutExpired
 from dormouse.files.layout import LAYOUTS
 from dormouse.table import Table
 
-SECONDS, PATIENCE_SECONDS = 35, 600
+SECONDS, PATIENCE_SECONDS = 60, 600
 CUTS, WRITERS, ROWS = 5, 3, 20
 ROLES = (*(f"ingest {n}" for n in range(WRITERS)), "split", "merge", "compact", "compact", "collect")
 WORKER = dedent("""
