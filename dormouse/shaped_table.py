@@ -41,6 +41,11 @@ class ShapedTable:
         """The columns of now; what another process changed is seen at once."""
         return self._followed().schema
 
+    @property
+    def known_schema(self) -> Schema:
+        """As `schema`, of when the table was looked up last."""
+        return self._context.schema
+
     def schema_at(self, when: When) -> Schema:
         """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
         return self._context.as_of(position_of(self._context, when)).schema

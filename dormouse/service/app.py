@@ -101,10 +101,11 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         ],
     )
     app.state.service, app.state.settings = here, settings
+    # routes are tried one after another: those that are asked for most come first
     for router in (
-        health,
-        tables,
         queries,
+        tables,
+        health,
         rows,
         row_queries,
         *([] if settings.job_threads is None else [jobs, row_files]),

@@ -259,8 +259,8 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
 
 
 def _schema(found: Table, as_of: str | int | None) -> Schema:
-    """The columns of now, or of a moment."""
-    return found.schema if as_of is None else found.schema_at(_moment(as_of))
+    """The columns of now, as a table has them that was just looked up, or of a moment."""
+    return found.known_schema if as_of is None else found.schema_at(_moment(as_of))
 
 
 def _moment(as_of: str | int | None) -> Any:
