@@ -146,15 +146,19 @@ class DatabaseStack(InstanceStack):
             for number in self._row_numbers
         ]
 
+    def logins(self, stack: cdk.Stack, role: str, *, to_rows: bool) -> list[str]:
+        """What `rds-db:connect` needs for a database role; also to what row tables have of their own."""
+        users = user_arns(stack, self.fact(stack, "login"), [role])
+        for number in self._row_numbers if to_rows else ():
+            users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
+        return users
+
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
     ) -> None:
         """Lets a security group and an IAM role of another stack connect as a database role; also to what
         row tables have of their own."""
-        stack = cdk.Stack.of(grantee)
-        users = user_arns(stack, self.fact(stack, "login"), [role])
-        for number in self._row_numbers if to_rows else ():
-            users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
+        users = self.logins(cdk.Stack.of(grantee), role, to_rows=to_rows)
         ports = self.client_ports if to_rows else ec2.Port.tcp(self.port)
         security_group.connections.allow_to(self.security_group, ports, "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
