@@ -30,7 +30,7 @@ class AccessStack(InstanceStack):
         self._placement, database = foundation.network.placement, foundation.database
         is_running = running(self)
         group = closed_group(self, "SecurityGroup", self._placement.vpc, f"{self.stack_name}: host")
-        group.connections.allow_to(database.security_group, ec2.Port.tcp(database.port), "the database")
+        group.connections.allow_to(database.security_group, database.client_ports, "the database")
         self.awake = Construct(self, "Awake")
         host = self._host(group)
         self._let_out(host, group, access)

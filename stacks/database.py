@@ -146,20 +146,21 @@ class DatabaseStack(InstanceStack):
             for number in self._row_numbers
         ]
 
+    def logins(self, stack: cdk.Stack, role: str, *, to_rows: bool) -> list[str]:
+        """What `rds-db:connect` needs for a database role; also to what row tables have of their own."""
+        users = user_arns(stack, self.fact(stack, "login"), [role])
+        for number in self._row_numbers if to_rows else ():
+            users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
+        return users
+
     def let_in(
         self, role: str, security_group: ec2.SecurityGroup, grantee: iam.Role, *, to_rows: bool = False
     ) -> None:
         """Lets a security group and an IAM role of another stack connect as a database role; also to what
         row tables have of their own."""
-        stack = cdk.Stack.of(grantee)
-        users = user_arns(stack, self.fact(stack, "login"), [role])
-        for number in self._row_numbers if to_rows else ():
-            users += user_arns(stack, self._row_fact(stack, number, "resource"), [role])
-        if self.proxy is not None and self.row_clusters and to_rows:
-            security_group.connections.allow_to(
-                self.security_group, ec2.Port.tcp(PORT), "the indexes of rows"
-            )
-        security_group.connections.allow_to(self.security_group, ec2.Port.tcp(self.port), "the database")
+        users = self.logins(cdk.Stack.of(grantee), role, to_rows=to_rows)
+        ports = self.client_ports if to_rows else ec2.Port.tcp(self.port)
+        security_group.connections.allow_to(self.security_group, ports, "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
     def let_in_as_administrator(self, security_group: ec2.SecurityGroup, grantee: iam.Role) -> None:
@@ -173,12 +174,20 @@ class DatabaseStack(InstanceStack):
         security_group.connections.allow_to(self.security_group, ec2.Port.tcp(PORT), "the database")
         grantee.add_to_policy(iam.PolicyStatement(actions=["rds-db:connect"], resources=users))
 
+    @property
+    def client_ports(self) -> ec2.Port:
+        """Of the cluster or its proxy, and of row tables' own clusters, which have none, all in one group.
+
+        It is one rule, as a group has 60 at most.
+        """
+        rows, has_proxy = self.settings.rows, self.settings.database.proxy
+        if has_proxy and rows is not None and rows.own_clusters:
+            return ec2.Port.tcp_range(PROXY_PORT, PORT)
+        return ec2.Port.tcp(PROXY_PORT if has_proxy else PORT)
+
     def _let_clients_in(self) -> None:
-        """Those whom the settings name, to the cluster or to the proxy, which is in the same group."""
-        settings, port = (
-            self.settings.database,
-            ec2.Port.tcp(PROXY_PORT if self.settings.database.proxy else PORT),
-        )
+        """Those whom the settings name."""
+        settings, port = self.settings.database, self.client_ports
         for cidr in settings.client_cidrs:
             self.security_group.add_ingress_rule(ec2.Peer.ipv4(cidr), port, "clients")
         for client in settings.client_security_groups:

@@ -97,6 +97,8 @@ def _optional(app: Construct, foundation: Foundation, migrate: MigrateStack) -> 
     for stack in (tables, commit, garbage, compaction, maintenance, query):
         if stack is not None:
             stack.add_stack_dependency(migrate, "it needs the newest schema")
+    if access is not None:
+        access.add_stack_dependency(migrate, "it reads the desired state")
     switched = Switched(commit, garbage, compaction, maintenance, query, access)
     pause = PauseStack(app, foundation, settings.pause, switched) if settings.pause else None
     if pause is not None:

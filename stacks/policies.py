@@ -12,7 +12,6 @@ from constructs import Construct
 from dormouse.settings.access import ACCESS_TAG
 from dormouse.settings.resources import FORWARDING, INSTANCE_TAG, PREFIX
 from stacks.acknowledge import acknowledge
-from stacks.constructs.database_proxy import user_arns
 from stacks.constructs.emr_serverless import EmrServerless
 from stacks.constructs.facts import fact
 from stacks.constructs.wildcards import acknowledge_resources
@@ -60,8 +59,8 @@ class PoliciesStack(InstanceStack):
             cdk.CfnOutput(self, f"{name.capitalize()}Arn", value=policy.managed_policy_arn)
 
     def _reader(self, policy: iam.ManagedPolicy) -> None:
-        database = self._foundation.database
-        _allow(policy, ["rds-db:connect"], user_arns(self, database.fact(self, "login"), [READ_ROLE]))
+        logins = self._foundation.database.logins(self, READ_ROLE, to_rows=True)
+        _allow(policy, ["rds-db:connect"], logins)
         self._foundation.storage.allow_objects(policy, ["s3:GetObject"])
         self._tables(policy, "show")
         if (query := self._watched.query) is not None:

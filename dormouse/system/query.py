@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import RUNNING_PARAMETER, SleepingResources
+from dormouse.settings.resources import RUNNING_PARAMETER, SleepingResources, state_parameter
 from dormouse.system.aws import Aws, AwsRefused
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import Left
@@ -69,9 +69,15 @@ def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_S
     return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
 
 
-def is_wanted(described: Mapping[str, Any]) -> bool:
-    """Whether its parameter says that it is to run."""
-    return _parameters(described).get(RUNNING_PARAMETER) == "true"
+def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
+    """Whether its parameter says that it is to run, and so did the desired state when it was last updated."""
+    name = state_parameter(instance_id)
+    states = {
+        one.get("ResolvedValue")
+        for one in described.get("Parameters", ())
+        if one.get("ParameterValue") == name
+    }
+    return _parameters(described).get(RUNNING_PARAMETER) == "true" and "paused" not in states
 
 
 def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
@@ -91,7 +97,7 @@ def sleeper_state(instance: DeployedInstance, told: SleepingResources | None) ->
     status = str(found["StackStatus"])
     if status.endswith("_IN_PROGRESS") or "FAILED" in status:
         return status.lower().replace("_", " ")
-    return "running" if is_wanted(found) else "asleep"
+    return "running" if is_running(found, instance.id) else "asleep"
 
 
 @dataclass
@@ -127,11 +133,12 @@ class SwitchStack:
                 )
             return []
         status, began = str(found["StackStatus"]), found.get("LastUpdatedTime")
+        is_wanted = is_running(found, self.instance.id) == self.runs
         if status.endswith("_IN_PROGRESS"):
-            if is_wanted(found) == self.runs:  # else it is one that must end first
+            if is_wanted:  # else it is one that must end first
                 self._followed = began
             return [Left(f"its stack is in {status.lower().replace('_', ' ')}")]
-        if is_wanted(found) == self.runs:
+        if is_wanted:
             is_ours = self._asked or self._followed is not None
             self._asked, self._followed = False, None
             if is_ours and not self.runs:

@@ -1,4 +1,7 @@
-"""A stack that sleeps by a parameter: what costs is there while it is true, and a lambda changes it."""
+"""A stack that sleeps by a parameter: what costs is there while it is true, and a lambda changes it.
+
+One that is new on a paused instance sleeps whatever the parameter begins with, as the desired state says so.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ MEMORY_MB = 256
 
 
 def running(stack: InstanceStack) -> cdk.CfnCondition:
-    """Whether the parameter of the stack is true."""
+    """Whether the parameter of the stack is true, and the instance is wanted to run."""
     parameter = cdk.CfnParameter(
         stack,
         RUNNING_PARAMETER,
         allowed_values=["true", "false"],
-        default=str(not stack.settings.deploy_paused).lower(),
+        default="true",
         description="Whether it runs. Use dormouse pause and resume; a deploy leaves it as it is",
     )
-    return cdk.CfnCondition(
-        stack, "IsRunning", expression=cdk.Fn.condition_equals(parameter.value_as_string, "true")
-    )
+    is_true = cdk.Fn.condition_equals(parameter.value_as_string, "true")
+    both = cdk.Fn.condition_and(is_true, stack.is_awake)  # type: ignore[arg-type]  # the CDK's stubs are wrong
+    return cdk.CfnCondition(stack, "IsRunning", expression=both)
 
 
 def only_while(condition: cdk.CfnCondition, scope: Construct) -> None:

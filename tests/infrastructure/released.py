@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 STATEFUL = {
+    "AWS::Backup::BackupVault",
     "AWS::EC2::Subnet",
     "AWS::EC2::VPC",
     "AWS::KMS::Key",
+    "AWS::Logs::LogGroup",
     "AWS::RDS::DBCluster",
     "AWS::RDS::DBInstance",
     "AWS::Route53::HostedZone",
@@ -35,9 +37,16 @@ CHANGED_IN_PLACE = {
 }
 """What the schema calls a replacement on some conditions, of which none is ours: the cluster's instances."""
 
-CONFIGURATIONS = ("dev", "minimal", "prod")
+CONFIGURATIONS = {
+    **{
+        one: f"test_templates/test_the_templates_are_as_reviewed[{one}]" for one in ("dev", "minimal", "prod")
+    },
+    "copied": "test_backup_stack/test_the_templates_are_as_reviewed",
+}
+"""By name the snapshot; that of `copied` has only what backups, copies and the audit add."""
+
 FILE = Path(__file__).parent / "frozen/released.json"
-SNAPSHOTS = Path(__file__).parent / "__snapshots__/test_templates"
+SNAPSHOTS = Path(__file__).parent / "__snapshots__"
 Held = dict[str, dict[str, Any]]
 """By stack and logical id: its type, and the properties that must stay."""
 
@@ -95,11 +104,10 @@ def _references(value: Any) -> Iterator[str]:
 
 def main() -> None:
     """Writes the file from the snapshots, which are the templates as they were reviewed."""
-    name = "test_the_templates_are_as_reviewed[{}].json"
-    templates = {one: json.loads((SNAPSHOTS / name.format(one)).read_text("utf-8")) for one in CONFIGURATIONS}
     texts = []
-    for one, template in templates.items():
-        lines = [f'  "{key}": {json.dumps(fixed)}' for key, fixed in held(template).items()]
+    for one, snapshot in CONFIGURATIONS.items():
+        templates = json.loads((SNAPSHOTS / f"{snapshot}.json").read_text("utf-8"))
+        lines = [f'  "{key}": {json.dumps(fixed)}' for key, fixed in held(templates).items()]
         texts.append(f' "{one}": {{\n' + ",\n".join(lines) + "\n }")
     FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n", "utf-8")
 

@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import parse
-from tests.assembly import CONFIGURATIONS, Assembly
+from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 
 All = Callable[[str], Assembly]
 PROXY_PORT, PORT = 5432, 5433
 
 
-def rules(assembly: Assembly) -> list[tuple[str, int]]:
-    """Whom the rules of clients let in, and to which port."""
-    found: list[tuple[str, int]] = []
+def rules(assembly: Assembly) -> list[tuple[str, int, int]]:
+    """Whom the rules of clients let in, and from which port to which."""
+    found: list[tuple[str, int, int]] = []
     for one in assembly.resources("AWS::EC2::SecurityGroup", "AWS::EC2::SecurityGroupIngress"):
         if one.stack == "database":
             for rule in one.properties.get("SecurityGroupIngress", [one.properties]):
                 if rule.get("Description") == "clients":
-                    assert rule["FromPort"] == rule["ToPort"]
-                    found.append((rule.get("CidrIp") or rule["SourceSecurityGroupId"], rule["FromPort"]))
+                    client = rule.get("CidrIp") or rule["SourceSecurityGroupId"]
+                    found.append((client, rule["FromPort"], rule["ToPort"]))
     return sorted(found)
 
 
 def test_clients_that_are_named_come_in_and_no_others(synthesized: All) -> None:
     settings = CONFIGURATIONS["steps"]().database
     named = [*settings.client_cidrs, *settings.client_security_groups]
-    assert rules(synthesized("steps")) == sorted((one, PROXY_PORT) for one in named) != []
+    assert rules(synthesized("steps")) == sorted((one, PROXY_PORT, PROXY_PORT) for one in named) != []
     assert rules(synthesized("dev")) == rules(synthesized("prod")) == []
+
+
+def test_past_a_proxy_they_come_to_the_clusters_of_rows_which_have_none(tmp_path: Path) -> None:
+    """The host for access and the query service, too; with one rule each, as a group has 60 at most."""
+    database = {"kind": "serverless", "min_acu": 1, "proxy": True, "client_cidrs": ["10.30.0.0/16"]}
+    rows = {"databases": 1, "own_clusters": True}
+    asked = settings("minimal", database=database, rows=rows, access={}, query={})
+    found = synthesize(asked, tmp_path / "assembly", checked=False)
+    assert rules(found) == [("10.30.0.0/16", PROXY_PORT, PORT)]
+    for kind in ("AWS::EC2::SecurityGroupIngress", "AWS::EC2::SecurityGroupEgress"):
+        ways = {
+            one.stack: (one.properties["FromPort"], one.properties["ToPort"])
+            for one in found.resources(kind)
+            if one.stack in ("access", "query") and "the database" in one.properties["Description"]
+        }
+        assert ways == {"access": (PROXY_PORT, PORT), "query": (PROXY_PORT, PORT)}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from moto.events.models import EventPattern
 
 from dormouse.settings.lambdas import Environment, load_environment
-from dormouse.settings.resources import PauseResources, Resources, state_parameter
+from dormouse.settings.resources import RUNNING_PARAMETER, PauseResources, Resources, state_parameter
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import allowed, flat
 
@@ -176,3 +176,20 @@ def test_a_deploy_leaves_a_paused_instance_paused(assembly: Assembly) -> None:
         assert f"dormouse-{assembly.id}-migrate" in assembly.stack(stack)["dependencies"]
     parameters = assembly.resources("AWS::SSM::Parameter")
     assert state_parameter(assembly.id) not in {one.properties["Name"] for one in parameters}
+
+
+@pytest.mark.parametrize("stack", ["query", "access"])
+def test_one_that_is_new_on_a_paused_instance_sleeps(
+    stack: str, synthesized: Callable[[str], Assembly]
+) -> None:
+    """Whatever its parameter begins with; the desired state is there before it."""
+    template = synthesized("steps").templates[stack]
+    state = template["Conditions"]["IsAwake"]["Fn::Equals"][0]["Ref"]
+    assert template["Parameters"][state]["Default"] == state_parameter("steps")
+    assert template["Conditions"] == {
+        "IsAwake": {"Fn::Equals": [{"Ref": state}, "running"]},
+        "IsRunning": {
+            "Fn::And": [{"Fn::Equals": [{"Ref": RUNNING_PARAMETER}, "true"]}, {"Condition": "IsAwake"}]
+        },
+    }
+    assert "dormouse-steps-migrate" in synthesized("steps").stack(stack)["dependencies"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dormouse.settings.rows import DATABASES_MAX
 from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
 from tests.tiers import few
@@ -152,9 +153,35 @@ def test_a_reader_reads(made: Assembly) -> None:
     assert objects.endswith("/data/*")
 
 
-def test_policies_are_not_too_long(made: Assembly) -> None:
+@pytest.fixture(scope="module")
+def with_rows(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
+    """With as many clusters of rows as there can be, behind a proxy that they do not have."""
+    asked = settings(
+        "minimal",
+        iam={"policies": ["operator", "reader"]},
+        database={"kind": "serverless", "min_acu": 1, "proxy": True},
+        rows={"databases": DATABASES_MAX, "own_clusters": True},
+        query={},
+        access={},
+    )
+    return synthesize(asked, tmp_path_factory.mktemp("rows") / "assembly")
+
+
+def test_a_reader_logs_in_to_the_clusters_of_rows_as_to_the_instance_s(with_rows: Assembly) -> None:
+    asked = {name: one["Default"] for name, one in with_rows.templates["policies"]["Parameters"].items()}
+    users = [where for where, _ in rights(with_rows, "Reader")["rds-db:connect"]]
+    assert all(one.endswith("/dormouse_read") for one in users)
+    facts = [asked[one.split(":dbuser:")[1].split("/")[0]] for one in users]
+    own = [f"rows/{number}/resource" for number in range(1, DATABASES_MAX + 1)]
+    assert sorted(facts) == sorted(f"/dormouse/minimal/database/{one}" for one in ["login", *own])
+    assert "rds-db:connect" not in rights(with_rows, "Operator")
+    assert with_rows.findings == []
+
+
+@pytest.mark.parametrize("instance", ["made", "with_rows"])
+def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest) -> None:
     """Each reference as long as an ARN may be."""
-    for policy in made.resources("AWS::IAM::ManagedPolicy"):
+    for policy in request.getfixturevalue(instance).resources("AWS::IAM::ManagedPolicy"):
         statements = policy.properties["PolicyDocument"]["Statement"]
         size = sum(
             40

@@ -17,9 +17,11 @@ from dormouse.settings.resources import AccessResources, resources_parameter
 from dormouse.system.keeper import keep
 from dormouse.system.month import Assumptions, estimate
 from dormouse.system.pause import pause
+from dormouse.system.query import sleeper_state
 from dormouse.system.resume import resume
 from dormouse.system.status import status
-from tests.deployed import REGION, Deployed, FakeClock, deploy
+from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
+from tests.integration.test_query_switch import asked, described, ran, step
 
 STACK = "dormouse-dev-access"
 TOLD = AccessResources(stack=STACK, host="i-0123456789abcdef0", endpoints=2)
@@ -75,6 +77,19 @@ def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> Non
     )
     assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
     assert keep(deployed.find()).left == ("the host for access is running: pause dev again",)
+
+
+def test_one_that_was_made_while_the_instance_slept_sleeps_until_it_wakes() -> None:
+    """Though its parameter is true from the beginning: an update reads the desired state anew."""
+    stubs = StubSession()
+    described(stubs, *[("CREATE_COMPLETE", "true", 1)] * 3, desired="paused")
+    asked(stubs, "true")
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
+    sleeper = step(stubs, runs=False)
+    assert sleeper_state(sleeper.instance, sleeper.told) == "asleep"
+    assert ran(sleeper).outcome == "already"
+    assert ran(step(stubs, runs=True)).outcome == "done"
+    stubs.assert_all_were_asked()
 
 
 def test_the_command_that_forwards_the_port_is_printed(deployed: Deployed, cli: Cli) -> None:

@@ -158,8 +158,8 @@ def stubs() -> Iterator[StubSession]:
     session.assert_all_were_asked()
 
 
-def described(stubs: StubSession, *states: tuple[str, str, int]) -> None:
-    """Each a state of the stack, the parameter, and which update it is of."""
+def described(stubs: StubSession, *states: tuple[str, str, int], desired: str = "running") -> None:
+    """Each a state of the stack, the parameter, and which update it is of; `desired` is what that read."""
     for state, running, update in states:
         stack = {
             "StackName": STACK,
@@ -168,7 +168,7 @@ def described(stubs: StubSession, *states: tuple[str, str, int]) -> None:
             "StackStatus": state,
             "Parameters": [
                 {"ParameterKey": "Running", "ParameterValue": running},
-                {"ParameterKey": "Host", "ParameterValue": "/dormouse/dev/database/host"},
+                {"ParameterKey": "State", "ParameterValue": state_parameter("dev"), "ResolvedValue": desired},
             ],
         }
         stubs.stub("cloudformation").add_response(
@@ -184,7 +184,7 @@ def asked(stubs: StubSession, running: str) -> None:
             "StackName": STACK,
             "UsePreviousTemplate": True,
             "Parameters": [
-                {"ParameterKey": "Host", "UsePreviousValue": True},
+                {"ParameterKey": "State", "UsePreviousValue": True},
                 {"ParameterKey": "Running", "ParameterValue": running},
             ],
             "Capabilities": ANY,
