@@ -112,8 +112,8 @@ def _letters(found: Sequence[SqsDeadLetter]) -> Any:
             "sent again"
             if one.is_sent_again
             else "can be sent again"
-            if one.is_readable
-            else "cannot be read",
+            if one.can_be_sent
+            else "cannot be sent",
             one.reason or one.body,
         )
         for one in found

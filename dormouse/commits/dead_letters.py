@@ -38,12 +38,14 @@ class SqsDeadLetter:
     reason: str
     """Why it cannot be sent again, or why it was buried; empty if it was only delivered too often."""
 
-    is_readable: bool
+    can_be_sent: bool
+    """Whether it can be read, and was a request of its queue."""
+
     is_sent_again: bool = False
 
 
 def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
-    """At most `limit` of them, which are left where they are. With `send_again` those that can be read go to
+    """At most `limit` of them, which are left where they are. With `send_again` those that can be sent go to
     their queues again: first sent and then deleted, so that none is lost.
 
     Raises InstanceError without commit queues, and when AWS refuses.
@@ -57,7 +59,7 @@ def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = F
         try:
             for message in _received(instance, dead, limit - len(found)):
                 letter, receipt = _letter(queue, message), message["ReceiptHandle"]
-                if send_again and letter.is_readable:
+                if send_again and letter.can_be_sent:
                     instance.aws.call("sqs", "send_message", QueueUrl=queue, MessageBody=message["Body"])
                     instance.aws.call("sqs", "delete_message", QueueUrl=dead, ReceiptHandle=receipt)
                     letter = replace(letter, is_sent_again=True)
@@ -80,7 +82,7 @@ def _received(instance: DeployedInstance, dead: str, limit: int) -> Iterator[Any
             MaxNumberOfMessages=min(limit, RECEIVED_MAX),
             VisibilityTimeout=HIDDEN_SECONDS,
             WaitTimeSeconds=WAIT_SECONDS,
-            MessageSystemAttributeNames=["SentTimestamp"],
+            MessageSystemAttributeNames=["DeadLetterQueueSourceArn", "SentTimestamp"],
             MessageAttributeNames=["reason"],
         )
         messages = answer.get("Messages", ())
@@ -93,17 +95,25 @@ def _received(instance: DeployedInstance, dead: str, limit: int) -> Iterator[Any
 def _letter(queue: str, message: Any) -> SqsDeadLetter:
     body = str(message["Body"])
     why = message.get("MessageAttributes", {}).get("reason", {}).get("StringValue", "")
-    readable, commit_id = True, commit_id_of(body)
+    commit_id = commit_id_of(body)
+    trouble = _foreign(queue, message)
     try:
         if commit_id is None or object_of(body) is None:
             decode(body)
     except (InvalidCommitRequest, CommitRequestTooNew) as error:
-        readable, why = False, " ".join(str(error).split())
+        trouble = " ".join(str(error).split())
     return SqsDeadLetter(
         queue=queue,
         sent_at=datetime.fromtimestamp(int(message["Attributes"]["SentTimestamp"]) / 1_000, UTC),
         commit_id=commit_id,
         body=body[:BODY_CHARACTERS_MAX],
-        reason=why,
-        is_readable=readable,
+        reason=trouble or why,
+        can_be_sent=not trouble,
     )
+
+
+def _foreign(queue: str, message: Any) -> str:
+    """Why it is none of the queue's own: any queue of the account can have these dead letters for its own."""
+    source = str(message["Attributes"].get("DeadLetterQueueSourceArn", ""))
+    is_own = not source or source.rpartition(":")[2] == queue.rpartition("/")[2]
+    return "" if is_own else f"it was a dead letter of another queue, {source}"

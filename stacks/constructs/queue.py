@@ -16,7 +16,8 @@ class Queue(Construct):
     """A standard queue, encrypted with keys of SQS, TLS only.
 
     No other queue may have it for its dead letters, which would come as if they had been sent to it. That of
-    its own dead letters cannot say the same of others, as neither could be made before the other then.
+    its own dead letters cannot name it as the only one that may: AWS gives both their names, so that neither
+    could be made before the other. So `dormouse dead-letters` looks where each came from.
     """
 
     def __init__(

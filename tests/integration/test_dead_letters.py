@@ -13,7 +13,10 @@ from dormouse.commits.dead_letters import dead_letters
 from dormouse.commits.requests import AddFiles, encode
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from tests.deployed import Deployed, deploy
+from dormouse.settings.resources import CommitResources, Resources
+from dormouse.system.aws import Aws
+from dormouse.system.instance import DeployedInstance
+from tests.deployed import REGION, Deployed, StubSession, deploy
 from tests.state import file, ref
 
 GOOD = encode(AddFiles(commit_id="good", table="t", files=(file("a", ref("a")),)), table_id=1)
@@ -51,10 +54,10 @@ def test_they_are_looked_at_and_left_where_they_are(deployed: Deployed) -> None:
     bury(deployed, GOOD, MessageAttributes=reason)
     bury(deployed, "nonsense", TOO_NEW, number=1)
     good, *others = dead_letters(deployed.find(), 100)
-    assert (good.commit_id, good.reason, good.is_readable, good.is_sent_again) == (
+    assert (good.commit_id, good.reason, good.can_be_sent, good.is_sent_again) == (
         "good", "tried 41 times", True, False,
     )  # fmt: skip
-    assert [(one.is_readable, bool(one.reason)) for one in others] == [(False, True)] * 2
+    assert [(one.can_be_sent, bool(one.reason)) for one in others] == [(False, True)] * 2
     assert next(iter(dead_letters(deployed.find(), 100))).body == GOOD, "at once again"
     assert len(bodies(deployed, dead=True)) == 3 and not bodies(deployed, dead=False)
 
@@ -64,10 +67,37 @@ def test_those_that_can_be_read_are_sent_again_and_others_stay(deployed: Deploye
     bury(deployed, GOOD, TOO_NEW, number=1)
     found = dead_letters(deployed.find(), 100, send_again=True)
     assert sum(one.is_sent_again for one in found) == 13
-    unread = [one for one in found if not one.is_readable]
+    unread = [one for one in found if not one.can_be_sent]
     assert len(unread) == 2 and all(one.reason and "\n" not in one.reason for one in unread)
     assert bodies(deployed, dead=False) == [GOOD] * 13
     assert bodies(deployed, dead=True) == sorted(["nonsense", TOO_NEW])
+
+
+def test_a_dead_letter_of_another_queue_is_told_and_not_sent() -> None:
+    """SQS moves what is in any queue of the account that names ours, whose owner may send us no requests."""
+    stubs, arn = StubSession(), f"arn:aws:sqs:{REGION}:123456789012"
+    told = CommitResources(
+        queues=("https://sqs/123456789012/queue",), dead_letters=("dead",), mappings=(), function="commit"
+    )
+    sources = {"own": f"{arn}:queue", "foreign": f"{arn}:foreign"}
+    messages = [
+        {
+            "Body": GOOD,
+            "ReceiptHandle": name,
+            "Attributes": {"SentTimestamp": "0", "DeadLetterQueueSourceArn": source},
+        }
+        for name, source in sources.items()
+    ]
+    sqs = stubs.stub("sqs")
+    sqs.add_response("receive_message", {"Messages": messages})
+    sqs.add_response("send_message", {}, {"QueueUrl": told.queues[0], "MessageBody": GOOD})
+    sqs.add_response("delete_message", {}, {"QueueUrl": "dead", "ReceiptHandle": "own"})
+    sqs.add_response("change_message_visibility", {})
+    instance = DeployedInstance("dev", "123456789012", REGION, Resources(commit=told), Aws(stubs))
+    own, foreign = dead_letters(instance, 2, send_again=True)
+    assert (own.is_sent_again, foreign.is_sent_again) == (True, False)
+    assert foreign.reason == f"it was a dead letter of another queue, {arn}:foreign"
+    stubs.assert_all_were_asked()
 
 
 def test_what_is_not_sent_is_not_deleted(deployed: Deployed) -> None:

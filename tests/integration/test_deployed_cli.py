@@ -93,9 +93,9 @@ def test_dead_letters_are_shown_and_sent_again_by_one_command(
     for body in (good, "nonsense"):
         deployed.client("sqs").send_message(QueueUrl=told.dead_letters[0], MessageBody=body)
     code, out, _ = cli("dead-letters", "--instance", "dev", "--send-again")
-    assert code == 0 and "1 dead letter of 2 sent again" in out and "cannot be read" in out
+    assert code == 0 and "1 dead letter of 2 sent again" in out and "cannot be sent" in out
     [left] = json.loads(cli("dead-letters", "--instance", "dev", "--json")[1])
-    assert (left["body"], left["is_readable"], left["is_sent_again"]) == ("nonsense", False, False)
+    assert (left["body"], left["can_be_sent"], left["is_sent_again"]) == ("nonsense", False, False)
 
 
 @pytest.mark.parametrize(
