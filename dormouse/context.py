@@ -158,11 +158,14 @@ class TableContext:
     ) -> Iterator[tuple[TableContext, WriteAttempt]]:
         """A write attempt, as of `WriteAttempts`, and the services for the columns by which it writes."""
         with self.attempts.attempt(self.table, loads=loads, leftovers=leftovers) as attempt:
-            if attempt.schema_version == self.schema.version:
-                yield self, attempt
-                return
-            context = self.followed()
-            yield context, replace(attempt, schema_version=context.schema.version)
+            yield self.writing_for(attempt)
+
+    def writing_for(self, attempt: WriteAttempt) -> tuple[TableContext, WriteAttempt]:
+        """The services for the columns by which an attempt writes that has just begun, and the attempt so."""
+        if attempt.schema_version == self.schema.version:
+            return self, attempt
+        context = self.followed()
+        return context, replace(attempt, schema_version=context.schema.version)
 
     @cached_property
     def store(self) -> FileReferenceStore:

@@ -23,6 +23,9 @@ from dormouse.model.types import TIMESTAMP
 ROW = "__row"
 """The place of a row in its load, until it is written."""
 
+TASKS_MAX = 1 << 20
+"""How many places each load has: by so much the database's sequence of loads goes on."""
+
 
 @dataclass(frozen=True)
 class KeyedRows:
@@ -36,6 +39,10 @@ class KeyedRows:
     deletes: str | None
     sequence: int
     taken_at: datetime
+
+    def of_task(self, number: int) -> KeyedRows:
+        """Those of one of the load's tasks, whose rows come after those of the ones before it."""
+        return replace(self, sequence=self.sequence + min(number, TASKS_MAX - 1))
 
     @property
     def given(self) -> Schema:

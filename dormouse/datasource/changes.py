@@ -33,13 +33,14 @@ class ChangesTask(InputPartition):
 
 
 def tasks_of(
-    context: TableContext, start: Position, end: Position, options: ReadOptions
+    context: TableContext, start: Position, end: Position, options: ReadOptions, *, as_known: bool = False
 ) -> list[InputPartition]:
-    """The changes of after one position and up to another, in their order."""
+    """The changes of after one position and up to another, in their order; `as_known` as `changes` has it."""
     from dormouse.query.changes import changes_parts
     from dormouse.query.executor import PART_BYTES
 
-    parts = changes_parts(context, start, end, options.columns, options.split_bytes or PART_BYTES)
+    bytes_max = options.split_bytes or PART_BYTES
+    parts = changes_parts(context, start, end, options.columns, bytes_max, as_known=as_known)
     return [ChangesTask(context.address, part) for part in parts]
 
 

@@ -28,7 +28,7 @@ from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import commit_files, commit_id, refusals_named
 from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.ingest import check_fits
-from dormouse.spark.worker import check_arrived, check_seen
+from dormouse.spark.worker import check_arrived, check_seen, partition_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,12 +59,21 @@ class Load:
     """Of a keyed table, to which it is an upsert."""
 
     @staticmethod
-    def begun(context: TableContext) -> Load:
-        attempt = context.attempts.begin(context.table, loads=True)
-        # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
-        properties = context.properties.model_copy(update={"ingest_file_writing": "one_reference_per_leaf"})
-        lookup, keyed = LeafLookup(context.partitions.tree()), keyed_rows(context, attempt)
-        return Load(attempt, context.objects, context.stored_schema, properties, lookup, keyed)
+    def begun(context: TableContext, given: StructType) -> Load:
+        """Raises InvalidInput when the columns that are given are not those that the table has by then."""
+        attempts, attempt = context.attempts, context.attempts.begin(context.table, loads=True)
+        try:
+            context, attempt = context.writing_for(attempt)
+            check_fits(given, context.schema)
+            # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
+            properties = context.properties.model_copy(
+                update={"ingest_file_writing": "one_reference_per_leaf"}
+            )
+            lookup, keyed = LeafLookup(context.partitions.tree()), keyed_rows(context, attempt)
+            return Load(attempt, context.objects, context.stored_schema, properties, lookup, keyed)
+        except BaseException:
+            attempts.discard(attempt)
+            raise
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Written:
         """A task's rows as one sorted file, with a reference in each leaf that it has rows of."""
@@ -75,8 +84,10 @@ class Load:
         rows = 0
         with files.sorter(MEMORY_BYTES) as sorter:
             given = self.schema if self.keyed is None else self.keyed.given
-            found = (conform(batch, given) for batch in batches)
-            for batch in found if self.keyed is None else self.keyed.stored(found):
+            found: Iterator[pa.RecordBatch] = (conform(batch, given) for batch in batches)
+            if self.keyed is not None:
+                found = self.keyed.of_task(partition_number()).stored(found)
+            for batch in found:
                 sorter.add(batch, self.lookup.indexes(batch))
                 rows += batch.num_rows
             return Written(rows, tuple(files.write(sorter)))
@@ -116,7 +127,7 @@ class TableWriter(DataSourceArrowWriter):
             context = table.context
             check_fits(schema, context.schema)
             is_applied = context.store.is_applied(commit_id(ingest_id))
-            return TableWriter(options.of, ingest_id, None if is_applied else Load.begun(context))
+            return TableWriter(options.of, ingest_id, None if is_applied else Load.begun(context, schema))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if self.load is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,19 @@ from pyspark.sql.types import StructType
 from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, files_of, told
-from dormouse.errors import InvalidInput, JobFailed, TableNotFound
+from dormouse.errors import InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
 from dormouse.history.ends import check_since
 from dormouse.history.events import has_events_since
+from dormouse.history.lives import is_of_life, lives
 from dormouse.history.moments import now
 from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared
+from dormouse.query.schemas import seen_by
+from dormouse.rounds.ingest_commit import with_place
 from dormouse.spark.ingest import check_fits
 
 if TYPE_CHECKING:
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
     from dormouse.context import TableContext
 
 QUERY_ID = "sql.streaming.queryId"
+RESTS_AT_MOST = 0.25
+"""For how much of the time that a position is kept a stream stands still."""
+
+REST_SECONDS_MIN = 1.0
 
 
 class ChangesStream(DataSourceStreamReader):
@@ -60,12 +67,14 @@ class ChangesStream(DataSourceStreamReader):
         That itself while nothing has changed: Spark makes no batch then. It asks a new query for this first.
         """
         context, reached = self._context, self._reached or self._start()
-        if not (size_since(context, reached).row_count or has_events_since(context, reached)):
-            return self._offset(reached)
         rows_max = self._options.max_rows_per_batch
-        return self._offset(
-            now(context, reached) if rows_max is None else portion_since(context, reached, rows_max)
-        )
+        if size_since(context, reached).row_count or has_events_since(context, reached):
+            present = now(context, reached) if rows_max is None else portion_since(context, reached, rows_max)
+            return self._offset(present)
+        present = now(context, reached)
+        # one that rests would expire, and has an empty batch before it does
+        rested = (present.at - reached.at).total_seconds() > self._rest_seconds_max
+        return self._offset(present if rested else reached)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Spark also tells so where a query that goes on stands."""
@@ -75,7 +84,7 @@ class ChangesStream(DataSourceStreamReader):
             return []
         check_since(self._context, first.at, "the position of the checkpoint")
         # what is not there any more is told here
-        return tasks_of(self._context, first, last, self._options)
+        return tasks_of(self._context_at(last), first, last, self._options, as_known=True)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangesTask)  # noqa: S101 as `partitions` made it
@@ -87,6 +96,12 @@ class ChangesStream(DataSourceStreamReader):
     def stop(self) -> None:
         self._open.close()
 
+    @property
+    def _rest_seconds_max(self) -> float:
+        properties = self._context.properties
+        kept_seconds = max(properties.gc_delay_seconds, properties.files_kept_seconds)
+        return max(kept_seconds * RESTS_AT_MOST, REST_SECONDS_MIN)
+
     def _start(self) -> Position:
         after, _ = self._options.changes or (None, None)
         return span(self._context, after, None)[0]
@@ -97,6 +112,16 @@ class ChangesStream(DataSourceStreamReader):
             self._found = self._open.enter_context(self._options.of.open()).context
         return self._found
 
+    def _context_at(self, till: Position) -> TableContext:
+        """With the columns that the query began with, of files that were written since, too."""
+        context = self._context
+        try:
+            return seen_by(context, context.as_of(till).schema)
+        except InvalidSchema as error:
+            raise InvalidInput(
+                f"{error} from table {context.table.name!r} while the query ran: start the query anew"
+            ) from None
+
     def _offset(self, position: Position) -> dict[str, Any]:
         return {
             "table": self._context.table.uuid,
@@ -104,6 +129,7 @@ class ChangesStream(DataSourceStreamReader):
             "snapshot": position.snapshot,
             "at": position.at.isoformat(),
             "made_at": position.made_at,
+            "life": lives(self._context)[-1].life_id,
         }
 
     def _position(self, offset: Mapping[str, Any]) -> Position:
@@ -114,7 +140,13 @@ class ChangesStream(DataSourceStreamReader):
                 "name: give the query a checkpoint of its own"
             )
         at = datetime.fromisoformat(offset["at"])
-        return Position(offset["epoch"], offset["snapshot"], at, offset["made_at"])
+        position = Position(offset["epoch"], offset["snapshot"], at, offset["made_at"])
+        if "life" in offset and not is_of_life(lives(self._context), offset["life"], position):
+            raise InvalidInput(
+                f"the checkpoint has read what the database of table {table.name!r} does not have any more: "
+                "it was restored to before; give the query a checkpoint of its own and changes_after a moment"
+            )
+        return position
 
 
 @dataclass(frozen=True)
@@ -130,7 +162,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     """Each task announces itself, as Spark makes one writer for all batches; the driver commits each once."""
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
-        self._options = options
+        self._options, self._schema = options, schema
         with options.of.open(writes=True, goes_on=True) as table:
             check_fits(schema, table.context.schema)
 
@@ -141,7 +173,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             raise JobFailed("Spark does not tell which query a batch is of")
         with self._options.of.open(writes=True, goes_on=True) as table:
             context = table.context
-            load = Load.begun(context)
+            load = Load.begun(context, self._schema)
             try:
                 return _BatchPart(load.write(iterator), load.attempt, query_id)
             except BaseException:
@@ -154,7 +186,8 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             return
         with self._options.of.open(writes=True, goes_on=True) as table:
             context, attempts = table.context, [part.attempt for part in parts]
-            files = files_of([part.written for part in parts], context.objects, context.properties)
+            placed = [replace(p.written, files=tuple(with_place(p.attempt, p.written.files))) for p in parts]
+            files = files_of(placed, context.objects, context.properties)
             batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
             try:
                 is_new = commit_batch(

@@ -55,6 +55,7 @@ def changes(
     *,
     interruption: Interruption | None = None,
     at_end: Callable[[], object] = lambda: None,
+    as_known: bool = False,
 ) -> pa.RecordBatchReader:
     """The rows that were ingested after one moment and up to another, each once, as they were ingested.
 
@@ -63,10 +64,11 @@ def changes(
     whose newest row is another, once: "upsert" with that row, or "delete" with its key. The columns asked
     for, of those that the table had at the later moment, and `_change`; between two deletions or restores in
     no order, but for the files that are read side by side. `at_end` is called when the last row was given.
+    `as_known`: the columns are those of the services, whichever the table had then.
     Raises what `pages_between` and `events_between` do and `InvalidQuery`; while it is read `CutExpired` when
     a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
     """
-    context = context.as_of(till)
+    context = context if as_known else context.as_of(till)
     schema = columns_of_changes(context, columns)
     names = schema.names[:-1]
     interruption = interruption or Interruption()
@@ -89,13 +91,14 @@ class ChangesPart:
     till: Position
     columns: tuple[str, ...] | None
     only: tuple[ChangedFile, ...] | PastEvent | None
+    as_known: bool = False
 
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """Raises as `changes` does while it is read."""
         if self.only is None:
-            yield from changes(context, self.after, self.till, self.columns)
+            yield from changes(context, self.after, self.till, self.columns, as_known=self.as_known)
             return
-        context, found = context.as_of(self.till), Interruption()
+        context, found = context if self.as_known else context.as_of(self.till), Interruption()
         schema = columns_of_changes(context, self.columns)
         reading = _Reading(context, schema.names[:-1], schema, self.after, found)
         one = self.only if isinstance(self.only, PastEvent) else iter([list(self.only)])
@@ -108,13 +111,15 @@ def changes_parts(
     till: Position,
     columns: tuple[str, ...] | None,
     bytes_max: int,
+    *,
+    as_known: bool = False,
 ) -> Iterator[ChangesPart]:
     """`changes` in parts of about so many bytes of files, which have their order; raises as it does.
 
     A deletion or a restore is a part; so are all changes of a keyed table, whose keys are compared.
     """
-    context = context.as_of(till)
-    made = partial(ChangesPart, after, till, columns)
+    context = context if as_known else context.as_of(till)
+    made = partial(ChangesPart, after, till, columns, as_known=as_known)
     pages, events = pages_between(context, after, till), events_between(context, after, till)
     if is_keyed(context.properties):
         yield made(None)

@@ -10,6 +10,7 @@ from dormouse.context import TableContext
 from dormouse.errors import InvalidInput, InvalidSchema, QueryOvertaken, TableBusy
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.reshaping import seen_with
+from dormouse.model.schema import Schema
 
 T = TypeVar("T")
 SCHEMAS_CHASED_MAX = 20
@@ -54,12 +55,17 @@ def keeping_columns(context: TableContext) -> TableContext:
 
     `QueryOvertaken` when one of the columns was dropped.
     """
-    now = context.followed()
     try:
-        schema = seen_with(context.schema, now.schema)
+        return seen_by(context, context.followed().schema)
     except InvalidSchema as error:
         raise QueryOvertaken(
             f"{error} from table {context.table.name!r} while the query ran, and files that have it were "
             "collected; run it again, or raise the table's property gc_delay_seconds"
         ) from None
-    return replace(context, table=replace(context.table, schema=schema))
+
+
+def seen_by(context: TableContext, later: Schema) -> TableContext:
+    """Likewise, of files up to a version; `InvalidSchema` when one of the columns is not there any more."""
+    if later.version <= context.schema.version:
+        return context
+    return replace(context, table=replace(context.table, schema=seen_with(context.schema, later)))

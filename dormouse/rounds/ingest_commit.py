@@ -132,15 +132,21 @@ def commit_files(
     transaction, comes first. Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only
     when the database does not answer any more.
     """
-    if attempt.place is not None:
-        files = [replace(file, deletions_till=attempt.place.deletions_till) for file in files]
+    files = with_place(attempt, files)
     try:
         applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers, with_them=with_them)
     except CommitOutcomeUnknown as unknown:
         applied = _ask(context, attempt, ingest_id, unknown)
     if not applied:
-        context.attempts.discard(attempt)
+        context.attempts.discard(attempt, leftovers=leftovers)
     return applied
+
+
+def with_place(attempt: WriteAttempt, files: Sequence[FileWithReferences]) -> Sequence[FileWithReferences]:
+    """Files of an attempt, which have its place among the deletions, if it has one."""
+    if attempt.place is None:
+        return files
+    return tuple(replace(file, deletions_till=attempt.place.deletions_till) for file in files)
 
 
 def _commit(

@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 
 WAYS_MAX = 32
 """In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
-_AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "recursiveFileLookup": "true"}
-"""No day is moved to another calendar, and no folder's name is a column."""
+_AS_WRITTEN = {
+    "datetimeRebaseMode": "CORRECTED",
+    "recursiveFileLookup": "true",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
+"""No day is moved to another calendar, no folder's name is a column, and no file is left out unsaid."""
 _PATTERNS = frozenset("{}[]*?\\")
 """What Spark would take for a pattern in the name of a file."""
 _Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]]

@@ -33,13 +33,11 @@ from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
     TARGET,
-    WRITTEN,
     Gather,
     Scatter,
     SplitScatter,
     Targets,
     stage,
-    written_of,
 )
 from dormouse.spark.split_points import divide, points_of
 from dormouse.spark.splits import file_splits
@@ -137,8 +135,7 @@ def _write(
 
     def job() -> list[FileWithReferences]:
         blobs = _blobs(spark, source, scatter)
-        written = blobs.repartition(targets.count, TARGET).mapInArrow(stage(gather), WRITTEN)
-        tasks = [written_of(row) for row in written.collect()]
+        tasks = blobs.repartition(targets.count, TARGET).rdd.mapPartitions(gather.run).collect()
         files = [file for task in tasks for file in task.files]
         sent, received = sum(task.sent for task in tasks), sum(task.received for task in tasks)
         check_ingested(sent, None, files, context.properties)

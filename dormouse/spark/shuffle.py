@@ -1,17 +1,15 @@
-"""The two stages of a bulk ingest, as functions on Arrow batches that run in Spark's Python workers."""
+"""The two stages of a bulk ingest, as functions that run in Spark's Python workers."""
 
 from __future__ import annotations
 
-import pickle
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import conform
 from dormouse.data.keyed_rows import KeyedRows
@@ -32,15 +30,17 @@ from dormouse.spark.worker import check_seen, partition_number, settle
 TARGET = "target"
 # a row without rows tells how many its task has sent in all
 BLOBS = "target int, rows binary, sent long"
-WRITTEN = "written binary"
 _BLOBS = pa.schema(
     [pa.field(TARGET, pa.int32()), pa.field("rows", pa.binary()), pa.field("sent", pa.int64())]
 )
-_WRITTEN = pa.schema([pa.field("written", pa.binary())])
 
 CHUNK_BYTES = 64 * 1024 * 1024
 BLOB_BYTES = 16 * 1024 * 1024
 ROWS_OF_TASK_BITS = 40
+
+
+Blob: TypeAlias = tuple[int, bytearray | None, int | None]
+"""A row of BLOBS."""
 
 
 class Step(Protocol):
@@ -117,7 +117,11 @@ class SplitScatter:
 
 @dataclass(frozen=True)
 class Gather:
-    """Stage two: the rows of a task's leaves, sorted and written; gives what is known of the files."""
+    """Stage two: the rows of a task's leaves, sorted and written; gives what is known of the files.
+
+    It takes rows of BLOBS as Spark's RDDs have them, a few at a time: of the batches of `mapInArrow` Spark
+    bounds the rows and not the bytes, and one would have all blobs of a task.
+    """
 
     objects: ObjectStore
     schema: Schema
@@ -125,7 +129,8 @@ class Gather:
     partition_ids: pa.StringArray
     attempt: WriteAttempt
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(self, blobs: Iterable[Blob]) -> Iterator[Written]:
+        settle()
         check_seen(self.objects)
         token = uuid.uuid4().hex  # a task that Spark runs again writes files of its own
         files = LeafFiles(
@@ -137,14 +142,14 @@ class Gather:
         )
         sent = 0
         with files.sorter(MEMORY_BYTES) as sorter:
-            for batch in batches:
-                sent += pc.sum(batch.column(2)).as_py() or 0
-                for blob in filter(_holds_rows, batch.column(1)):
-                    for rows in pa.ipc.open_stream(blob.as_buffer()):
+            for _, blob, told in blobs:
+                sent += told or 0
+                if blob is not None:
+                    for rows in pa.ipc.open_stream(pa.py_buffer(blob)):
                         sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
             received = int(sorter.counts.sum())
-            written = pickle.dumps(Written(sent, received, tuple(files.write(sorter))))
-        yield pa.RecordBatch.from_arrays([pa.array([written], pa.binary())], schema=_WRITTEN)
+            written = Written(sent, received, tuple(files.write(sorter)))
+        yield written
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +171,6 @@ def stage(step: Step) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.Record
     return run
 
 
-def written_of(row: Sequence[bytes]) -> Written:
-    """What one task of stage two says."""
-    written: Written = pickle.loads(row[0])  # noqa: S301 our own task's bytes
-    return written
-
-
 def _blobs(key: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Rows as blobs of bounded size: Spark copies each whole."""
     step = max(1, BLOB_BYTES * rows.num_rows // max(1, rows.nbytes))
@@ -184,10 +183,6 @@ def _blobs(key: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             pa.binary(), 1, [None, pa.py_buffer(np.array([0, sink.tell()], np.int32)), sink.getvalue()]
         )
         yield _blob(key, blob)
-
-
-def _holds_rows(blob: pa.Scalar) -> bool:
-    return bool(blob.is_valid)
 
 
 def _blob(key: int, rows: pa.Array | None, sent: int | None = None) -> pa.RecordBatch:

@@ -45,8 +45,9 @@ WORKER = dedent("""
     def ingest(table, turn):
         number = int(role.split()[1])
         path = Path(folder, f"begun {number}")
-        # killed in the midst of one: it is sent again
-        one = int(path.read_text() or 0) if turn == 0 and path.exists() else ingest.next
+        # killed in the midst of one: it is sent again, and may have been committed
+        again = turn == 0 and path.exists()
+        one = int(path.read_text() or 0) if again else ingest.next
         ingest.next = one + 1
         half = path.with_suffix(".new")
         half.write_text(str(one))
@@ -54,7 +55,7 @@ WORKER = dedent("""
         first = one * rows
         keys = [(number * 31 + first + n) * 7919 % 1_009 for n in range(rows)]
         data = pa.table({"key": keys, "writer": [number] * rows, "number": range(first, first + rows)})
-        assert table.ingest(data, ingest_id=f"{number} {one}", engine="local").applied
+        assert table.ingest(data, ingest_id=f"{number} {one}", engine="local").applied or again
 
     def merge(table, turn):
         table.merge()

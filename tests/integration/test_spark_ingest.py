@@ -107,7 +107,7 @@ def test_an_empty_table_is_divided_where_its_rows_will_be(
 ) -> None:
     """By a sample, into leaves of about equal size; one that has leaves enough, or files, stays as it is."""
     schema = Schema([Field("flight", LONG), Field("carrier", STRING)], SCHEMA.sort_keys, SCHEMA.values)
-    table = new_flights(schema=schema, split_points=[19], bulk_ingest_leaves_min=8)  # in no quantile's way
+    table = new_flights(schema=schema, split_points=[-49], bulk_ingest_leaves_min=8)  # far from all quantiles
     rows = flights(20_000, schema=schema)
     written(rows, files)
     points = split_points(str(files), schema, 8, spark=spark)

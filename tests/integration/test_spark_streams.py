@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keyed_tables
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 import dormouse as dm
-from dormouse.datasource.options import ReadOptions
-from dormouse.datasource.streams import ChangesStream
+import dormouse.datasource.sink
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.datasource import streams
+from dormouse.datasource.options import ReadOptions, StreamOptions
+from dormouse.datasource.sink import Load, files_of
+from dormouse.datasource.streams import ChangesStream, StreamWriter
+from dormouse.errors import InvalidData, InvalidInput
+from dormouse.files.attempts import WriteAttempts
+from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.instance import Instance
+from dormouse.rounds.ingest_commit import commit_files
+from dormouse.spark.frames import struct_of
 from dormouse.table import Table
 from tests.small_tables import add, keys, made
 from tests.state import query
@@ -25,6 +38,11 @@ SECONDS_MAX = 300
 Run = Callable[..., None]
 Writer = Callable[..., DataStreamWriter]
 Start = Callable[..., StreamingQuery]
+Offset = dict[str, Any]
+ADOPTED = """
+insert into incarnation (number, reason, system_identifier, timeline, database_oid)
+select %s, 'adoption', d.* from this_database() d
+"""
 
 
 @pytest.fixture
@@ -173,8 +191,7 @@ def test_what_spark_is_told_that_there_is(
     source.delete({"k": dm.Range(0, 30)})
     add(source, 200, 5)
     source.compact()
-    named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", "changes_after": "beginning"}
-    stream = ChangesStream(ReadOptions.of_stream(named | options))
+    stream = changes_of(instance, dsn, **options)
     start, found = stream.initialOffset(), []
     while (end := json.loads(json.dumps(stream.latestOffset()))) != start:
         parts = stream.partitions(start, end)
@@ -182,6 +199,157 @@ def test_what_spark_is_told_that_there_is(
         start = end
     stream.stop()
     assert found == counts
+
+
+@pytest.fixture
+def stream(instance: Instance, source: Table, dsn: str) -> Iterator[ChangesStream]:
+    """The changes of `source`, to be asked as Spark asks."""
+    opened = changes_of(instance, dsn)
+    yield opened
+    opened.stop()
+
+
+def changes_of(instance: Instance, dsn: str, **options: str) -> ChangesStream:
+    named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", "changes_after": "beginning"}
+    return ChangesStream(ReadOptions.of_stream(named | options))
+
+
+def batch(stream: ChangesStream, start: Offset) -> tuple[Offset, list[dict[str, Any]]]:
+    """The next position, as a checkpoint has it, and the rows up to it."""
+    end = json.loads(json.dumps(stream.latestOffset()))
+    parts = stream.partitions(start, end)
+    return end, [row for part in parts for found in stream.read(part) for row in found.to_pylist()]
+
+
+def test_a_stream_whose_table_rests_has_an_empty_batch_before_its_position_expires(
+    instance: Instance, source: Table, stream: ChangesStream
+) -> None:
+    source.set_properties(history_retention_seconds=4 * 3_600)
+    query(instance._supplier, "update tables set history_since = history_since - interval '2 hours'")
+    at, _ = batch(stream, stream.initialOffset())
+    for minutes, goes_on in ((50, False), (70, True)):
+        reached = stream._position(at)
+        stream._reached = replace(reached, at=reached.at - timedelta(minutes=minutes))
+        before = stream._offset(stream._reached)
+        after, rows = batch(stream, before)
+        assert rows == []
+        assert (after != before) == goes_on
+    add(source, 200, 5)
+    _, rows = batch(stream, after)
+    assert [row["k"] for row in rows] == list(range(200, 205))
+
+
+def test_a_stream_keeps_its_columns_whichever_the_table_had_or_gets(
+    instance: Instance, source: Table, dsn: str
+) -> None:
+    add(source, 100, 1)
+    source.add_column(dm.Field("w", dm.LONG, nullable=True))
+    source.rename_column("v", "x")
+    source.rename_column("w", "v")
+    stream = changes_of(instance, dsn, max_rows_per_batch="1")
+    at, rows = batch(stream, stream.initialOffset())
+    assert rows[0] == {"k": 0, "x": 0, "v": None, "_change": "insert"}
+    source.rename_column("x", "y")
+    source.add_column(dm.Field("z", dm.LONG, nullable=True))
+    source.ingest({"k": [7], "y": [8], "v": [9], "z": [1]})
+    for expected in ({"k": 100, "x": 0, "v": None}, {"k": 7, "x": 8, "v": 9}):
+        at, rows = batch(stream, at)
+        assert rows == [{**expected, "_change": "insert"}]
+    source.drop_column("y")
+    add_row(source, 1)
+    with pytest.raises(InvalidInput, match="column 'x' was dropped from table 't' while the query ran"):
+        batch(stream, at)
+    stream.stop()
+
+
+def add_row(table: Table, key: int) -> None:
+    table.ingest({"k": [key], "v": [0], "z": [0]})
+
+
+def test_a_checkpoint_of_after_what_a_database_was_restored_to_is_refused(
+    instance: Instance, source: Table, stream: ChangesStream
+) -> None:
+    """As of one that was put back: what it adopts the store by comes before what the checkpoint has read."""
+    start = json.loads(json.dumps(stream.initialOffset()))
+    before, rows = batch(stream, start)
+    query(instance._supplier, ADOPTED, 7)
+    add(source, 100)
+    after, rows = batch(stream, before)
+    assert [row["k"] for row in rows] == list(range(100, 120)), "it was up to the adoption"
+    with pytest.raises(InvalidInput, match="does not have any more: it was restored to before; give the"):
+        stream.partitions({**after, "life": before["life"]}, after)
+    with pytest.raises(InvalidInput, match="does not have any more"):
+        stream.partitions({**before, "life": "one that is not known"}, after)
+
+
+def test_batches_that_a_restored_sink_has_lost_are_missed(instance: Instance, sink: Table) -> None:
+    context = sink._context
+    commit = partial(commit_batch, context.supplier, context.store)
+    assert commit(StreamBatch("copy", "query", 5), [], [])
+    assert not commit(StreamBatch("copy", "query", 5), [], [])
+    assert commit(StreamBatch("copy", "query", 6), [], [])
+    with pytest.raises(InvalidInput, match="has its batches up to 6 here, and not all up to 8"):
+        commit(StreamBatch("copy", "query", 8), [], [])
+
+
+def keyed_load(table: Table) -> Load:
+    return Load.begun(table._context, struct_of(arrow_schema(table.schema)))
+
+
+def test_rows_of_a_later_task_win(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, tasks in (("one", (0, 1)), ("other", (1, 0))):
+        table = keyed_tables.keyed(instance, name)
+        load, written = keyed_load(table), []
+        for number in tasks:
+            monkeypatch.setattr(dormouse.datasource.sink, "partition_number", lambda number=number: number)
+            written.append(load.write(iter(keyed_tables.data([(7, number)]).to_batches())))
+        files = files_of(written, load.objects, load.properties)
+        assert commit_files(table._context, load.attempt, files, name)
+        assert keyed_tables.seen(table, instance) == {7: 1}
+        table.compact()
+        assert keyed_tables.seen(table, instance) == {7: 1}
+
+
+def test_a_batch_of_a_stream_brings_back_nothing_that_was_deleted_meanwhile(
+    instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = keyed_tables.keyed(instance)
+    options = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", "stream": "copy"}
+    writer = StreamWriter(StreamOptions.parse(options), struct_of(arrow_schema(table.schema)))
+    monkeypatch.setattr(streams, "TaskContext", OfAQuery)
+    part = writer.write(iter(keyed_tables.data([(7, 1), (8, 1)]).to_batches()))
+    table.delete({"k": 7})
+    writer.commit([part], 0)
+    assert keyed_tables.seen(table, instance) == {8: 1}
+
+
+class OfAQuery:
+    """What Spark tells a task."""
+
+    @staticmethod
+    def get() -> OfAQuery:
+        return OfAQuery()
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 Spark's name
+        return name
+
+
+def test_a_task_writes_the_columns_that_its_attempt_is_of(
+    instance: Instance, source: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, begin = struct_of(arrow_schema(source.schema)), WriteAttempts.begin
+
+    def late(attempts: WriteAttempts, *given: Any, **how: Any) -> Any:
+        monkeypatch.setattr(WriteAttempts, "begin", begin)
+        source.add_column(dm.Field("w", dm.LONG, nullable=True))
+        source.rename_column("v", "x")
+        return begin(attempts, *given, **how)
+
+    context = source._context
+    monkeypatch.setattr(WriteAttempts, "begin", late)
+    with pytest.raises(InvalidData, match=r"column 'x' \(long\) is missing from the data"):
+        Load.begun(context, given)
+    assert query(instance._supplier, "select attempt_id from write_attempt") == []
 
 
 @pytest.mark.slow
