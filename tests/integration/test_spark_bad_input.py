@@ -153,3 +153,18 @@ def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None:
     reference = FileReference(filename="data/t1/a.v2.parquet", partition_id="root", row_count=1)
     with pytest.raises(ObjectStoreError, match=r"'data/t1/a\.v2\.parquet', which a worker wrote, is not"):
         check_arrived(objects, [FileWithReferences(filename=reference.filename, references=(reference,))])
+
+
+def test_a_file_that_is_gone_is_not_left_out_whatever_the_session_ignores(
+    spark: SparkSession, instance: Instance
+) -> None:
+    table = made(instance)
+    add(table, 0)
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    try:
+        frame = dormouse.spark.read(spark, table)
+        instance._tables.objects.delete([file.filename for file in table.file_page()][:1])
+        with pytest.raises(Exception, match=r"FILE_NOT_EXIST|does not exist"):
+            frame.count()
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")

@@ -264,19 +264,6 @@ def test_a_read_whose_file_was_collected_says_so(instance: Instance, table: Tabl
         frame.collect()
 
 
-def test_a_file_that_is_gone_is_not_left_out_whatever_the_session_ignores(
-    spark: SparkSession, instance: Instance, table: Table
-) -> None:
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
-    try:
-        frame = dormouse.spark.read(spark, table)
-        instance._tables.objects.delete([file.filename for file in table.file_page()][:1])
-        with pytest.raises(Exception, match=r"FILE_NOT_EXIST|does not exist"):
-            frame.count()
-    finally:
-        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
-
-
 def writer(frame: DataFrame, instance: Instance, dsn: str, **options: str) -> Any:
     named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t"}
     return frame.write.format("dormouse").options(**named, **options).mode("append")
