@@ -79,7 +79,10 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
                     "the database came from a dump, and what it says of transactions is another server's: it "
                     "can be read when 'dormouse adopt' has made it right"
                 ) from error
-            raise InstanceReadOnly("the database must be migrated, and it cannot be written to") from error
+            raise InstanceReadOnly(
+                "the database is of an older Dormouse, and what only reads does not bring it up to date: run "
+                "what may write to it once, such as 'dormouse maintain', where it is written"
+            ) from error
 
 
 def lacking(supplier: Supplier, folder: Path = MIGRATIONS) -> list[Migration]:
