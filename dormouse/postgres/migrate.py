@@ -81,7 +81,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
                 ) from error
             raise InstanceReadOnly(
                 "the database is of an older Dormouse, and what only reads does not bring it up to date: run "
-                "what may write to it once, such as 'dormouse maintain', where it is written"
+                "what may write to it once, such as 'dormouse compact'"
             ) from error
 
 
