@@ -294,7 +294,7 @@ class ObjectNotFound(ObjectStoreError, LookupError):
 
 
 class QueryOvertaken(ObjectNotFound):
-    """Files of the query were collected while it ran, and the table's rows are others now."""
+    """Files of the query were collected while it ran, and the table's rows are others now, or may be."""
 
 
 class ObjectDamaged(ObjectStoreError):

@@ -78,15 +78,18 @@ class GarbageCollector:
         self,
         is_over: Callable[[], bool] = lambda: False,
         progress: Callable[[int, int], object] = lambda done, total: None,
+        *,
+        rolls_log: bool = True,
     ) -> GarbageReport:
         """One round: both stages, dead writers' objects, expired commits, the log of removals, old epochs.
 
         It ends after the batch of files during which `is_over` becomes true. `progress` is told how many old
-        epochs are done, and of how many. While references are lost it deletes no file, as their rows may be
-        in no other, and raises `CheckFailed`.
+        epochs are done, and of how many. A round of all tables rolls the log itself, once, and no table
+        `rolls_log`. While references are lost it deletes no file, as their rows may be in no other, and
+        raises `CheckFailed`.
         """
         with LastRounds(self._supplier, self._store.table).round("collection") as current:
-            report = self._collect(is_over, progress)
+            report = self._collect(is_over, progress, rolls_log)
             current.outcome = f"{plural(report.deleted, 'file')} deleted"
             done = (report.newly_unreferenced, report.deleted, report.abandoned_attempts, report.partitions)
             current.worked = any(done)
@@ -96,7 +99,9 @@ class GarbageCollector:
                 current.errors.append(f"{objects} could not be deleted, first {name}: {reason}")
         return report
 
-    def _collect(self, is_over: Callable[[], bool], progress: Callable[[int, int], object]) -> GarbageReport:
+    def _collect(
+        self, is_over: Callable[[], bool], progress: Callable[[int, int], object], rolls_log: bool
+    ) -> GarbageReport:
         # while what is about to go can be looked up
         self._store.totals.bring_forward(daily=True)
         report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
@@ -108,7 +113,8 @@ class GarbageCollector:
         report = replace(report, abandoned_attempts=self._attempts.collect(self._store.table))
         self._forget_commits()
         self._deletions.retire()
-        removal_log.roll(self._supplier)
+        if rolls_log:
+            removal_log.roll(self._supplier)
         report = self._forget_epochs(report, is_over, progress)
         self._refuse(lost)
         return report

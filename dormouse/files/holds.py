@@ -109,8 +109,13 @@ def _renewed(
 
 def _after_others(conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
     """A statement that sees what others that let the table's files go, or hold them, did before."""
-    conn.execute(_QUERIES["lock_history"].on(), values)
+    lock_history(conn, values["table_id"])
     return conn.execute(_whole(name).on(), values).fetchall()
+
+
+def lock_history(conn: psycopg.Connection[Any], table_id: int) -> None:
+    """Waits for who lets a table's files go, holds them or brings some back, and keeps others out."""
+    conn.execute(_QUERIES["lock_history"].on(), {"table_id": table_id})
 
 
 @contextmanager

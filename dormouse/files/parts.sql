@@ -296,6 +296,14 @@ gone as (
     ) g
 )
 
+-- name: is_logged
+-- Part of a query: whether the log of removals has all that was removed from a table t since a snapshot; what was dropped
+-- before the snapshot, or was seen by it, is not missing.
+(
+    pg_visible_in_snapshot(t.log_dropped_by, %(snapshot)s::pg_snapshot)
+    or t.log_dropped_xid < pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
+) is not false
+
 -- name: gone_since
 -- Part of a query: the files r of references that went since garbage collection has run.
 select r.file_id

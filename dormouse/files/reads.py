@@ -172,12 +172,13 @@ class FileReferenceReads:
         snapshot: str,
         conn: psycopg.Connection[Any],
         remembered: Remembered | None = None,
-    ) -> tuple[int, PlannedRows]:
+    ) -> tuple[int, bool, PlannedRows]:
         """As `planned_on`, as a snapshot had them; of references last whether the file is still known.
 
         First from when on the log of removals and the files are whole, in microseconds: of an older snapshot
-        some references may be missing. The file of one that was collected meanwhile is told by its id.
-        `SchemaMoved` when what is `remembered` of the cut with this snapshot holds no more.
+        some references may be missing; and whether the log has all that went since this one. The file of one
+        that was collected meanwhile is told by its id. `SchemaMoved` when what is `remembered` of the cut
+        with this snapshot holds no more.
         """
         known = remembered or Remembered(-1, -1, "{}")
         values = {"partition_ids": partition_ids, "snapshot": snapshot, **bounds.arrays(), **known._asdict()}
@@ -186,7 +187,7 @@ class FileReferenceReads:
             raise TableNotFound.gone(self.table.name)
         if remembered is not None and not head[3]:
             raise SchemaMoved(f"the columns of table {self.table.name!r} were changed, or the cut is gone")
-        return head[4], PlannedRows([row[1:] for row in rows], head[0] or ())
+        return head[4], head[9], PlannedRows([row[1:] for row in rows], head[0] or ())
 
     def has_same_rows(
         self, partition_ids: Sequence[str], bounds: KeyBounds, snapshot: str

@@ -59,8 +59,9 @@ from (
 -- name: plan_at
 -- The references of some partitions as a snapshot had them: those of now that it saw, and those that were removed
 -- since. The file of one that was collected is not known any more: its id stands for its name. First, for bytes, from when
--- on the log and the files are whole, in microseconds, the deletions of the snapshot, and whether what is remembered of a
--- cut still holds: that it is there and can be read, and the columns and properties of the table.
+-- on the log and the files are whole, in microseconds, the deletions of the snapshot, whether what is remembered of a cut still
+-- holds: that it is there and can be read, and the columns and properties of the table; and last whether the log has all that
+-- was removed since the snapshot.
 select (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
@@ -76,7 +77,7 @@ select (
         offset 0
     ) as only_contains_data,
     (extract(epoch from t.history_since) * 1000000)::bigint as byte_count, null::bytea as min_key, null::bytea as max_key,
-    null::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
+    null::bigint as deletions_till, null::bigint[] as deletions_left, {is_logged} as is_known
 from tables t
 where t.table_id = %(table_id)s
 union all
@@ -133,7 +134,7 @@ with change as materialized (
     where not is_moved and partition_id in (select unnest(%(partition_ids)s::text[]))
     group by xid, partition_id
 )
-select coalesce(bool_and(is_same), true), (
+select coalesce(bool_and(is_same), true) and exists (select from tables t where t.table_id = %(table_id)s and {is_logged}), (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
         where d.table_id = %(table_id)s and {may_meet} and (

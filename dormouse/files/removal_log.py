@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import psycopg
+from psycopg import errors as pg
 
 from dormouse.files.holds import MARGIN_SECONDS
 from dormouse.model.properties import TableProperties
@@ -35,7 +36,9 @@ def roll(supplier: Supplier) -> None:
         DAYS.attempt(supplier, lambda conn: _date_back(conn, max(ahead)))
     DAYS.make(supplier, sorted((ahead | {day for day in late if day < today}) - have))
     for day in sorted(day for day in have if day < today):
-        DAYS.attempt(supplier, partial(_drop_unless_needed, day=day))
+        # all that commit wait for the lock: it is taken where it is likely to be of use
+        if not _seems_needed(supplier, day):
+            DAYS.attempt(supplier, partial(_drop_unless_needed, day=day))
 
 
 def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
@@ -55,6 +58,13 @@ def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=DAYS.name(day)))
     conn.execute(_QUERIES["note_history"].on(day=DAYS.name(day)), {"margin_seconds": MARGIN_SECONDS})
     DAYS.drop(conn, day)
+
+
+def _seems_needed(supplier: Supplier, day: date) -> bool:
+    try:
+        return run_lookup(supplier, partial(_is_needed, day=day), operation="removal log")
+    except pg.UndefinedTable:  # another has dropped it
+        return True
 
 
 def _is_needed(conn: psycopg.Connection[Any], day: date) -> bool:

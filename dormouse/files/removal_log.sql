@@ -46,7 +46,8 @@ where exists (select from {day});
 -- Of the tables that have removals of a day: what they removed was committed a while later at the latest, and moments
 -- before cannot be read any more; a moment that is held can. Who holds the files of all tables does not need the log.
 update tables t
-set log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_seconds)s)),
+set log_dropped_xid = greatest(t.log_dropped_xid, r.last_xid::text::xid8), log_dropped_by = pg_current_xact_id(),
+    log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_seconds)s)),
     history_since = greatest(t.history_since, least(
     r.last + make_interval(secs => %(margin_seconds)s),
     (
@@ -56,5 +57,7 @@ set log_since = greatest(t.log_since, r.last + make_interval(secs => %(margin_se
         where h.until > clock_timestamp() and h.table_id = t.table_id
     )
 ))
-from (select table_id, max(removed_at) as last from {day} group by table_id) r
+from (
+    select table_id, max(removed_at) as last, max(removed_xid::text::numeric) as last_xid from {day} group by table_id
+) r
 where t.table_id = r.table_id;

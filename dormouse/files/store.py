@@ -21,6 +21,7 @@ from dormouse.errors import (
     SplitRequestsFailed,
 )
 from dormouse.files.commit import Commit, CommitResult, Kind
+from dormouse.files.holds import lock_history
 from dormouse.files.parameters import reference_arrays, reference_from_row
 from dormouse.files.updates import Updates
 from dormouse.model.file_reference import (
@@ -132,7 +133,14 @@ class FileReferenceStore(Updates):
 
     def stamp_unreferenced(self) -> int:
         """Garbage collection, stage one: stamps files that lost their last reference; gives how many."""
-        return int(self._rows("stamp_unreferenced")[0][0])
+
+        def work(conn: psycopg.Connection[Any]) -> int:
+            # a statement of its own, so that the next one sees what was restored while it waited
+            lock_history(conn, self.table.table_id)
+            return int(self._execute(conn, "stamp_unreferenced", {}).fetchall()[0][0])
+
+        # at read committed, whatever the table's isolation: its snapshot is later than the lock
+        return self.own.run(work, operation="stamp_unreferenced")
 
     def orphaned(self) -> tuple[int, int]:
         """How many files nothing refers to that garbage collection has not deleted yet, and their bytes."""

@@ -344,7 +344,10 @@ with references_gone as (delete from {file_reference}),
 jobs_gone as (delete from compaction_job where table_id = %(table_id)s),
 log_gone as (delete from removal where table_id = %(table_id)s),
 history_gone as (
-    update tables set history_since = clock_timestamp(), log_since = clock_timestamp() where table_id = %(table_id)s
+    update tables
+    set history_since = clock_timestamp(), log_since = clock_timestamp(), log_dropped_xid = pg_current_xact_id(),
+        log_dropped_by = pg_current_xact_id()
+    where table_id = %(table_id)s
 ),
 looks_gone as (delete from watermark where table_id = %(table_id)s and purpose <> 'totals'),
 totals_void as (

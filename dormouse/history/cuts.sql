@@ -27,6 +27,7 @@ with last as materialized (
         cross join lateral unnest(g.file_ids, g.row_counts, g.added_xids, g.ingested)
             as r (file_id, row_count, added_xid, ingested)
         where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(l.snapshot)
+            and g.partition_id <> ''
             and not pg_visible_in_snapshot(g.removed_xid, l.snapshot)
             and not pg_visible_in_snapshot(r.added_xid, l.snapshot) and r.ingested
         offset 0

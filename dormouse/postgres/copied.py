@@ -29,6 +29,8 @@ def settle(conn: psycopg.Connection[Any]) -> None:
         if conn.execute(_QUERIES["knows_history"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["forget_history"].on())
             conn.execute(_QUERIES["begin_history"].on())
+        if conn.execute(_QUERIES["knows_dropped"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["forget_dropped"].on())
         if conn.execute(_QUERIES["knows_payloads"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["begin_days_anew"].on())
         if conn.execute(_QUERIES["knows_schemas"].on()).fetchall()[0][0]:

@@ -70,6 +70,16 @@ set snapshot = null, added_xid = '3', retired_xid = case
 -- Columns have been as they are for ever.
 update schema_change set added_xid = '3';
 
+-- name: forget_dropped
+-- No reader of now has a snapshot of before.
+update tables set log_dropped_xid = null, log_dropped_by = null;
+
+-- name: knows_dropped
+-- Whether a database notes what is dropped from the log of removals, which comes with a migration.
+select exists (
+    select from pg_attribute where attrelid = to_regclass('tables') and attname = 'log_dropped_by' and not attisdropped
+);
+
 -- name: knows_schemas
 -- Whether a database has the versions of schemas, which come with a migration.
 select to_regclass('schema_change') is not null;

@@ -111,8 +111,8 @@ def plan_query(
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
             raise QueryOvertaken(
                 f"files of table {context.table.name!r} were collected while the query ran, and rows were "
-                "added or removed since it began; run it again, or raise the table's property "
-                "gc_delay_seconds"
+                "added or removed since it began, or may have been; run it again, or raise the table's "
+                "property gc_delay_seconds"
             )
         moment.snapshot = moment.snapshot or first.snapshot
     return (group for planned in view.pages(first) for group in planned.plan.groups)
@@ -310,7 +310,7 @@ class _View:
         page = self._page(tree, ranges, leaves_max)
         # one that has begun needs its cut no more
         remembered = None if self._at is None or self._is_further else self._at.remembered
-        since, rows = self._alone(
+        since, is_logged, rows = self._alone(
             partial(
                 self._store.planned_at,
                 page.partition_ids,
@@ -319,6 +319,12 @@ class _View:
                 remembered=remembered,
             )
         )
+        if self._at is None and not is_logged:
+            raise QueryOvertaken(
+                f"what was removed from table {self._context.table.name!r} since the query began is not "
+                "known any more: it was cleared, or its log was dropped; run it again, or raise the table's "
+                "property history_retention_seconds"
+            )
         if self._at is not None and since > number_of_value(self._at.at):
             check_since(self._context, self._at.at)
         for _, filename, *_, is_there in rows.references:

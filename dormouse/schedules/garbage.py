@@ -11,6 +11,7 @@ from dormouse.catalog import Catalog
 from dormouse.commits import bodies
 from dormouse.context import TableContext
 from dormouse.errors import TableNotFound
+from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
 from dormouse.files.store import FileReferenceStore
@@ -72,6 +73,7 @@ def collect(
     attempts.collect_abandoned(_DROPPED_TABLES)
     _sweep_bodies(supplier, objects)
     _expire_jobs(supplier, objects)
+    _roll_log(supplier)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
     for table in order:
@@ -95,6 +97,13 @@ def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
         logger.exception("no bodies of commit requests are deleted in this round")
 
 
+def _roll_log(supplier: Supplier) -> None:
+    try:
+        removal_log.roll(supplier)
+    except Exception:
+        logger.exception("the log of removals is not rolled in this round")
+
+
 def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:
     """In the order of ids, beginning behind the last: so none is left out for ever."""
     return sorted(tables, key=lambda table: (table.table_id <= last, table.table_id))
@@ -111,7 +120,7 @@ def _collect_table(
     try:
         apply_retention(TableContext("", supplier, objects, table))
         collector = GarbageCollector(supplier, store, objects, attempts)
-        report = collector.collect(lambda: seconds_left() <= 0)
+        report = collector.collect(lambda: seconds_left() <= 0, rolls_log=False)
         for name, error in report.failed:
             logger.warning("%s could not be deleted: %s", name, error, extra={"table": table.name})
         return report, store.orphaned()

@@ -25,7 +25,7 @@ NewTable = Callable[..., TableContext]
 def files_at(table: TableContext, position: Position) -> set[tuple[str, str]]:
     """(partition, file) of each reference at a position."""
     with table.supplier.connection() as conn:
-        _, (rows, _) = table.store.planned_at(_ids(table), KeyBounds(), position.snapshot, conn)
+        *_, (rows, _) = table.store.planned_at(_ids(table), KeyBounds(), position.snapshot, conn)
     assert all(row[-1] for row in rows), "all files are known"
     return {(row[0], row[1]) for row in rows}
 

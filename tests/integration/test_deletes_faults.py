@@ -86,9 +86,9 @@ def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
     """A moment does not know the deletions of before it."""
     real = FileReferenceStore.planned_at
 
-    def none(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, PlannedRows]:
-        since, rows = real(self, *given, **more)
-        return since, PlannedRows(rows.references, ())
+    def none(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
+        *known, rows = real(self, *given, **more)
+        return *known, PlannedRows(rows.references, ())
 
     patch.setattr(FileReferenceStore, "planned_at", none)
 
@@ -97,10 +97,10 @@ def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
     """A moment knows the deletions of after it, too."""
     real = FileReferenceStore.planned_at
 
-    def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, PlannedRows]:
-        since, rows = real(self, *given, **more)
+    def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
+        *known, rows = real(self, *given, **more)
         pending = [(one.deletion_id, one.condition) for one in Deletions(self).list()]
-        return since, PlannedRows(rows.references, list({**dict(rows.deletions), **dict(pending)}.items()))
+        return *known, PlannedRows(rows.references, list({**dict(rows.deletions), **dict(pending)}.items()))
 
     patch.setattr(FileReferenceStore, "planned_at", every)
 

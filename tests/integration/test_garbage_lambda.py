@@ -13,6 +13,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.durability import shares
+from dormouse.files import removal_log
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance
@@ -164,6 +165,15 @@ def test_without_time_it_looks_at_no_table(instance: Instance) -> None:
     assert handler({}, Context())["deleted_files"] == 2  # the rest is due
 
 
+def test_a_round_rolls_the_log_of_removals_once(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        table_with_garbage(instance, name)
+    rolled: list[object] = []
+    monkeypatch.setattr(removal_log, "roll", rolled.append)
+    assert handler({}, Context())["tables"] == 2
+    assert len(rolled) == 1
+
+
 def test_a_table_that_fails_holds_up_no_other(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,10 +181,10 @@ def test_a_table_that_fails_holds_up_no_other(
         table_with_garbage(instance, name)
     real = GarbageCollector.collect
 
-    def collect_or_fail(self: GarbageCollector, *more: Any) -> Any:
+    def collect_or_fail(self: GarbageCollector, *more: Any, **options: Any) -> Any:
         if self._store.table.name == "a":
             raise RuntimeError("broken")
-        return real(self, *more)
+        return real(self, *more, **options)
 
     monkeypatch.setattr(GarbageCollector, "collect", collect_or_fail)
     done = collect(instance._supplier, instance._objects, new_turn(), seconds_left=lambda: 60)
@@ -188,9 +198,9 @@ def test_a_table_dropped_meanwhile_is_no_failure(instance: Instance, monkeypatch
     table_with_garbage(instance, "t")
     real = GarbageCollector.collect
 
-    def drop_first(self: GarbageCollector, *more: Any) -> Any:
+    def drop_first(self: GarbageCollector, *more: Any, **options: Any) -> Any:
         instance.drop_table("t")
-        return real(self, *more)
+        return real(self, *more, **options)
 
     monkeypatch.setattr(GarbageCollector, "collect", drop_first)
     done = collect(instance._supplier, instance._objects, new_turn(), seconds_left=lambda: 60)

@@ -18,6 +18,7 @@ from state import replace as replace_by_none
 from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.store import FileReferenceStore
 from dormouse.history import changes as files_of
 from dormouse.history import cuts, moments
 from dormouse.history.changes import changes_between, references_at
@@ -278,3 +279,32 @@ def test_a_cut_is_due_when_only_partitions_or_removals_came(new_table: NewTable)
     table.partitions.split("root", 10)
     assert cuts.record_if_due(table, 0)
     assert cuts.record_if_due(table, 0) is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_restored_while_stage_one_waits_is_not_stamped(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """It would count as free since then when its reference goes again, whatever a cut of meanwhile keeps."""
+    table = new_table(layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
+    table.store.add_files([ref("a")])
+    cut = cuts.record_cut(table)
+    remove(table.store, "a")
+    collecting = threading.Thread(target=table.store.stamp_unreferenced)
+    restored = FileReferenceStore.restore
+
+    def while_stage_one_waits(*args: Any) -> None:
+        collecting.start()
+        wait_until(lambda: blocked(table.supplier))
+        restored(*args)
+
+    monkeypatch.setattr(FileReferenceStore, "restore", while_stage_one_waits)
+    restore(table, cut)
+    collecting.join()
+    [file] = table.store.page(None, 2)
+    assert file.unreferenced_at is None
+    kept = cuts.record_cut(table, "kept")
+    remove(table.store, "a")
+    assert [table.garbage.collect().deleted for _ in range(2)] == [0, 0]
+    assert [one.filename for one in references_at(table, kept)] == ["a"]
+    cuts.drop_cut(table, kept)

@@ -215,6 +215,17 @@ def test_files_that_nothing_refers_to_are_collected_when_that_is_accepted(lake: 
     assert table.status() == replace_rounds(before, table.status())
 
 
+def test_what_is_let_go_is_not_counted_as_ingested(lake: Instance) -> None:
+    table = lake.table("t")
+    before = table.history.record_cut()
+    lose_the_only_one(lake)
+    collect(lake)
+    lake.accept_differences("t")
+    after = table.history.record_cut()
+    size = table.history.size_between(before, after)
+    assert (size.row_count, size.byte_count) == (0, 0)
+
+
 def replace_rounds(before: Any, after: Any) -> Any:
     return dataclasses.replace(
         before, rounds=after.rounds, unreferenced_files=0, history_since=after.history_since

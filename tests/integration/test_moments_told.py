@@ -18,6 +18,8 @@ from dormouse.data.source import open_source
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import CutExpired, DormouseError, InstanceReadOnly, InvalidCut
 from dormouse.instance import Instance, connect
+from dormouse.model.schema import Field
+from dormouse.model.types import STRING
 from dormouse.query import table_view
 from dormouse.rounds.ingest import write_leaves
 from dormouse.table import Table
@@ -273,3 +275,22 @@ def test_a_query_of_a_standby_sees_one_moment(
         pair.catch_up()
         assert len(keys(copy)) == 152
         assert len(keys(copy, at)) == len(keys(table, at)) == 101
+
+
+def test_a_change_of_columns_beside_a_slow_transaction_is_seen_on_a_standby(
+    pair: Pair, both: tuple[Instance, Instance]
+) -> None:
+    """With the files that were written since."""
+    primary, standby = both
+    table = made(primary)
+    add(table, 0)
+    first = table.history.record_cut("first")
+    with table._context.supplier.connection() as slow, slow.transaction():
+        slow.execute("select pg_current_xact_id()")
+        table.add_column(Field("note", STRING, nullable=True))
+        table.ingest(pa.table({"k": [100], "v": [0], "note": ["new"]}))
+        pair.catch_up()
+        copy = standby.table("t")
+        came = copy.changes(after=first).read_all().to_pylist()
+        assert came == table.changes(after=first).read_all().to_pylist()
+        assert [(row["k"], row["note"]) for row in came] == [(100, "new")]

@@ -270,6 +270,29 @@ def test_a_day_is_kept_for_the_cuts_that_need_it(table: TableContext) -> None:
     assert moments.position_of(table, later).at == later.recorded_at
 
 
+def test_a_day_that_is_needed_is_not_locked(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that commit would wait for it, and for the look at each of its rows."""
+    record = Catalog(table.supplier, table.attempts).create("other", table.schema, TableProperties())
+    other = TableContext(table.dsn, table.supplier, table.objects, record)
+    other.store.add_files([ref("a")])
+    cut = cuts.record_cut(other, "needs it")
+    removed_long_ago(table)
+    remove(other.store, "a")
+    other.store.stamp_unreferenced()
+    age(table, LONG_AGO)
+    tried: list[date] = []
+    drop = removal_log._drop_unless_needed
+    trying = lambda conn, day: (tried.append(day), drop(conn, day))  # noqa: E731
+    monkeypatch.setattr(removal_log, "_drop_unless_needed", trying)
+    with transaction(table) as conn:
+        conn.execute(f"lock table {removal_log.DAYS.name(LONG_AGO)} in access share mode")
+        removal_log.roll(table.supplier)
+        assert (tried, LONG_AGO in days(table)) == ([], True)
+    cuts.drop_cut(other, cut)
+    removal_log.roll(table.supplier)
+    assert (tried, LONG_AGO in days(table)) == ([LONG_AGO], False)
+
+
 def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,15 +6,18 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from state import query
 from trees import leaf_of
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.errors import InvalidQuery, TableNotFound
+from dormouse.errors import InvalidQuery, QueryOvertaken, TableNotFound
+from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
@@ -35,7 +38,7 @@ from dormouse.query import table_view
 from dormouse.query.file_checks import FileGone
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
-from dormouse.query.table_view import plan_query, plan_tables, summary
+from dormouse.query.table_view import Moment, plan_query, plan_tables, summary
 
 SCHEMA = Schema([Field("key", LONG)])
 LEAVES = 40
@@ -348,3 +351,42 @@ def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
         for reader in readers:
             reader.join()
     assert not failures, failures
+
+
+def drop_log(table: TableContext, xid: str | None = None) -> None:
+    """As when all that was removed is of long ago, by a transaction, and was collected."""
+    day = date.today() - timedelta(days=30)
+    removal_log.DAYS.make(table.supplier, [day])
+    aged = "update removal set removed_at = %s::date, removed_xid = coalesce(%s::xid8, removed_xid)"
+    query(table.supplier, aged, day, xid)
+    table.store.stamp_unreferenced()
+    removal_log.roll(table.supplier)
+    assert query(table.supplier, "select count(*) from removal") == [(0,)]
+
+
+@pytest.mark.parametrize(("drop", "left"), [(lambda t: t.store.clear(), 0), (drop_log, LEAVES)])
+def test_no_plan_goes_on_when_the_log_does_not_reach_back_to_its_moment(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, drop: Callable[[TableContext], None], left: int
+) -> None:
+    """What was removed since would be missing, and the end look like any other."""
+    table, plan = planned_in_pages(new_table, monkeypatch)
+    plan_query(table, EVERYTHING, moment := Moment(table.schema))
+    next(plan)
+    compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
+    drop(table)
+    with pytest.raises(QueryOvertaken, match="what was removed from table 't' since the query began"):
+        list(plan)
+    with pytest.raises(QueryOvertaken, match="or may have been"):
+        plan_query(table, EVERYTHING, moment)
+    assert len(names(plan_query(table, EVERYTHING))) == left
+
+
+def test_a_plan_goes_on_when_the_log_lacks_what_it_saw_removed(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, _ = planned_in_pages(new_table, monkeypatch)
+    compact(table, LEAVES - 1, [f"a{LEAVES - 1:02}"], "c")
+    plan = plan_query(table, EVERYTHING)
+    found = [next(plan)]
+    drop_log(table, "3")  # so that what other databases do meanwhile makes no difference
+    assert names([*found, *plan]) == [*(f"a{key:02}" for key in range(LEAVES - 1)), "c"]
