@@ -234,6 +234,11 @@ class _Erasing:
         self._erasure.looked({one.filename: self._rows(one) for one in looks}, len(looks), conn)
 
     def _rows(self, look: Look) -> int:
+        if self._erasure.deletion_id in look.unasked:
+            raise InvalidQuery(
+                f"table {self._context.table.name!r}: a column that the erasure names was dropped while it "
+                "ran, and files of the history may have rows: erase them by other columns"
+            )
         return look.rows.get(self._erasure.deletion_id, 0)
 
     def _check_not_undone(self) -> None:
