@@ -341,6 +341,11 @@ class FileReferenceReads:
     ) -> psycopg.Cursor[Any]:
         return self.own.statement(name).execute(conn, self._values(values))
 
+    def _wait_for_deletions(self, conn: psycopg.Connection[Any]) -> None:
+        """First in a transaction that is serializable: its snapshot would be of before it waits for one."""
+        if self._isolation is Isolation.SERIALIZABLE:
+            conn.execute(self.own.on("wait_for_deletions"))
+
     def _values(self, values: Mapping[str, Any]) -> Parameters:
         """With what the parts of every layout take."""
         table = self.table
