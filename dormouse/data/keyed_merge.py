@@ -52,11 +52,13 @@ class KeyedMerge:
     def stored(self) -> Schema:
         return stored_schema(self.schema, self.properties)
 
-    def marked(self, frame: DataFrame, remains: Expr | None) -> DataFrame:
+    def marked(self, frame: DataFrame, remains: Expr | None, unerased: Expr | None) -> DataFrame:
         """The rows of a file, of which those are gone that do not meet `remains`.
 
-        A row that is gone still is what an older row of its key is behind, where such a row can come.
+        A row that is gone still is what an older row of its key is behind, where such a row can come; but of
+        those that are not `unerased` nothing is left.
         """
+        frame = frame if unerased is None else frame.filter(unerased)
         gone = None if remains is None else ~remains
         young = Transform.parse(self.schema, self.properties).young_sql(self.now_ms)
         if gone is not None and self.properties.newest_by is None:
@@ -113,6 +115,7 @@ def merge_newest(
     region: Region | None = None,
     store: ObjectStore | None = None,
     remains: Sequence[Expr | None] = (),
+    unerased: Sequence[Expr | None] = (),
     row_bytes: float = 0.0,
 ) -> FileFacts:
     """Merges sorted files of a keyed table into one, as `merge_sorted` does those of other tables.
@@ -127,7 +130,7 @@ def merge_newest(
     counted = Marks()
     try:
         with panics_as_errors():
-            left = [merge.marked(file, one) for file, one in zip_longest(files, remains)]
+            left = [merge.marked(*one) for one in zip_longest(files, remains, unerased)]
             rows = counted.counted(merge.kept(_sorted_rows(context, left, schema, region, descending)))
             with closing(ahead(rows, BATCHES_AHEAD)) as made:
                 return _written(output_path, made, merge, counted)

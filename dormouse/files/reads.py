@@ -90,10 +90,11 @@ class FileDeletions(NamedTuple):
 
 
 class FilesDeletions(NamedTuple):
-    """The number of the last deletion of a table, deletions, and files by turn."""
+    """The number of the last deletion of a table, deletions, which are `erasures`, and files by turn."""
 
     till: int
     deletions: DeletionRows
+    erasures: list[int]
     files: list[FileDeletions]
 
 
@@ -220,8 +221,8 @@ class FileReferenceReads:
             "retired_too": retired_too,
             **bounds.arrays(),
         }
-        till, deletions, *facts = self._rows("deletions_of", values, run=run_statement)[0]
-        return FilesDeletions(till, deletions or (), list(map(FileDeletions, *facts)))
+        till, deletions, erasures, *facts = self._rows("deletions_of", values, run=run_statement)[0]
+        return FilesDeletions(till, deletions or (), erasures, list(map(FileDeletions, *facts)))
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
@@ -340,6 +341,11 @@ class FileReferenceReads:
         self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
     ) -> psycopg.Cursor[Any]:
         return self.own.statement(name).execute(conn, self._values(values))
+
+    def _wait_for_deletions(self, conn: psycopg.Connection[Any]) -> None:
+        """First in a transaction that is serializable: its snapshot would be of before it waits for one."""
+        if self._isolation is Isolation.SERIALIZABLE:
+            conn.execute(self.own.on("wait_for_deletions"))
 
     def _values(self, values: Mapping[str, Any]) -> Parameters:
         """With what the parts of every layout take."""

@@ -147,7 +147,7 @@ from replaced;
 
 -- name: deletions_of
 -- What a job must know of the deletions before it reads some files: the last number, the pending ones that may be of their
--- rows; and up to which number they are done with in each file, and its smallest and largest key, and which are left.
+-- rows, which of the pending ones are erasures; and up to which number they are done with in each file, and its smallest and largest key, and which are left.
 with input as materialized (
     select i.number, f.deletions_till, f.min_key, f.max_key, f.deletions_left
     from unnest(%(file_ids)s::uuid[]) with ordinality as i (file_id, number)
@@ -163,6 +163,11 @@ select {deletions_seen}, (
                 d.deletion_id > (select min(deletions_till) from input)
                 or d.deletion_id in (select unnest(deletions_left) from input)
             ) and {may_meet}
+    ), array(
+        select e.deletion_id
+        from erasure e
+        join deletion d on d.table_id = e.table_id and d.deletion_id = e.deletion_id
+        where e.table_id = %(table_id)s and d.retired_xid is null
     ), array(select deletions_till from input order by number), array(select min_key from input order by number),
     array(select max_key from input order by number), (select json_agg(deletions_left order by number) from input);
 

@@ -337,6 +337,11 @@ select count(*) from forgotten;
 -- refer to files that are forgotten, and a deletion is before or after what they add. Readers go on.
 lock table {file_reference} in share row exclusive mode;
 
+-- name: wait_for_deletions
+-- Waits as what adds references does. A statement takes its snapshot first, of which all of a serializable transaction is; to
+-- lock a table takes none.
+lock table {file_reference} in row exclusive mode;
+
 -- name: clear
 -- Forgets every file, reference, job and attempt of the table, how its rounds ended, and what was found to be lost; what
 -- was counted is void.

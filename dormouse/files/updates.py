@@ -105,14 +105,19 @@ class Updates(FileReferenceReads):
         self, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
     ) -> Sequence[Any]:
         """One row: what became of each unit and commit."""
-        rows = self._rows(operation.statement, values, conn, operation=operation.name, run=run_statement)
-        return list(rows[0])
+
+        def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
+            self._wait_for_deletions(c)
+            return list(self._execute(c, operation.statement, values).fetchall()[0])
+
+        return self._run(work, operation.name, conn, run=run_statement)
 
     def _apply_whole(self, operation: Operation, values: Parameters) -> bool:
         """Applies everything, or nothing and gives False."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             if self._isolation is not Isolation.READ_COMMITTED:
+                self._wait_for_deletions(conn)
                 self._execute(conn, statement, values)  # inside a transaction
                 return
             # psycopg prepares a statement that fails at its first use again each time, and forgets none

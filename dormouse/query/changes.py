@@ -235,7 +235,7 @@ class _Reading:
 
     def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
         """The rows that a restore took away, as they were just before it, and those that it brought back."""
-        found = Restored(self._context, self._transform, past)
+        found = Restored(self._context, past)
         try:
             for before, after in found.groups():
                 # a file may be read for both, of other rows

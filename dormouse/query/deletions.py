@@ -23,13 +23,14 @@ PARSED_MAX = 4_096
 class Deletion:
     """What is gone of the files that came before it: rows in the ranges that meet all conditions.
 
-    A row of which that is not known, as a value is null, is not gone.
+    A row of which that is not known, as a value is null, is not gone. Compaction leaves nothing of erasures.
     """
 
     deletion_id: int
     condition: str
     ranges: KeyRanges = field(compare=False)
     conditions: tuple[Condition, ...] = field(compare=False)
+    is_erasure: bool = field(default=False, compare=False)
 
 
 def deletions_of(schema: Schema, rows: DeletionRows, wanted: KeyRanges | None = None) -> tuple[Deletion, ...]:

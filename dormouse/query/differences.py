@@ -15,6 +15,7 @@ from datafusion import DataFrame, Expr, SessionContext, functions, literal
 
 from dormouse.context import TableContext
 from dormouse.data.expressions import column, key_order
+from dormouse.data.stored import reshaped
 from dormouse.data.transform import Transform
 from dormouse.history.events import PastRestore, touched
 from dormouse.model.cut import milliseconds_at
@@ -32,12 +33,14 @@ BATCH_ROWS = 8_192
 class Restored:
     """What one restore changed, as `Transform` has rows: rows that the filter hides are told of neither side.
 
-    Where rows of equal key are merged, it is the merged rows that differ.
+    Where rows of equal key are merged, it is the merged rows that differ. They are read with the columns of
+    then, and told with those of the context.
     """
 
-    def __init__(self, context: TableContext, transform: Transform, past: PastRestore) -> None:
-        self._context = context
-        self._transform = transform
+    def __init__(self, context: TableContext, past: PastRestore) -> None:
+        self._schema = context.schema
+        self._then = context.as_of(past.before)
+        self._transform = Transform.parse(self._then.schema, self._then.properties)
         self._past = past
         self._now_ms = milliseconds_at(past.before)
 
@@ -47,7 +50,7 @@ class Restored:
         if ranges is None:
             return
         past = self._past
-        for before, after in differing_groups(self._context, ranges, past.before, past.after):
+        for before, after in differing_groups(self._then, ranges, past.before, past.after):
             if self._transform.aggregates:
                 # a row of one may be merged of rows that both have
                 yield before, after
@@ -57,7 +60,7 @@ class Restored:
 
     def frame(self, ctx: SessionContext, before: Sequence[Scan], after: Sequence[Scan]) -> DataFrame:
         """The rows of which one side has more, each once, with `COUNT`; in key order, as all is read."""
-        schema = self._transform.schema
+        schema = self._schema
         sides = [self._rows(ctx, scans, sign) for scans, sign in ((before, -1), (after, 1)) if scans]
         keys = key_order(schema.key_names)
         if len(sides) == 1:
@@ -68,16 +71,17 @@ class Restored:
         return found.filter(column(COUNT) != literal(0))
 
     def _rows(self, ctx: SessionContext, scans: Sequence[Scan], sign: int) -> DataFrame:
-        found = rows(ctx, self._context.objects, self._transform, scans, self._now_ms)
+        found = rows(ctx, self._then.objects, self._transform, scans, self._now_ms)
+        # before they are counted: rows that differ by a column that was dropped are the same
+        found = reshaped(found, self._then.schema, self._schema)
         return found.with_column(COUNT, literal(pa.scalar(sign, pa.int64())))
 
     def _ranges(self) -> KeyRanges | None:
         """Around all rows that it may have changed; None: there are none."""
-        partition_ids, conditions = touched(self._context, self._past)
-        schema = self._context.schema
-        parts = [deletion.ranges for deletion in deletions_of(schema, conditions)]
+        partition_ids, conditions = touched(self._then, self._past)
+        parts = [deletion.ranges for deletion in deletions_of(self._then.schema, conditions)]
         if partition_ids:
-            tree = self._context.partitions.at(self._past.before.epoch)
+            tree = self._then.partitions.at(self._past.before.epoch)
             regions = (tree[partition_id].region for partition_id in partition_ids)
             parts += [KeyRanges({name: (item,) for name, item in region.items()}) for region in regions]
         return united(parts) if parts else None

@@ -22,7 +22,7 @@ from dormouse.model.keyed import is_keyed
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
-from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.rounds.job_deletions import JobDeletions, remaining
 from dormouse.rounds.job_inputs import JobInputs
 from dormouse.rounds.keyed_compaction import merge_keyed
 from dormouse.rounds.looking import look_at
@@ -30,9 +30,9 @@ from dormouse.rounds.row_counts import check_output
 
 if TYPE_CHECKING:
     import psycopg
-    from datafusion import Expr
 
     from dormouse.model.region import Region
+    from dormouse.query.deletions import Deletion
 
 logger = logging.getLogger(__name__)
 
@@ -186,9 +186,10 @@ def _merge(
 ) -> FileFacts:
     region = region_of(context, job)
     inputs = JobInputs(context.objects, context.table.name, job, cancellation.check)
-    remains = deletions.remains(context.schema)
     with inputs.verified(path.parent) as places:
-        facts = merge_inputs(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
+        facts = merge_inputs(
+            context, job, places, path, region=region, now_ms=now_ms, deletions=deletions.of_inputs
+        )
     check_output(job, context.properties, facts.row_count, deletes=any(deletions.of_inputs))
     return facts
 
@@ -208,11 +209,11 @@ def merge_inputs(
     *,
     region: Region | None,
     now_ms: int,
-    remains: Sequence[Expr | None],
+    deletions: Sequence[Sequence[Deletion]],
 ) -> FileFacts:
-    """Merges the rows that a job's inputs, read at `places`, have in a region."""
+    """Merges the rows that a job's inputs, read at `places`, have in a region; `deletions` are of each."""
     if is_keyed(context.properties):
-        return merge_keyed(context, job, places, path, region=region, now_ms=now_ms, remains=remains)
+        return merge_keyed(context, job, places, path, region=region, now_ms=now_ms, deletions=deletions)
     return merge_sorted(
         places,
         context.schema,
@@ -221,7 +222,7 @@ def merge_inputs(
         properties=context.properties,
         now_ms=now_ms,
         store=context.objects,
-        remains=remains,
+        remains=remaining(context.schema, deletions),
         row_bytes=job.row_bytes,
     )
 

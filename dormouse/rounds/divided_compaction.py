@@ -36,7 +36,7 @@ from dormouse.rounds.compaction_job import (
     region_of,
     run_compaction,
 )
-from dormouse.rounds.job_deletions import JobDeletions, remaining
+from dormouse.rounds.job_deletions import JobDeletions
 from dormouse.rounds.job_inputs import JobInputs
 from dormouse.rounds.row_counts import check_output
 
@@ -94,7 +94,7 @@ class MergeRange:
                     path,
                     region=self.region,
                     now_ms=self.now_ms,
-                    remains=remaining(context.schema, self.deletions),
+                    deletions=self.deletions,
                 )
                 if not facts.row_count:
                     raise NoRowsLeft

@@ -102,10 +102,12 @@ def erase(
     erasure, at, condition = on_current(context, lambda now: _begun(now, where))
     work = _Erasing(context, erasure, engine, wait_seconds, progress, on_spark)
     work.rewrite()
+    still = work.end_writers(abandon=abandon_writers)
+    # what a load of a keyed table committed meanwhile came before the deletion, as the load did
+    work.rewrite()
     late = work.wait_for_readers()
     elsewhere = Elsewhere(context, erasure, condition)
     versions = work.free(elsewhere)
-    still = work.end_writers(abandon=abandon_writers)
     elsewhere.look(still, lambda more: progress(work.looked + more, None))
     looked, files, rows = erasure.counts()
     report = EraseReport(
@@ -232,6 +234,11 @@ class _Erasing:
         self._erasure.looked({one.filename: self._rows(one) for one in looks}, len(looks), conn)
 
     def _rows(self, look: Look) -> int:
+        if self._erasure.deletion_id in look.unasked:
+            raise InvalidQuery(
+                f"table {self._context.table.name!r}: a column that the erasure names was dropped while it "
+                "ran, and files of the history may have rows: erase them by other columns"
+            )
         return look.rows.get(self._erasure.deletion_id, 0)
 
     def _check_not_undone(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
@@ -34,13 +34,11 @@ class JobDeletions:
         """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
         found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
+        erasures = set(found.erasures)
+        pending = tuple(replace(one, is_erasure=one.deletion_id in erasures) for one in pending)
         reach = Reach(context.schema, pending)
         files = tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files)
         return JobDeletions(found.till, files, context)
-
-    def remains(self, schema: Schema) -> list[Expr | None]:
-        """For each input what its rows must meet; None: they all remain."""
-        return remaining(schema, self.of_inputs)
 
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:

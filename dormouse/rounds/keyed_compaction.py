@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
 from dormouse.data.keyed_facts import Places, places_of
@@ -14,9 +13,8 @@ from dormouse.errors import ObjectNotFound
 from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.files.older_rows import older_rows
 from dormouse.model.region import Region
-
-if TYPE_CHECKING:
-    from datafusion import Expr
+from dormouse.query.deletions import Deletion
+from dormouse.rounds.job_deletions import remaining
 
 
 def merge_keyed(
@@ -27,9 +25,11 @@ def merge_keyed(
     *,
     region: Region | None,
     now_ms: int,
-    remains: Sequence[Expr | None],
+    deletions: Sequence[Sequence[Deletion]],
 ) -> FileFacts:
-    """Merges a job's files, which are read at `places`."""
+    """Merges a job's files, which are read at `places`; `deletions` are those of each."""
+    # an erasure leaves no marks: these would keep the keys
+    erasures = [[one for one in some if one.is_erasure] for some in deletions]
     merge = KeyedMerge(context.schema, context.properties, now_ms, forgets_marks(context, job))
     return merge_newest(
         places,
@@ -37,7 +37,8 @@ def merge_keyed(
         path,
         region=region,
         store=context.objects,
-        remains=remains,
+        remains=remaining(context.schema, deletions),
+        unerased=remaining(context.schema, erasures),
         row_bytes=job.row_bytes,
     )
 

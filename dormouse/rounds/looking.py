@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dormouse.context import TableContext
+from dormouse.errors import InvalidQuery
 from dormouse.files.deletions import Noted
-from dormouse.files.reads import KeyBounds
+from dormouse.files.reads import DeletionRows, KeyBounds
+from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.reach import Reach
 from dormouse.query.schemas import on_current
@@ -22,11 +24,15 @@ LOOKS_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The deletions that a file has rows of, by number, and of how many each; all up to `till` were asked."""
+    """The deletions that a file has rows of, by number, and of how many each; all up to `till` were asked.
+
+    But for those `unasked`, which name columns that were dropped: only moments of before apply them.
+    """
 
     filename: str
     till: int
     rows: Mapping[int, int]
+    unasked: tuple[int, ...] = ()
 
 
 def look_at(
@@ -41,7 +47,7 @@ def look_at(
     `ObjectNotFound`, `ObjectDamaged`.
     """
     looks = on_current(context, lambda now: _looks(now, files))
-    noted = [Noted(one.filename, one.till, sorted(one.rows)) for one in looks]
+    noted = [Noted(one.filename, one.till, sorted({*one.rows, *one.unasked})) for one in looks]
     context.deletions.note(noted, lambda conn: also(conn, looks))
     return looks
 
@@ -49,17 +55,31 @@ def look_at(
 def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> list[Look]:
     names = [name for name, _ in files]
     found = context.store.deletions_of(names, KeyBounds(), retired_too=True)
-    known = {one.deletion_id: one for one in deletions_of(context.schema, found.deletions)}
-    reach = Reach(context.schema, list(known.values()))
+    known, gone = _asked(context.schema, found.deletions)
+    reach = Reach(context.schema, known)
     asked = [reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files]
 
     def look(number: int) -> Look:
-        return Look(names[number], found.till, count(context, *files[number], asked[number]))
+        one = found.files[number]
+        unasked = tuple(n for n in gone if n > (one.till or 0) or n in (one.left or ()))
+        return Look(names[number], found.till, count(context, *files[number], asked[number]), unasked)
 
     if len(files) == 1:
         return [look(0)]
     with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="dormouse-looks") as threads:
         return list(threads.map(look, range(len(files))))
+
+
+def _asked(schema: Schema, rows: DeletionRows) -> tuple[list[Deletion], list[int]]:
+    """The deletions, and the numbers of those that name a column which is there no more."""
+    known: list[Deletion] = []
+    gone = []
+    for row in sorted(rows):
+        try:
+            known += deletions_of(schema, [row])
+        except InvalidQuery:
+            gone.append(row[0])
+    return known, gone
 
 
 def count(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -63,7 +62,8 @@ def literal(field: Field, value: Any) -> str:
     kind = type_name(field.type)
     if field.type == DATE:
         return f"'{value.isoformat()}'::DATE"
-    if field.type.precision is not None or (field.type.is_floating and not math.isfinite(value)):
+    if field.type.precision is not None or field.type.is_floating:
+        # without quotes digits are a DECIMAL first: a DOUBLE would be rounded twice
         return f"'{value}'::{kind}"
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 

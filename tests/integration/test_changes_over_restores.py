@@ -15,7 +15,6 @@ from state import query
 import dormouse as dm
 from dormouse.client import connect as connect_client
 from dormouse.data.source import open_source
-from dormouse.data.transform import Transform
 from dormouse.errors import InvalidCut
 from dormouse.files.layout import LAYOUTS
 from dormouse.history.events import PastRestore, events_between
@@ -323,8 +322,7 @@ def test_only_what_a_restore_touched_is_read(instance: Instance, monkeypatch: py
     context = table._context
     [past] = events_between(context, position_of(context, after), now(context))
     assert isinstance(past, PastRestore)
-    transform = Transform.parse(context.schema, context.properties)
-    restored = differences.Restored(context, transform, past)
+    restored = differences.Restored(context, past)
     assert (restored._ranges() or {})["k"] == (
         dm.Range(max=10),
         *(dm.Range(low, low + 10) for low in (40, 50, 60)),

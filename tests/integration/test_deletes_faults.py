@@ -21,7 +21,7 @@ from dormouse.query import table_view
 from dormouse.query.deletions import deletions_of
 from dormouse.query.planner import QueryPlan
 from dormouse.query.reach import Reach
-from dormouse.rounds import compaction_job, divided_compaction, job_deletions, looking
+from dormouse.rounds import compaction_job, divided_compaction, looking
 from dormouse.rounds.erasing import _Erasing
 from dormouse.rounds.job_deletions import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
@@ -44,8 +44,7 @@ def applied_twice(patch: pytest.MonkeyPatch) -> None:
 
 def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
     """A job says that it applied what it did not."""
-    patch.setattr(job_deletions, "remaining", lambda schema, of_files: [None] * len(of_files))
-    patch.setattr(divided_compaction, "remaining", job_deletions.remaining)
+    patch.setattr(compaction_job, "remaining", lambda schema, of_files: [None] * len(of_files))
 
 
 def seen_too_late(patch: pytest.MonkeyPatch) -> None:

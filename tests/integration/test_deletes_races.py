@@ -15,9 +15,16 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.commits.requests import AddFiles
+from dormouse.data.source import open_source
 from dormouse.files.layout import LAYOUTS
+from dormouse.files.reads import KeyBounds
 from dormouse.instance import Instance
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.rounds.ingest import write_leaves
 from dormouse.table import Table
+from tests.commits import assignment
+from tests.state import query, wait_until
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])
 KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6
@@ -102,6 +109,52 @@ def test_the_fate_of_each_row_is_decided_once_and_for_all(instance: Instance, la
     found: Any = instance.sql("select number from t").read_all()["number"].to_pylist()
     assert set(found) == seen
     assert len(found) == len(seen)
+
+
+def added_alone(instance: Instance, files: list[FileWithReferences], known: str) -> None:
+    instance.table("t").context.store.add_files_with_references(files)
+
+
+def added_in_a_batch(instance: Instance, files: list[FileWithReferences], known: str) -> None:
+    """With a commit of another kind, in one transaction."""
+    add = AddFiles(commit_id="add", table="t", files=tuple(files))
+    [one, other] = instance.commit([add, assignment("t", "job", known)])
+    assert (one.state, other.state) == ("applied", "applied")
+
+
+@pytest.mark.parametrize("added", [added_alone, added_in_a_batch])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_serializable_commit_that_waits_for_a_delete_comes_after_it(
+    instance: Instance, layout: str, added: Callable[[Instance, list[FileWithReferences], str], None]
+) -> None:
+    """Its snapshot is not of the moment at which it began to wait, in which the deletion is not there."""
+    properties = dm.TableProperties(isolation="serializable")
+    table = instance.create_table("t", SCHEMA, layout=layout, properties=properties)
+    start, context = table.history.record_cut("start"), table.context
+    table.ingest(pa.table({"k": [1, 2], "number": [1, 2]}))
+    [known] = table.file_page()
+    waits = (
+        "select true from pg_locks l join pg_database d on d.oid = l.database "
+        "where not granted and datname = current_database()"
+    )
+    with context.attempts.attempt(context.table) as attempt, ThreadPoolExecutor(1) as threads:
+        source = open_source(pa.table({"k": [1, 3], "number": [3, 4]}), SCHEMA)
+        files = list(write_leaves(context, attempt, source, lambda *_: None, 1 << 20))
+        running = []
+
+        def meanwhile(conn: object, deletion_id: int) -> None:
+            running.append(threads.submit(added, instance, files, known.filename))
+            wait_until(lambda: query(instance._supplier, waits) != [])
+
+        context.deletions.record('{"k": 1}', KeyBounds(), by_values=False, also=meanwhile)
+        running[0].result()
+        told = table.changes(after=start).read_all().to_pylist()
+        copy = [row["number"] for row in told if row["_change"] == "insert"]
+        for row in told:
+            if row["_change"] == "delete":
+                copy.remove(row["number"])
+        assert sorted(copy) == sorted(table.query(columns=["number"]).read_all()["number"].to_pylist())
+        assert sorted(copy) == [2, 3, 4], "what waited for the deletion came after it"
 
 
 DELETER = """

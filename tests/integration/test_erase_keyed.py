@@ -1,0 +1,57 @@
+"""Erasures of keyed tables: also of rows that loads bring which began before."""
+
+from __future__ import annotations
+
+import pytest
+from keyed_tables import begun, delete_keys, keyed, seen, upsert
+
+from dormouse.files.erasures import Erasure
+from dormouse.instance import Instance
+from dormouse.rounds.erasing import _Erasing
+
+
+def test_a_load_that_began_before_and_ends_while_it_is_waited_for(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its place before the deletion: no reader shows its rows, which are in its file."""
+    table = keyed(instance)
+    upsert(table, (1, 1), (3, 1))
+    commit = begun(table, (3, 2), (4, 2))
+    asked = Erasure.writers
+
+    def meanwhile(self: Erasure) -> list[tuple[str, str]]:
+        found = asked(self)
+        if found:
+            commit()
+        return found
+
+    monkeypatch.setattr(Erasure, "writers", meanwhile)
+    report = table.erase({"k": 3}, wait_seconds=10.0)
+    assert report.is_finished
+    assert table.erase({"k": 3}, dry_run=True).rows == 0
+    assert report.rows == 2
+    assert seen(table, instance) == {1: 1, 4: 2}
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_with_newest_by_nothing_of_a_key_is_left_either(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, *, compacts: bool
+) -> None:
+    """Not as a mark of deletion, also where a round of compaction comes before the erasure's own jobs."""
+    table = keyed(instance, newest_by="v")
+    upsert(table, (1, 1), (3, 1))
+    upsert(table, (3, 5), (4, 2))
+    delete_keys(table, 5, v=3)
+    if compacts:
+        looked = _Erasing.rewrite
+
+        def after_a_round(self: _Erasing) -> None:
+            table.compact()
+            looked(self)
+
+        monkeypatch.setattr(_Erasing, "rewrite", after_a_round)
+    assert table.erase({"k": [3, 5]}).is_finished
+    assert table.erase({"k": [3, 5]}, dry_run=True).rows == 0
+    assert seen(table, instance) == {1: 1, 4: 2}
+    upsert(table, (3, 2))
+    assert seen(table, instance) == {1: 1, 3: 2, 4: 2}, "no mark hides an older row"
