@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.errors import PayloadsDiffer
+from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.instance import Instance
 from dormouse.payloads import cooling, fold
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
@@ -178,4 +178,42 @@ def test_a_fold_that_lacks_a_payload_takes_no_place(instance: Instance, model: M
     assert [one.state for one in instance.payloads.days()] == ["folded" if again else "offloaded"]
     assert cooling.fold(tools(instance), DAY).errors == ()
     model.check()
+    assert locations(instance) == {}
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_what_changed_and_was_folded_since_it_was_read_is_not_made_hot(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """The day's partition says nothing of the change any more; that the block is another does."""
+    cooling.offload(tools(instance), DAY, False)
+    cooling.fold(tools(instance), DAY)
+    reader, given = instance.payloads._lookup._reader, key("a0002")
+    read = reader.read
+
+    def read_before(pointers: Any) -> Any:
+        found = read(pointers)
+        monkeypatch.undo()
+        if is_deleted:
+            model.delete(given)
+        else:
+            model.put(given, content="newer")
+        cooling.fold(tools(instance), DAY)
+        return found
+
+    monkeypatch.setattr(reader, "read", read_before)
+    instance.payloads.rehydrate([given])
+    model.check(given)
+
+
+def test_a_day_is_made_hot_by_none_that_lost_it(instance: Instance, model: Model) -> None:
+    cooling.offload(tools(instance), DAY, False)
+    cooling.fold(tools(instance), DAY)
+
+    def lose(step: str) -> None:
+        if step == "page":
+            query(instance._supplier, "update payload_day set token = token + 1")
+
+    with pytest.raises(PayloadDayBusy, match="another worker has taken the day over"):
+        cooling.rehydrate(tools(instance, lose), DAY)
     assert locations(instance) == {}
