@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -170,10 +170,9 @@ class Claims:
 
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 
-    def give_back(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Has jobs wait again, as if they had not been claimed."""
-        keys, tokens = [one.job_key for one in claims], [one.token for one in claims]
-        self._run("give_back", worker_id=worker_id, job_keys=keys, tokens=tokens)
+    def give_back(self, worker_id: UUID, kind_ids: Sequence[int], running: Iterable[UUID] = ()) -> None:
+        """Has a worker's jobs wait again but for those that it runs: also what it knows nothing of."""
+        self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:
         """Has the jobs of dead workers wait again, or ends them; gives how many there were."""

@@ -136,12 +136,12 @@ from gone g;
 )
 
 -- name: give_back
--- Has jobs wait again, each only as long as it is this worker's.
+-- Has the jobs of a worker wait again, but for those that it runs.
 with back as (
     update job j
     set worker_id = null, claimed_at = null
-    from unnest(%(job_keys)s::uuid[], %(tokens)s::integer[]) as e (job_key, token)
-    where j.job_key = e.job_key and j.token = e.token and j.worker_id = %(worker_id)s
+    from unnest(%(kind_ids)s::smallint[]) as k (kind_id)
+    where j.kind_id = k.kind_id and j.worker_id = %(worker_id)s and j.job_key <> all(%(running)s::uuid[])
     returning j.kind_id
 )
 select pg_notify('dormouse_jobs', kind_id::text)::text from (select distinct kind_id from back) k;

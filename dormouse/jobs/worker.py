@@ -157,12 +157,16 @@ class Worker:
                 self._register()
                 while not self._is_over(drain=drain):
                     try:
+                        if failures:
+                            # as the database may have it, the worker claimed what it was not told of
+                            self._claims.give_back(self._worker_id, list(self._functions), self._running)
                         self._turn(drain=drain)
                         failures = 0
                     except PASSING as error:
                         if isinstance(error, LASTING):
                             raise
                         failures += 1
+                        self._found_nothing = False
                         logger.warning("worker: %s", one_line(error))
                         self._line.wait(min(backoff_seconds(failures), FAILED_SECONDS_MAX))
             finally:
@@ -225,11 +229,13 @@ class Worker:
             return 0
         claims = self._claims.claim(self._worker_id, free, self._sight.since())
         self._sight.saw((claim.kind_id, claim.number) for claim in claims)
-        if limited := {kind_id: count for kind_id, count in free.items() if kind_id in self._limited}:
-            claims += self._claims.claim(self._worker_id, limited, {}, limited=True)
-        if claims:
+        self._begin(claims)
+        count = len(claims)
+        if limited := {kind_id: most for kind_id, most in self._free().items() if kind_id in self._limited}:
+            claims = self._claims.claim(self._worker_id, limited, {}, limited=True)
             self._begin(claims)
-        return len(claims)
+            count += len(claims)
+        return count
 
     def _free(self) -> dict[int, int]:
         """How many more of each kind may run here; without those that are full."""
@@ -238,14 +244,13 @@ class Worker:
         return {kind_id: count for kind_id, count in free.items() if count > 0}
 
     def _begin(self, claims: Sequence[Claim]) -> None:
-        try:
-            requests = documents.requests(self._payloads, claims)
-        except BaseException:
-            self._claims.give_back(self._worker_id, claims)
-            raise
-        back = [claim for claim in claims if isinstance(requests[claim], PayloadUnavailable)]
+        """Has threads run them. What it does not get to, the next turn gives back."""
+        if not claims:
+            return
+        requests = documents.requests(self._payloads, claims)
+        unread = [request for request in requests.values() if isinstance(request, PayloadUnavailable)]
         for claim in claims:
-            if claim in back:
+            if isinstance(requests[claim], PayloadUnavailable):
                 continue
             run = Run(claim, self._functions[claim.kind_id], Progress(claim.job_id, claim.owner, claim.token))
             self._running[claim.job_key] = run
@@ -258,9 +263,8 @@ class Worker:
         if self._is_announced:
             self._claims.awake(self._worker_id, self._options.lease_seconds)
             self._is_announced = False
-        if back:
-            self._claims.give_back(self._worker_id, back)
-            raise requests[back[0]]
+        if unread:
+            raise unread[0]
 
     def _run(self, run: Run, request: Any) -> None:
         """In a thread."""
@@ -372,9 +376,7 @@ class Worker:
             return False
 
     def _leave(self) -> None:
-        claims = [run.claim for run in self._running.values()]
         self._drop(self._running.values(), "the worker is being stopped")
         with suppress(DormouseError, psycopg.Error):
-            if claims:
-                self._claims.give_back(self._worker_id, claims)
+            self._claims.give_back(self._worker_id, list(self._functions))
             self._claims.leave(self._worker_id)
