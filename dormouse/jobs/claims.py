@@ -37,11 +37,12 @@ _CLAIM = {
     for requests in ("with_requests", "without_requests")
 }
 _ENDING = {name: _QUERIES[name] for name in ("me", "wake_limited")}
-_KEEP = _QUERIES["keep"].including(put=replace(PUT, text=PUT.text.rstrip(";")))
+_PUT = PUT.including(such=_QUERIES["of_ended"])
+_KEEP = _QUERIES["keep"].including(put=replace(_PUT, text=_PUT.text.rstrip(";")))
 _FINISH_KEEPING = _QUERIES["finish"].including(kept=_KEEP, **_ENDING)
 _FINISH = _QUERIES["finish"].including(kept=replace(_KEEP, text=""), **_ENDING)
 _KEPT_CHARACTERS_MAX = 4 * 2**20
-"""Of results that are kept by the statement that ends their jobs; more are kept before it."""
+"""Of results that are kept by the statement that ends their jobs; more are kept after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,9 @@ class Claims:
                 return {key for key, _ in run_statement(self.supplier, statement, operation="jobs: finish")}
 
         def work(conn: Any) -> set[UUID]:
-            write(conn, contents)
-            return {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
+            ended = {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
+            write(conn, {result_of_claim(claim): text for claim, text in results if claim.job_key in ended})
+            return ended
 
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 

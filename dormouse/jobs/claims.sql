@@ -99,13 +99,17 @@ select exists (select from me), array(
 
 -- name: keep
 -- Part of a query: keeps results.
-kept as (
+, kept as (
     {put}
-),
+)
+
+-- name: of_ended
+-- Part of a query: results of jobs that end, and not of those that are others'.
+given.id in (select coalesce(job_id, job_key::text) || '/' || token from gone)
 
 -- name: finish
 -- Ends jobs, each only as long as it is this worker's; gives those that ended. Where a limit held others up, wakes a worker.
-with {kept} me as materialized (
+with me as materialized (
     {me}
 ), gone as (
     delete from job j
@@ -122,6 +126,7 @@ with {kept} me as materialized (
         message, error, traceback, name
     from gone
 )
+{kept}
 select g.job_key, {wake_limited}
 from gone g;
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
-from dormouse.jobs import JobStore, Progress, documents
+from dormouse.jobs import JobStore, Progress, claims, documents
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
@@ -40,9 +40,10 @@ class Hand:
     def claim(self, *, limited: bool = False) -> list[Claim]:
         return self.claims.claim(self.id, {self.kind: 1}, {}, limited=limited)
 
-    def ends(self, claim: Claim) -> bool:
+    def ends(self, claim: Claim, result: Any = None) -> bool:
         done = Ending(claim, "COMPLETE", (None, None, None))
-        return self.claims.finish(self.id, [done], [(claim, str(claim.token))]) != set()
+        text = str(claim.token if result is None else result)
+        return self.claims.finish(self.id, [done], [(claim, text)]) != set()
 
     def dies(self) -> None:
         with self._supplier.connection() as conn:
@@ -88,6 +89,23 @@ def test_a_claim_that_was_given_back_is_good_for_nothing(
     assert me.ends(second)
     assert not me.ends(first)
     assert jobs.result(job_id) == 2
+
+
+@pytest.mark.parametrize("kept_characters_max", [0, 1_000])
+def test_a_claim_that_the_database_has_lost_replaces_no_result(
+    jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch, kept_characters_max: int
+) -> None:
+    """A server that lost its last transactions counts the same token again."""
+    monkeypatch.setattr(claims, "_KEPT_CHARACTERS_MAX", kept_characters_max)
+    job_id, one, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
+    [lost] = one.claim()
+    with supplier.connection() as conn:
+        conn.execute("update job set worker_id = null, token = token - 1")
+    [claim] = other.claim()
+    assert claim.token == lost.token
+    assert other.ends(claim, 1)
+    assert not one.ends(lost, 2)
+    assert jobs.result(job_id) == 1
 
 
 def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: ConnectionSupplier) -> None:

@@ -26,6 +26,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.instance import Instance
+from dormouse.jobs.answers import answer_name
 from dormouse.long_work import functions
 from dormouse.objects import ObjectStore
 from tests.serving import serving
@@ -66,6 +67,18 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     with pytest.raises(FileExistsError):
         client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.parquet", "objects"]
+
+
+def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer(
+    instance: Instance, client: Client
+) -> None:
+    """A server that lost its last transactions counts the same attempt again."""
+    instance.objects.put(answer_name("lost", 1), b"of the same attempt")
+    job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]}, job_id="lost")
+    result = ended(client, job_id)
+    assert (result["rows"], client.jobs.status(job_id).attempts) == (1, 1)
+    assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
+    assert instance.objects.get(answer_name("lost", 1)) == b"of the same attempt"
 
 
 def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> None:
