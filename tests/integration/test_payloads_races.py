@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.instance import Instance
 from dormouse.payloads import cooling, fold
+from dormouse.payloads.exchange import Exchange
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
 from tests.state import query
 
@@ -179,6 +181,38 @@ def test_a_fold_that_lacks_a_payload_takes_no_place(instance: Instance, model: M
     assert cooling.fold(tools(instance), DAY).errors == ()
     model.check()
     assert locations(instance) == {}
+
+
+def test_what_is_written_before_an_exchange_is_not_compared_while_it_holds_others_up(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, seen = Exchange._compared_written, []
+
+    def count(self: Exchange, conn: Any, since: str) -> Any:
+        locked = (
+            "select count(*) from pg_locks where pid = pg_backend_pid() and mode = 'AccessExclusiveLock' "
+            "and relation = 'payload'::regclass"
+        )
+        since_then = "not pg_visible_in_snapshot(xid, %s::pg_snapshot)"
+        written = f"select count(*) from {self.names.written} where {since_then}"
+        if conn.execute(locked).fetchone()[0]:
+            seen.append(conn.execute(written, [since]).fetchone()[0])
+        return compared(self, conn, since)
+
+    def write_at(wanted: str) -> Callable[[str], None]:
+        def at(step: str) -> None:
+            if step == wanted:
+                model.put(*map(key, names(40)), content=wanted)
+                model.delete(key("a0002"))
+
+        return at
+
+    monkeypatch.setattr(Exchange, "_compared_written", count)
+    cooling.offload(tools(instance, write_at("verified")), DAY, False)
+    cooling.fold(tools(instance, write_at("copied")), DAY)
+    assert seen == [0, 0]
+    model.check(key("a0002"))
+    assert (leftovers(instance), locations(instance)) == ([], {"inline": 39, "deleted": 1})
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
