@@ -139,6 +139,32 @@ def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch
     assert leftovers(instance) == []
 
 
+def test_a_fold_asks_of_each_batch_alone_what_was_written(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 100)
+    ask, asked = fold._Fold._written, []
+
+    def count(self: Any, *suspects: Any) -> Any:
+        found = ask(self, *suspects)
+        asked.append((len(found), *map(len, suspects)))
+        return found
+
+    cooling.offload(tools(instance), None, False)
+    written = [key(name) for name in names(300)]
+    monkeypatch.setattr(fold._Fold, "_written", count)
+
+    def write(step: str) -> None:
+        if step == "prepared":
+            model.put(*written, content="late")
+        if step == "copied":
+            model.delete(*written)
+
+    cooling.fold(tools(instance, write), DAY)
+    assert asked == [(100, 100), (100, 100), (100, 100)]
+    model.check(*written)
+
+
 def test_a_write_that_was_not_mirrored_lets_no_fold_end(instance: Instance, model: Model) -> None:
     """Also one of before verification, whose key the comparison of blocks leaves to this one."""
     cooling.offload(tools(instance), None, False)
