@@ -128,7 +128,7 @@ class Worker:
         self._pulse = Pulse(claims, list(self._functions), options.lease_seconds, self._line.wake)
         self._sight = Sight()
         self._limited: frozenset[int] = frozenset()
-        self._is_announced = self._found_nothing = False
+        self._is_registered = self._is_announced = self._found_nothing = False
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._look_at = self._idle_since = time.monotonic()
         self._stops = 0
@@ -154,7 +154,6 @@ class Worker:
         failures = 0
         with closing(self._line), closing(self._threads), closing(self._pulse):
             try:
-                self._register()
                 while not self._is_over(drain=drain):
                     try:
                         if failures:
@@ -181,6 +180,8 @@ class Worker:
 
     def _turn(self, *, drain: bool) -> None:
         """One round: what ended is finished, what may run is claimed; or it waits for either."""
+        if not self._is_registered:
+            self._register()
         if self._pulse.is_lost:
             self._lose()
         if time.monotonic() >= self._look_at and not self._stops:
@@ -195,9 +196,11 @@ class Worker:
             self._wait()
 
     def _register(self) -> None:
+        # by a new name: the one of before may be known, though it was not told so
+        self._worker_id = uuid4()
         self._claims.register(self._worker_id, list(self._functions), self._name, self._options.lease_seconds)
         self._pulse.begin(self._worker_id)
-        self._found_nothing = False
+        self._is_registered, self._found_nothing = True, False
         self._look_at = time.monotonic()
 
     def _lose(self) -> None:
@@ -207,7 +210,7 @@ class Worker:
         self._pulse.end()
         with suppress(DormouseError, psycopg.Error):
             self._claims.leave(self._worker_id)
-        self._worker_id, self._is_announced = uuid4(), False
+        self._is_registered = self._is_announced = False
         self._register()
 
     def _drop(self, runs: Any, why: str) -> None:

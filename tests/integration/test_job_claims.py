@@ -214,6 +214,23 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
     assert jobs.status(ids[limited]).attempts == 1
 
 
+def test_a_worker_that_cannot_register_yet_tries_again(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is registered, and was not told so."""
+    register, failures = Claims.register, iter(range(1))
+
+    def lose(*given: Any) -> None:
+        register(*given)
+        if next(failures, None) is not None:
+            raise CommitOutcomeUnknown("the connection died")
+
+    monkeypatch.setattr(Claims, "register", lose)
+    job_id = jobs.start("work", 7)
+    jobs.worker({"work": lambda request, _: request}).run(drain=True)
+    assert jobs.result(job_id) == 7
+
+
 def test_a_worker_looks_everywhere_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     sight = Sight()
     assert sight.since() == {}
