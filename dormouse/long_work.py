@@ -8,17 +8,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dormouse import row_work
-from dormouse.errors import InvalidData, InvalidInput, ObjectNotFound
+from dormouse.errors import InvalidData, InvalidInput, ObjectAlreadyExists, ObjectNotFound
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
-from dormouse.jobs.answers import answer_name
+from dormouse.jobs.answers import answer_names
 from dormouse.model.cut import when_of_text
 from dormouse.model.values import json_value
 from dormouse.objects.names import INCOMING, check_name
@@ -138,12 +138,20 @@ def _query(
     instance: Instance, asked: QueryAsked, progress: Progress, sessions: Sessions | None
 ) -> dict[str, Any]:
     """Writes the answer as an object: `object`, its `url`, how many `rows` and `bytes`."""
+    for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
+        with suppress(ObjectAlreadyExists):
+            return _answer(instance, asked, progress, sessions, name)
+    raise ObjectAlreadyExists(f"there are answers of attempt {progress.attempt} already")
+
+
+def _answer(
+    instance: Instance, asked: QueryAsked, progress: Progress, sessions: Sessions | None, name: str
+) -> dict[str, Any]:
     from dormouse.data.export import export
 
     interruption = Interruption()
     progress.at_end(interruption.set)
     objects = instance.objects
-    name = answer_name(progress.job_id, progress.attempt)
     try:
         with objects.staged(name) as path, path.open("wb") as sink:
             reader = _Watched(_rows(instance, asked, interruption, sessions), progress)

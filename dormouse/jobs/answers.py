@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dormouse.jobs.job import job_key
 
 ANSWERING = frozenset({"query"})
@@ -10,12 +12,20 @@ ANSWERING = frozenset({"query"})
 SENT = frozenset({"row_upload"})
 """The kinds of jobs that read an object which came with their request."""
 
+LOST_MAX = 3
+"""A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
+
 _FOLDER = "answers"
 
 
-def answer_name(job_id: str, attempt: int) -> str:
-    """Of the object of a job's attempt: no two write one, and each is found without having been told of."""
-    return f"{_FOLDER}/{job_key(job_id).hex}/{attempt}.parquet"
+def answer_name(job_id: str, number: int) -> str:
+    """Of an object of a job: each is found without having been told of."""
+    return f"{_FOLDER}/{job_key(job_id).hex}/{number}.parquet"
+
+
+def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
+    """Of all objects that some attempts of a job may write: each takes the first of its own that is free."""
+    return (answer_name(job_id, number) for number in range(first, attempt + LOST_MAX + 1))
 
 
 def upload_name(job_id: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,11 +37,12 @@ _CLAIM = {
     for requests in ("with_requests", "without_requests")
 }
 _ENDING = {name: _QUERIES[name] for name in ("me", "wake_limited")}
-_KEEP = _QUERIES["keep"].including(put=replace(PUT, text=PUT.text.rstrip(";")))
+_PUT = PUT.including(such=_QUERIES["of_ended"])
+_KEEP = _QUERIES["keep"].including(put=replace(_PUT, text=_PUT.text.rstrip(";")))
 _FINISH_KEEPING = _QUERIES["finish"].including(kept=_KEEP, **_ENDING)
 _FINISH = _QUERIES["finish"].including(kept=replace(_KEEP, text=""), **_ENDING)
 _KEPT_CHARACTERS_MAX = 4 * 2**20
-"""Of results that are kept by the statement that ends their jobs; more are kept before it."""
+"""Of results that are kept by the statement that ends their jobs; more are kept after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +166,15 @@ class Claims:
                 return {key for key, _ in run_statement(self.supplier, statement, operation="jobs: finish")}
 
         def work(conn: Any) -> set[UUID]:
-            write(conn, contents)
-            return {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
+            ended = {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
+            write(conn, {result_of_claim(claim): text for claim, text in results if claim.job_key in ended})
+            return ended
 
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 
-    def give_back(self, worker_id: UUID, claims: Sequence[Claim]) -> None:
-        """Has jobs wait again, as if they had not been claimed."""
-        keys, tokens = [one.job_key for one in claims], [one.token for one in claims]
-        self._run("give_back", worker_id=worker_id, job_keys=keys, tokens=tokens)
+    def give_back(self, worker_id: UUID, kind_ids: Sequence[int], running: Iterable[UUID] = ()) -> None:
+        """Has a worker's jobs wait again but for those that it runs: also what it knows nothing of."""
+        self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:
         """Has the jobs of dead workers wait again, or ends them; gives how many there were."""

@@ -99,13 +99,17 @@ select exists (select from me), array(
 
 -- name: keep
 -- Part of a query: keeps results.
-kept as (
+, kept as (
     {put}
-),
+)
+
+-- name: of_ended
+-- Part of a query: results of jobs that end, and not of those that are others'.
+given.id in (select coalesce(job_id, job_key::text) || '/' || token from gone)
 
 -- name: finish
 -- Ends jobs, each only as long as it is this worker's; gives those that ended. Where a limit held others up, wakes a worker.
-with {kept} me as materialized (
+with me as materialized (
     {me}
 ), gone as (
     delete from job j
@@ -122,6 +126,7 @@ with {kept} me as materialized (
         message, error, traceback, name
     from gone
 )
+{kept}
 select g.job_key, {wake_limited}
 from gone g;
 
@@ -136,12 +141,12 @@ from gone g;
 )
 
 -- name: give_back
--- Has jobs wait again, each only as long as it is this worker's.
+-- Has the jobs of a worker wait again, but for those that it runs.
 with back as (
     update job j
     set worker_id = null, claimed_at = null
-    from unnest(%(job_keys)s::uuid[], %(tokens)s::integer[]) as e (job_key, token)
-    where j.job_key = e.job_key and j.token = e.token and j.worker_id = %(worker_id)s
+    from unnest(%(kind_ids)s::smallint[]) as k (kind_id)
+    where j.kind_id = k.kind_id and j.worker_id = %(worker_id)s and j.job_key <> all(%(running)s::uuid[])
     returning j.kind_id
 )
 select pg_notify('dormouse_jobs', kind_id::text)::text from (select distinct kind_id from back) k;

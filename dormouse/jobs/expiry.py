@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dormouse.errors import InvalidInput, ObjectStoreError
-from dormouse.jobs.answers import ANSWERING, SENT, answer_name, upload_name
+from dormouse.jobs.answers import ANSWERING, SENT, answer_names, upload_name
 from dormouse.jobs.documents import request_key, result_key
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadKey
@@ -76,10 +76,9 @@ def _belongings(supplier: Supplier, day: date) -> Iterator[tuple[list[PayloadKey
         for key, given_id, kind, token, started_at in rows:
             job_id = given_id or str(key)
             keys += [request_key(job_id, started_at)]
-            attempts = range(1, token + 1)
-            keys += [result_key(job_id, attempt, started_at) for attempt in attempts]
+            keys += [result_key(job_id, attempt, started_at) for attempt in range(1, token + 1)]
             if kind in ANSWERING:
-                names += [answer_name(job_id, attempt) for attempt in attempts]
+                names += answer_names(job_id, 1, token)
             if kind in SENT:
                 names.append(upload_name(job_id))
         yield keys, names

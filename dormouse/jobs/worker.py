@@ -128,7 +128,7 @@ class Worker:
         self._pulse = Pulse(claims, list(self._functions), options.lease_seconds, self._line.wake)
         self._sight = Sight()
         self._limited: frozenset[int] = frozenset()
-        self._is_announced = self._found_nothing = False
+        self._is_registered = self._is_announced = self._found_nothing = False
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._look_at = self._idle_since = time.monotonic()
         self._stops = 0
@@ -154,15 +154,18 @@ class Worker:
         failures = 0
         with closing(self._line), closing(self._threads), closing(self._pulse):
             try:
-                self._register()
                 while not self._is_over(drain=drain):
                     try:
+                        if failures:
+                            # as the database may have it, the worker claimed what it was not told of
+                            self._claims.give_back(self._worker_id, list(self._functions), self._running)
                         self._turn(drain=drain)
                         failures = 0
                     except PASSING as error:
                         if isinstance(error, LASTING):
                             raise
                         failures += 1
+                        self._found_nothing = False
                         logger.warning("worker: %s", one_line(error))
                         self._line.wait(min(backoff_seconds(failures), FAILED_SECONDS_MAX))
             finally:
@@ -177,6 +180,8 @@ class Worker:
 
     def _turn(self, *, drain: bool) -> None:
         """One round: what ended is finished, what may run is claimed; or it waits for either."""
+        if not self._is_registered:
+            self._register()
         if self._pulse.is_lost:
             self._lose()
         if time.monotonic() >= self._look_at and not self._stops:
@@ -191,9 +196,11 @@ class Worker:
             self._wait()
 
     def _register(self) -> None:
+        # by a new name: the one of before may be known, though it was not told so
+        self._worker_id = uuid4()
         self._claims.register(self._worker_id, list(self._functions), self._name, self._options.lease_seconds)
         self._pulse.begin(self._worker_id)
-        self._found_nothing = False
+        self._is_registered, self._found_nothing = True, False
         self._look_at = time.monotonic()
 
     def _lose(self) -> None:
@@ -203,7 +210,7 @@ class Worker:
         self._pulse.end()
         with suppress(DormouseError, psycopg.Error):
             self._claims.leave(self._worker_id)
-        self._worker_id, self._is_announced = uuid4(), False
+        self._is_registered = self._is_announced = False
         self._register()
 
     def _drop(self, runs: Any, why: str) -> None:
@@ -225,11 +232,13 @@ class Worker:
             return 0
         claims = self._claims.claim(self._worker_id, free, self._sight.since())
         self._sight.saw((claim.kind_id, claim.number) for claim in claims)
-        if limited := {kind_id: count for kind_id, count in free.items() if kind_id in self._limited}:
-            claims += self._claims.claim(self._worker_id, limited, {}, limited=True)
-        if claims:
+        self._begin(claims)
+        count = len(claims)
+        if limited := {kind_id: most for kind_id, most in self._free().items() if kind_id in self._limited}:
+            claims = self._claims.claim(self._worker_id, limited, {}, limited=True)
             self._begin(claims)
-        return len(claims)
+            count += len(claims)
+        return count
 
     def _free(self) -> dict[int, int]:
         """How many more of each kind may run here; without those that are full."""
@@ -238,14 +247,13 @@ class Worker:
         return {kind_id: count for kind_id, count in free.items() if count > 0}
 
     def _begin(self, claims: Sequence[Claim]) -> None:
-        try:
-            requests = documents.requests(self._payloads, claims)
-        except BaseException:
-            self._claims.give_back(self._worker_id, claims)
-            raise
-        back = [claim for claim in claims if isinstance(requests[claim], PayloadUnavailable)]
+        """Has threads run them. What it does not get to, the next turn gives back."""
+        if not claims:
+            return
+        requests = documents.requests(self._payloads, claims)
+        unread = [request for request in requests.values() if isinstance(request, PayloadUnavailable)]
         for claim in claims:
-            if claim in back:
+            if isinstance(requests[claim], PayloadUnavailable):
                 continue
             run = Run(claim, self._functions[claim.kind_id], Progress(claim.job_id, claim.owner, claim.token))
             self._running[claim.job_key] = run
@@ -258,9 +266,8 @@ class Worker:
         if self._is_announced:
             self._claims.awake(self._worker_id, self._options.lease_seconds)
             self._is_announced = False
-        if back:
-            self._claims.give_back(self._worker_id, back)
-            raise requests[back[0]]
+        if unread:
+            raise unread[0]
 
     def _run(self, run: Run, request: Any) -> None:
         """In a thread."""
@@ -372,9 +379,7 @@ class Worker:
             return False
 
     def _leave(self) -> None:
-        claims = [run.claim for run in self._running.values()]
         self._drop(self._running.values(), "the worker is being stopped")
         with suppress(DormouseError, psycopg.Error):
-            if claims:
-                self._claims.give_back(self._worker_id, claims)
+            self._claims.give_back(self._worker_id, list(self._functions))
             self._claims.leave(self._worker_id)

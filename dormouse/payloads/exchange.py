@@ -32,6 +32,9 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 DIFFERENCES_MAX = 10
 PAUSE_SECONDS_MAX = 2.0
 READERS_SECONDS_MAX = 600.0
+SETTLED_LEFT_MAX, SETTLED_TIMES_MAX = 1_000, 10
+"""While others are held up fewer writes are compared, unless they come as quickly as they are compared."""
+
 COMPARED_AT_ONCE = 2
 """So many pages of a day and its copy."""
 
@@ -113,7 +116,7 @@ class Exchange:
 
         def work(conn: psycopg.Connection[Any]) -> None:
             self._lease.advance(conn, "verify")
-            conn.execute(_QUERIES["note_seen"].on(), {"day": self._lease.day})
+            conn.execute(_QUERIES["note_seen"].on(), {"day": self._lease.day, "till": None})
 
         def settle(conn: psycopg.Connection[Any]) -> None:
             self._lease.advance(conn, "verify")
@@ -169,14 +172,21 @@ class Exchange:
         Raises `PayloadsDiffer`, after which all is as it was, and `PayloadDayBusy` when others use the day
         for too long.
         """
-        since = self._lease.row().verified_till
+        since = self._lease.row().verified_till or _EVER
+
+        def settle() -> None:
+            nonlocal since
+            for _ in range(SETTLED_TIMES_MAX):
+                since = self._settled(since, forget)
+                if self._count_written(since) < SETTLED_LEFT_MAX:
+                    return
 
         def work(conn: psycopg.Connection[Any]) -> float:
             self._lease.advance(conn, "finish")
             conn.execute(self._on("lock_to_exchange", "day", "copy"))
             began = time.monotonic()
             self._differ(self._compared_written(conn, since))
-            if forget and since is not None:
+            if forget:
                 self._forget_deleted(conn, since)
             parts = ("day", "copy", "old", "mirror", "bounds")
             keys = {f"{part}_key": f"{getattr(self.names, part)}_pkey" for part in ("day", "copy", "old")}
@@ -185,7 +195,7 @@ class Exchange:
             self._step("swapping")
             return began
 
-        began = self._patiently(work, "exchange a day", self._note_lock)
+        began = self._patiently(work, "exchange a day", self._note_lock, settle)
         assert began is not None  # noqa: S101 it was done
         self._step("swapped")
 
@@ -214,6 +224,27 @@ class Exchange:
             self._lease.end(conn, state)
 
         self._patiently(work, "give a copy up")
+
+    def _settled(self, since: str, forget: bool) -> str:
+        """Compares what was written since a snapshot, while all goes on; gives a later one, to go on from."""
+        supplier, operation = self._lease.supplier, "verify a day"
+        [(till,)] = run_lookup(supplier, rows_of(_QUERIES["snapshot"]), operation=operation)
+        compared = partial(self._compared_written, since=since)
+        self._differ(run_transaction(supplier, compared, read_only=True, scans=True, operation=operation))
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            self._lease.advance(conn, "swap")
+            if forget:
+                self._forget_deleted(conn, since)
+            conn.execute(_QUERIES["note_seen"].on(), {"day": self._lease.day, "till": till})
+
+        run_transaction(supplier, work, scans=True, operation=operation)
+        return str(till)
+
+    def _count_written(self, since: str) -> int:
+        work = rows_of(self._on("count_written", "written"), {"since": since, "limit": SETTLED_LEFT_MAX})
+        [(count,)] = run_lookup(self._lease.supplier, work, operation="verify a day")
+        return int(count)
 
     def _note_lock(self, began: float) -> None:
         values = {"day": self._lease.day, "milliseconds": 1_000 * (time.monotonic() - began)}
@@ -265,7 +296,7 @@ class Exchange:
         work = partial(self._compared_written, since=_EVER)
         self._differ(run_transaction(self._lease.supplier, work, scans=True, operation="verify a day"))
 
-    def _compared_written(self, conn: psycopg.Connection[Any], since: str | None) -> list[PayloadKey]:
+    def _compared_written(self, conn: psycopg.Connection[Any], since: str) -> list[PayloadKey]:
         query = _QUERIES["compare_written"].including(differences=_QUERIES["differences"])
         named = query.on(written=self.names.written, day=self.names.day, copy=self.names.copy)
         rows = conn.execute(named, {"since": since, "limit": DIFFERENCES_MAX})
@@ -284,8 +315,12 @@ class Exchange:
         work: Callable[[psycopg.Connection[Any]], Any],
         operation: str,
         done: Callable[[Any], object] = lambda result: None,
+        before: Callable[[], object] = lambda: None,
     ) -> Any:
-        """Runs what must have the day alone for a moment: others go first, again and again."""
+        """Runs what must have the day alone for a moment: others go first, again and again.
+
+        `before` each try, and `done` after the last, others are not held up.
+        """
         began, wait = time.monotonic(), f"set local lock_timeout = '{self._options.lock_timeout_ms:d}ms'"
 
         def patient(conn: psycopg.Connection[Any]) -> Any:
@@ -293,6 +328,7 @@ class Exchange:
             return work(conn)
 
         while True:
+            before()
             try:
                 result = run_transaction(self._lease.supplier, patient, operation=operation)
             except pg.LockNotAvailable:

@@ -62,9 +62,23 @@ $$;
 create or replace trigger payload_mirror after insert or update or delete on {day} for each row execute function {mirror}();
 alter table {day} enable always trigger payload_mirror;
 
+-- name: snapshot
+-- What is committed by now.
+select pg_current_snapshot()::text;
+
 -- name: note_seen
--- What was committed before is compared by verification, and what comes later when the day is exchanged.
-update payload_day set verified_till = pg_current_snapshot() where day = %(day)s;
+-- What was committed before a snapshot, or before this, is compared; what comes later when the day is exchanged.
+update payload_day set verified_till = coalesce(%(till)s::pg_snapshot, pg_current_snapshot()) where day = %(day)s;
+
+-- name: count_written
+-- How many writes of since a snapshot there are; at most some.
+select count(*)
+from (
+    select
+    from {written}
+    where xid >= pg_snapshot_xmin(%(since)s::pg_snapshot) and not pg_visible_in_snapshot(xid, %(since)s::pg_snapshot)
+    limit %(limit)s
+) w;
 
 -- name: forget_deleted
 -- After all is copied: rows of a copy that were only there so that who copied met them; those written since a snapshot.

@@ -18,7 +18,7 @@ from dormouse.errors import PayloadsDiffer
 from dormouse.payloads.contents import Contents
 from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
-from dormouse.payloads.keys import PayloadKey, place_values
+from dormouse.payloads.keys import PayloadKey, columns, place_values
 from dormouse.payloads.lease import Lease
 from dormouse.payloads.objects import DayObject, PayloadObjects
 from dormouse.payloads.offload import Slice, Tools, check_objects
@@ -194,22 +194,32 @@ class _Fold:
             )
             every = groupby(merge(had, new, key=lambda one: one[0]), key=lambda one: one[0])
             while some := [(place, list(pair)) for place, pair in islice(every, _VERIFIED_AT_ONCE)]:
-                self._check([place for place, pair in some if not _is_pair(pair)])
+                self._check([_key(place) for place, pair in some if not _is_pair(pair)])
                 if self._tools.is_over():
-                    kind, tenant, id_, at = some[-1][0]
-                    self._exchange.go_on_from("verify", PayloadKey(tenant, id_, at, kind))
+                    self._exchange.go_on_from("verify", _key(some[-1][0]))
                     return False
         return True
 
-    def _check(self, suspects: list[Key]) -> None:
+    def _check(self, suspects: list[PayloadKey]) -> None:
         # what was read of a key that was written since is of before or after; all that was is known by now
-        written = set(self._written()) if suspects else set()
-        if wrong := [place for place in suspects if place not in written][:DIFFERENCES_MAX]:
-            raise differs(self._lease.day, [PayloadKey(t, i, at, kind) for kind, t, i, at in wrong])
+        written = set(self._written(suspects)) if suspects else set()
+        if wrong := [key for key in suspects if key.place not in written][:DIFFERENCES_MAX]:
+            raise differs(self._lease.day, wrong)
 
-    def _written(self) -> list[Key]:
-        query = _QUERIES["written_keys"].on(written=self._exchange.names.written)
-        return run_lookup(self._lease.supplier, rows_of(query), operation="look at a day")
+    def _written(self, suspects: list[PayloadKey]) -> list[Key]:
+        query = _QUERIES["written_of"].on(written=self._exchange.names.written)
+        return run_transaction(
+            self._lease.supplier,
+            rows_of(query, columns(suspects)),
+            read_only=True,
+            scans=True,
+            operation="look at a day",
+        )
+
+
+def _key(place: Key) -> PayloadKey:
+    kind, tenant, id_, at = place
+    return PayloadKey(tenant, id_, at, kind)
 
 
 def _said(one: Payload) -> tuple[Key, bytes]:

@@ -9,6 +9,9 @@ from {day}
 where (kind, tenant, id, inserted_at) >= (%(first_kind)s, %(first_tenant)s, %(first_id)s, %(first_at)s::timestamptz)
     and (kind, tenant, id, inserted_at) <= (%(last_kind)s, %(last_tenant)s, %(last_id)s, %(last_at)s::timestamptz);
 
--- name: written_keys
--- What was written while a day was folded.
-select distinct kind, tenant, id, inserted_at from {written};
+-- name: written_of
+-- Which of some keys were written while a day was folded.
+select kind, tenant, id, inserted_at
+from unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[])
+    given (kind, tenant, id, inserted_at)
+where (kind, tenant, id, inserted_at) in (select kind, tenant, id, inserted_at from {written});

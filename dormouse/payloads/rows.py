@@ -26,7 +26,8 @@ _TRIES = 20
 T = TypeVar("T")
 _QUERIES = load(__package__ or "", "rows")
 PUT = _QUERIES["put"]
-"""For statements that keep payloads of one day beside what else they do."""
+"""For statements that keep payloads of one day beside what else they do, and say which of those given."""
+_PUT = PUT.including(such=_QUERIES["all_given"])
 
 
 class Place(NamedTuple):
@@ -57,7 +58,7 @@ def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> 
     for day, keys in _by_day(contents):
         for batch in _batches(keys, contents):
             values = {**columns(batch), "contents": [contents[key] for key in batch]}
-            conn.execute(PUT.on(day=DAYS.name(day)), values)
+            conn.execute(_PUT.on(day=DAYS.name(day)), values)
 
 
 def with_days(

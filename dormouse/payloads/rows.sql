@@ -5,9 +5,14 @@ select kind, tenant, id, inserted_at, content::jsonb
 from unnest(
     %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)b::text[]
 ) given (kind, tenant, id, inserted_at, content)
+where {such}
 order by kind collate "C", tenant collate "C", id collate "C", inserted_at
 on conflict (kind, tenant, id, inserted_at) do update
 set location = 'inline', content = excluded.content, object_key = null, byte_start = null, byte_length = null, checksum = null;
+
+-- name: all_given
+-- Part of a query: whatever is given is kept.
+true
 
 -- name: delete
 -- Deletes payloads of a day. Also waits for whoever exchanges its partition, or has them wait for the end of this.

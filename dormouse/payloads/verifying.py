@@ -161,7 +161,7 @@ def _pointers(tools: Tools, one: DayObject, entries: Mapping[PayloadKey, Entry],
 
 
 def _rebuild(tools: Tools, day: date) -> int:
-    """Registers objects that are in the store and not known, and those whose pointers are all gone."""
+    """Registers objects that are in the store and not known, and makes pointers anew where all are gone."""
     states = ("open", "offloaded", "folded")
     with leased(tools.supplier, day, "rebuild", states, tools.options.lease_seconds) as lease:
         before = lease.row().state
@@ -169,24 +169,34 @@ def _rebuild(tools: Tools, day: date) -> int:
         state = "folded" if before == "folded" else "offloaded"
         rebuilt = 0
         # of two that have a payload, the later one: it was written from the other
-        for object_key in sorted(_stored(tools, day), reverse=True):
-            rebuilt += _readopt(tools, lease, object_key, state)
+        pointed_to = _pointed_to(tools, day)
+        for object_key in sorted(_stored(tools, day, pointed_to), reverse=True):
+            with_pointers = state != "folded" and object_key not in pointed_to
+            rebuilt += _readopt(tools, lease, object_key, state, with_pointers)
         state = state if rebuilt else before
         run_transaction(tools.supplier, lambda conn: lease.end(conn, state), operation="rebuild a day")
     return rebuilt
 
 
-def _stored(tools: Tools, day: date) -> list[str]:
-    """The objects of a day in the store, but for those that are known to be good for nothing."""
+def _pointed_to(tools: Tools, day: date) -> set[str]:
+    """Of an object that some pointers lead to, the others were deleted or replaced."""
+    work = rows_of(_QUERIES["pointed_to"].on(day=DAYS.name(day)))
+    rows = run_transaction(tools.supplier, work, read_only=True, scans=True, operation="verify a day")
+    return {object_key for (object_key,) in rows}
+
+
+def _stored(tools: Tools, day: date, pointed_to: set[str]) -> list[str]:
+    """The objects of a day in the store that are not known, or have lost their pointers."""
     names = [name for name, _ in tools.objects.list(f"{FOLDER}/{day.isoformat()}")]
     states: dict[str, str] = {}
     for at in range(0, len(names), PAGE_OBJECTS):
         work = rows_of(_QUERIES["any_state"], {"object_keys": names[at : at + PAGE_OBJECTS]})
         states.update(run_lookup(tools.supplier, work, operation="look for objects"))
-    return [name for name in names if states.get(name) not in {"dead", "pending", "staged", "block"}]
+    without = [name for name, state in states.items() if state == "live" and name not in pointed_to]
+    return [*(name for name in names if name not in states), *without]
 
 
-def _readopt(tools: Tools, lease: Lease, object_key: str, state: str) -> int:
+def _readopt(tools: Tools, lease: Lease, object_key: str, state: str, with_pointers: bool) -> int:
     data = tools.objects.get(object_key)
     try:
         start = index_start(data)
@@ -204,7 +214,7 @@ def _readopt(tools: Tools, lease: Lease, object_key: str, state: str) -> int:
     def work(conn: psycopg.Connection[Any]) -> int:
         lease.advance(conn, "copy", payloads=len(entries), objects=1)
         known = PayloadObjects.register(conn, object_key, lease.day, packed, state)
-        added = 0 if state == "folded" else add_pointers(conn, DAYS.name(lease.day), unit)
+        added = add_pointers(conn, DAYS.name(lease.day), unit) if with_pointers else 0
         return int(not known or added > 0)
 
     return run_transaction(tools.supplier, work, operation="rebuild a day")

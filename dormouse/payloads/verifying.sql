@@ -5,6 +5,10 @@ from {day}
 where location = 'external' and object_key = %(object_key)s
 order by kind, tenant, id, inserted_at;
 
+-- name: pointed_to
+-- The objects that pointers of a day lead to.
+select distinct object_key from {day} where location = 'external';
+
 -- name: lost_objects
 -- The objects that pointers of a day lead to, and that are not known. Those that a fold replaced are there until it has
 -- exchanged the partition that leads to them.

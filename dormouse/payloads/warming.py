@@ -32,13 +32,13 @@ def warm_day(tools: Tools, lease: Lease) -> bool:
     with closing(pages.payloads(None)) as rows:
         cold = (one for one in contents.current(rows, blocks, None) if one.content is None)
         for portion in portions(contents.each(cold)):
-            warm(tools.supplier, lease.day, portion)
+            warm(tools.supplier, lease.day, portion, lease)
             done += len(portion)
             tools.step("warmed")
             tools.progress(lease.day, done)
             if tools.is_over():
                 return False
-    run_transaction(tools.supplier, lambda conn: _end(conn, lease, done), operation="rehydrate a day")
+    run_transaction(tools.supplier, lambda conn: _end(conn, lease), operation="rehydrate a day")
     return True
 
 
@@ -55,18 +55,26 @@ def portions(given: Iterable[tuple[Payload, bytes]]) -> Iterator[list[tuple[Payl
         yield portion
 
 
-def warm(supplier: Supplier, day: date, portion: Sequence[tuple[Payload, bytes]]) -> None:
-    """Has payloads be inline that are in objects still as they were when they were read."""
+def warm(
+    supplier: Supplier, day: date, portion: Sequence[tuple[Payload, bytes]], lease: Lease | None = None
+) -> None:
+    """Has payloads be inline that are in objects still as they were when they were read.
+
+    With the lease of one that works on the day, raises `LeaseLost`.
+    """
     given = [(one, content.decode()) for one, content in portion]
 
     def work(conn: psycopg.Connection[Any]) -> None:
+        if lease is not None:
+            lease.advance(conn, "copy", payloads=len(portion))
+        # first, as those do that work on the day: neither waits for the other's rows
+        state = conn.execute(_QUERIES["lock_state"].on(), {"day": day}).fetchall()
         pointed = [(one, text) for one, text in given if not one.in_block]
         in_blocks = [(one, text) for one, text in given if one.in_block]
         name = DAYS.name(day)
         if pointed:
             values = _values(pointed)
             conn.execute(_QUERIES["warm"].on(day=name), values)
-        state = conn.execute(_QUERIES["lock_state"].on(), {"day": day}).fetchall()
         # in a day that has no blocks any more they are hot, or deleted
         if in_blocks and state in ([("folded",)], [("folding",)]):
             conn.execute(_QUERIES["unfold"].on(day=name), _values(in_blocks))
@@ -84,9 +92,9 @@ def _values(given: Iterable[tuple[Payload, str]]) -> dict[str, Any]:
     }
 
 
-def _end(conn: psycopg.Connection[Any], lease: Lease, done: int) -> None:
+def _end(conn: psycopg.Connection[Any], lease: Lease) -> None:
     name = DAYS.name(lease.day)
-    lease.advance(conn, "finish", payloads=done)
+    lease.advance(conn, "finish")
     # who has just deleted something knew of blocks, and said so in a row
     conn.execute(_QUERIES["lock_writers"].on(day=name))
     conn.execute(_QUERIES["forget_deleted"].on(day=name))

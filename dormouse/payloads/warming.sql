@@ -14,11 +14,15 @@ where (p.kind, p.tenant, p.id, p.inserted_at) = (given.kind, given.tenant, given
 select state from payload_day where day = %(day)s for share;
 
 -- name: unfold
--- Has payloads be inline that are in blocks, but for those that were written or deleted since.
+-- Has payloads be inline that are in blocks, but for those that were written or deleted since: a row says so, or, once that
+-- is folded, that the block is none any more.
 insert into {day} (kind, tenant, id, inserted_at, content)
 select kind, tenant, id, inserted_at, content::jsonb
-from unnest(%(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)b::text[])
-    given (kind, tenant, id, inserted_at, content)
+from unnest(
+    %(kinds)s::text[], %(tenants)s::text[], %(ids)s::text[], %(times)s::timestamptz[], %(contents)b::text[],
+    %(object_keys)s::text[]
+) given (kind, tenant, id, inserted_at, content, object_key)
+join payload_object o on o.object_key = given.object_key and o.state = 'block'
 order by kind collate "C", tenant collate "C", id collate "C", inserted_at
 on conflict (kind, tenant, id, inserted_at) do nothing;
 

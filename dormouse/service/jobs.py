@@ -26,6 +26,8 @@ from dormouse.sql.engine import Sessions
 
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20
+AGAIN_SECONDS = 10.0
+"""After the end of a worker, before another is made."""
 
 logger = logging.getLogger("dormouse.service")
 
@@ -137,10 +139,12 @@ def _document(job: Job) -> Any:
 
 
 class JobWorker:
-    """The worker of a service, in a thread of its own."""
+    """The worker of a service, in a thread of its own; another takes the place of one that an error ends."""
 
     def __init__(self, instance: Instance, sessions: Sessions | None, threads: int) -> None:
-        self._worker: Worker = instance.jobs.worker(functions(instance, sessions), threads)
+        self._made = lambda: instance.jobs.worker(functions(instance, sessions), threads)
+        self._worker: Worker = self._made()
+        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dormouse-serve-jobs", daemon=True)
 
     def start(self) -> None:
@@ -148,6 +152,7 @@ class JobWorker:
 
     def close(self, seconds_max: float) -> None:
         """Finishes what runs, for so long; others run what is left."""
+        self._is_closed.set()
         self._worker.stop()
         self._thread.join(seconds_max)
         if self._thread.is_alive():
@@ -155,7 +160,16 @@ class JobWorker:
             self._thread.join(seconds_max)
 
     def _run(self) -> None:
-        try:
-            self._worker.run()
-        except Exception:
-            logger.exception("the worker of jobs has ended")
+        while not self._is_closed.is_set():
+            try:
+                self._worker.run()
+            except Exception:
+                logger.exception("the worker of jobs has ended, and another takes its place")
+            else:
+                return
+            while not self._is_closed.wait(AGAIN_SECONDS):
+                try:
+                    self._worker = self._made()
+                    break
+                except Exception:
+                    logger.exception("no worker of jobs can be made yet")

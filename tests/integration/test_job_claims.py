@@ -12,8 +12,8 @@ from uuid import uuid4
 
 import pytest
 
-from dormouse.errors import JobCancelled, JobLost, PayloadUnavailable
-from dormouse.jobs import JobStore, Progress, documents
+from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
+from dormouse.jobs import JobStore, Progress, claims, documents
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
@@ -40,9 +40,10 @@ class Hand:
     def claim(self, *, limited: bool = False) -> list[Claim]:
         return self.claims.claim(self.id, {self.kind: 1}, {}, limited=limited)
 
-    def ends(self, claim: Claim) -> bool:
+    def ends(self, claim: Claim, result: Any = None) -> bool:
         done = Ending(claim, "COMPLETE", (None, None, None))
-        return self.claims.finish(self.id, [done], [(claim, str(claim.token))]) != set()
+        text = str(claim.token if result is None else result)
+        return self.claims.finish(self.id, [done], [(claim, text)]) != set()
 
     def dies(self) -> None:
         with self._supplier.connection() as conn:
@@ -78,16 +79,33 @@ def test_a_claim_that_was_given_back_is_good_for_nothing(
     """Neither while the job waits, nor when the same worker has claimed it again, nor when it has ended."""
     job_id, me = jobs.start("work", None), Hand(jobs, supplier)
     [first] = me.claim()
-    me.claims.give_back(me.id, [first])
+    me.claims.give_back(me.id, [me.kind])
     assert not me.ends(first)
     assert jobs.status(job_id).is_waiting
     [second] = me.claim()
     assert not me.ends(first)
-    me.claims.give_back(me.id, [first])
+    me.claims.give_back(me.id, [me.kind], [second.job_key])
     assert not jobs.status(job_id).is_waiting
     assert me.ends(second)
     assert not me.ends(first)
     assert jobs.result(job_id) == 2
+
+
+@pytest.mark.parametrize("kept_characters_max", [0, 1_000])
+def test_a_claim_that_the_database_has_lost_replaces_no_result(
+    jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch, kept_characters_max: int
+) -> None:
+    """A server that lost its last transactions counts the same token again."""
+    monkeypatch.setattr(claims, "_KEPT_CHARACTERS_MAX", kept_characters_max)
+    job_id, one, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
+    [lost] = one.claim()
+    with supplier.connection() as conn:
+        conn.execute("update job set worker_id = null, token = token - 1")
+    [claim] = other.claim()
+    assert claim.token == lost.token
+    assert other.ends(claim, 1)
+    assert not one.ends(lost, 2)
+    assert jobs.result(job_id) == 1
 
 
 def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: ConnectionSupplier) -> None:
@@ -112,9 +130,9 @@ def test_a_worker_that_has_jobs_is_not_forgotten(jobs: JobStore, supplier: Conne
 def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: ConnectionSupplier) -> None:
     jobs.start("work", None)
     me, other = Hand(jobs, supplier), Hand(jobs, supplier)
-    [mine] = me.claim()
+    me.claim()
     with told(supplier, me.kind):
-        me.claims.give_back(me.id, [mine])
+        me.claims.give_back(me.id, [me.kind])
     me.claim()
     me.dies()
     with told(supplier, me.kind):
@@ -173,6 +191,44 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
     job_id = jobs.start("work", 7)
     jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert (jobs.result(job_id), jobs.status(job_id).attempts) == (7, 3)
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_claim_whose_answer_is_lost_is_made_again(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch, limited: bool
+) -> None:
+    """The database says that this worker runs the job: nobody else would take it as long as it lives."""
+    claim, losses = Claims.claim, iter(range(1))
+
+    def lose(*given: Any, **more: Any) -> list[Claim]:
+        found = claim(*given, **more)
+        if more.get("limited", False) == limited and next(losses, None) is not None:
+            raise CommitOutcomeUnknown("the connection died")
+        return found
+
+    jobs.limit("few", 1)
+    ids = [jobs.start(kind, kind) for kind in ("few", "many")]
+    monkeypatch.setattr(Claims, "claim", lose)
+    jobs.worker(dict.fromkeys(("few", "many"), lambda request, _: request)).run(drain=True)
+    assert [jobs.result(job_id) for job_id in ids] == ["few", "many"]
+    assert jobs.status(ids[limited]).attempts == 1
+
+
+def test_a_worker_that_cannot_register_yet_tries_again(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is registered, and was not told so."""
+    register, failures = Claims.register, iter(range(1))
+
+    def lose(*given: Any) -> None:
+        register(*given)
+        if next(failures, None) is not None:
+            raise CommitOutcomeUnknown("the connection died")
+
+    monkeypatch.setattr(Claims, "register", lose)
+    job_id = jobs.start("work", 7)
+    jobs.worker({"work": lambda request, _: request}).run(drain=True)
+    assert jobs.result(job_id) == 7
 
 
 def test_a_worker_looks_everywhere_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

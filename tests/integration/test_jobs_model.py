@@ -130,13 +130,14 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(hand=workers, count=st.integers(1, 4), forgets=st.booleans())
     def give_back(self, hand: Hand, count: int, forgets: bool) -> None:
-        """One that does not forget them finishes or gives back again later, perhaps after a new claim."""
-        mine = hand.claims[:count]
-        hand.claims = hand.claims[count:] if forgets else [*hand.claims[count:], *mine]
-        self.claims.give_back(hand.worker_id, mine)
-        for one in mine:
-            if self._holds(hand, one):
-                self.jobs[one.job_id].holder = None
+        """One that does not forget them finishes later, perhaps after a new claim."""
+        mine, kept = hand.claims[:count], hand.claims[count:]
+        hand.claims = kept if forgets else [*kept, *mine]
+        self.claims.give_back(hand.worker_id, list(self.kind_ids.values()), [one.job_key for one in kept])
+        runs = {one.job_id for one in kept}
+        for job_id, job in self.jobs.items():
+            if job.holder == hand.worker_id and job_id not in runs:
+                job.holder = None
 
     @rule(hand=workers)
     def die(self, hand: Hand) -> None:

@@ -104,6 +104,7 @@ def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None
 
     old, waiting = jobs.start("query", "old", job_id="old"), jobs.start("other", "waits")
     instance.objects.put(answer_name("old", 1), b"of a worker that died")
+    instance.objects.put(answer_name("old", 3), b"of a claim that a crash undid")
     with instance._supplier.connection() as conn:
         conn.execute("update job set token = 1 where job_id = 'old'")
     jobs.worker({"query": answer}).run(drain=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import Client, connect
 from dormouse.errors import (
+    InstanceReadOnly,
     InvalidData,
     InvalidInput,
     JobCancelled,
@@ -26,6 +28,8 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.instance import Instance
+from dormouse.jobs.answers import answer_name
+from dormouse.jobs.claims import Claims
 from dormouse.long_work import functions
 from dormouse.objects import ObjectStore
 from tests.serving import serving
@@ -66,6 +70,40 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     with pytest.raises(FileExistsError):
         client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.parquet", "objects"]
+
+
+def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer(
+    instance: Instance, client: Client
+) -> None:
+    """A server that lost its last transactions counts the same attempt again."""
+    instance.objects.put(answer_name("lost", 1), b"of the same attempt")
+    job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]}, job_id="lost")
+    result = ended(client, job_id)
+    assert (result["rows"], client.jobs.status(job_id).attempts) == (1, 1)
+    assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
+    assert instance.objects.get(answer_name("lost", 1)) == b"of the same attempt"
+
+
+def test_a_service_whose_worker_ends_gets_another(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the database took only reads for a moment."""
+    look, failures = Claims.look, iter(range(1))
+    ended_once = threading.Event()
+
+    def fail(*given: Any) -> Any:
+        if next(failures, None) is None:
+            return look(*given)
+        ended_once.set()
+        raise InstanceReadOnly("the database only takes reads")
+
+    monkeypatch.setattr(Claims, "look", fail)
+    monkeypatch.setattr("dormouse.service.jobs.AGAIN_SECONDS", 0.01)
+    with serving(instance, job_threads=1, shutdown_seconds_max=10) as url, connect(url) as client:
+        assert ended_once.wait(60)
+        job_id = client.jobs.start("query", {"table": "t"})
+        until(lambda: client.jobs.status(job_id).has_ended, 10)
+        assert client.jobs.result(job_id)["rows"] == 1_000
 
 
 def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> None:

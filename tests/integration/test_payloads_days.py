@@ -131,6 +131,21 @@ def test_what_the_database_lost_is_made_anew_from_the_objects(
         instance.payloads.verify(date(2020, 1, 1))
 
 
+@pytest.mark.parametrize("lost", ["nothing", "objects"])
+def test_what_was_deleted_stays_so_where_no_pointer_is_lost(
+    instance: Instance, model: Model, lost: str
+) -> None:
+    """A day that was offloaded says of nothing that it was deleted: its pointer is just not there."""
+    cooling.offload(tools(instance), None, False)
+    model.delete(key("a0002"))
+    model.put(key("a0004"), content="newer")
+    if lost == "objects":
+        query(instance._supplier, "delete from payload_object")
+    found = instance.payloads.verify(DAY, rebuild=True)
+    assert (found.problems, found.rebuilt) == ((), found.objects if lost == "objects" else 0)
+    model.check(key("a0002"))
+
+
 def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     first, second, third, *_ = sorted(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dormouse.errors import PayloadsDiffer
+from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.instance import Instance
 from dormouse.payloads import cooling, fold
+from dormouse.payloads.exchange import Exchange
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
 from tests.state import query
 
@@ -137,6 +139,32 @@ def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch
     assert leftovers(instance) == []
 
 
+def test_a_fold_asks_of_each_batch_alone_what_was_written(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 100)
+    ask, asked = fold._Fold._written, []
+
+    def count(self: Any, *suspects: Any) -> Any:
+        found = ask(self, *suspects)
+        asked.append((len(found), *map(len, suspects)))
+        return found
+
+    cooling.offload(tools(instance), None, False)
+    written = [key(name) for name in names(300)]
+    monkeypatch.setattr(fold._Fold, "_written", count)
+
+    def write(step: str) -> None:
+        if step == "prepared":
+            model.put(*written, content="late")
+        if step == "copied":
+            model.delete(*written)
+
+    cooling.fold(tools(instance, write), DAY)
+    assert asked == [(100, 100), (100, 100), (100, 100)]
+    model.check(*written)
+
+
 def test_a_write_that_was_not_mirrored_lets_no_fold_end(instance: Instance, model: Model) -> None:
     """Also one of before verification, whose key the comparison of blocks leaves to this one."""
     cooling.offload(tools(instance), None, False)
@@ -178,4 +206,74 @@ def test_a_fold_that_lacks_a_payload_takes_no_place(instance: Instance, model: M
     assert [one.state for one in instance.payloads.days()] == ["folded" if again else "offloaded"]
     assert cooling.fold(tools(instance), DAY).errors == ()
     model.check()
+    assert locations(instance) == {}
+
+
+def test_what_is_written_before_an_exchange_is_not_compared_while_it_holds_others_up(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared, seen = Exchange._compared_written, []
+
+    def count(self: Exchange, conn: Any, since: str) -> Any:
+        locked = (
+            "select count(*) from pg_locks where pid = pg_backend_pid() and mode = 'AccessExclusiveLock' "
+            "and relation = 'payload'::regclass"
+        )
+        since_then = "not pg_visible_in_snapshot(xid, %s::pg_snapshot)"
+        written = f"select count(*) from {self.names.written} where {since_then}"
+        if conn.execute(locked).fetchone()[0]:
+            seen.append(conn.execute(written, [since]).fetchone()[0])
+        return compared(self, conn, since)
+
+    def write_at(wanted: str) -> Callable[[str], None]:
+        def at(step: str) -> None:
+            if step == wanted:
+                model.put(*map(key, names(40)), content=wanted)
+                model.delete(key("a0002"))
+
+        return at
+
+    monkeypatch.setattr(Exchange, "_compared_written", count)
+    cooling.offload(tools(instance, write_at("verified")), DAY, False)
+    cooling.fold(tools(instance, write_at("copied")), DAY)
+    assert seen == [0, 0]
+    model.check(key("a0002"))
+    assert (leftovers(instance), locations(instance)) == ([], {"inline": 39, "deleted": 1})
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_what_changed_and_was_folded_since_it_was_read_is_not_made_hot(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    """The day's partition says nothing of the change any more; that the block is another does."""
+    cooling.offload(tools(instance), DAY, False)
+    cooling.fold(tools(instance), DAY)
+    reader, given = instance.payloads._lookup._reader, key("a0002")
+    read = reader.read
+
+    def read_before(pointers: Any) -> Any:
+        found = read(pointers)
+        monkeypatch.undo()
+        if is_deleted:
+            model.delete(given)
+        else:
+            model.put(given, content="newer")
+        cooling.fold(tools(instance), DAY)
+        return found
+
+    monkeypatch.setattr(reader, "read", read_before)
+    instance.payloads.rehydrate([given])
+    model.check(given)
+
+
+def test_a_day_is_made_hot_by_none_that_lost_it(instance: Instance, model: Model) -> None:
+    cooling.offload(tools(instance), DAY, False)
+    cooling.fold(tools(instance), DAY)
+
+    def lose(step: str) -> None:
+        if step == "page":
+            query(instance._supplier, "update payload_day set token = token + 1")
+
+    with pytest.raises(PayloadDayBusy, match="another worker has taken the day over"):
+        cooling.rehydrate(tools(instance, lose), DAY)
     assert locations(instance) == {}
