@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ANALYZED_ROWS_MIN = 5_000
+INDEXED_BYTES_MAX = 2_600
+"""PostgreSQL refuses an entry of more than 2,704 bytes, with the row's id, that it cannot compress."""
 TYPES = {"long": "bigint", "double": "float8", "string": 'text collate "C"', "boolean": "boolean"}
 _QUERIES = load(__package__ or "", "builds")
 _IS_AT = _QUERIES["is_at"].text.removesuffix(";")
@@ -148,13 +150,18 @@ class Builds:
         )
 
     def bring(
-        self, looked: Looked, build: Build, columns: Sequence[Column], changed: pa.RecordBatchReader
+        self,
+        looked: Looked,
+        build: Build,
+        columns: Sequence[Column],
+        added: Sequence[Column],
+        changed: pa.RecordBatchReader,
     ) -> bool:
         """Brings a build to the version that was looked at, by what changed since its own; once.
 
-        False when another was faster: nothing is done then.
+        `added` are the columns that it does not have, as they were when they were added. False when another
+        was faster: nothing is done then.
         """
-        added = [column for column in columns if column.column_id not in build.column_ids]
 
         def work(conn: psycopg.Connection[Any]) -> bool:
             held = conn.execute(_QUERIES["hold"].on(), {"build_id": build.build_id}).fetchall()
@@ -179,7 +186,7 @@ class Builds:
         )
 
     def index(self, build_id: int, column_ids: Sequence[int]) -> None:
-        """Gives columns an index each, which also has their order."""
+        """Gives columns an index each, which also has their order; none where a text is too long for it."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             held = conn.execute(_QUERIES["hold"].on(), {"build_id": build_id}).fetchall()
@@ -190,12 +197,25 @@ class Builds:
             new = [one for one in column_ids if one in build.column_ids and one not in build.indexed_ids]
             for one in new:
                 name = column_name(one)
-                conn.execute(f"create index on current_{build_id} ({name}, row_id)")
+                longest = f"select max(octet_length({name}::text)) from current_{build_id}"
+                ((size,),) = conn.execute(longest).fetchall()
+                if (size or 0) <= INDEXED_BYTES_MAX:
+                    conn.execute(f"create index on current_{build_id} ({name}, row_id)")
             if new:
                 conn.execute(f"analyze current_{build_id}")
                 conn.execute(_QUERIES["indexed"].on(), {"build_id": build_id, "column_ids": new})
 
         run_transaction(self._supplier, work, scans=True, operation="index a column of rows")
+
+    def unindex(self, build_id: int) -> None:
+        """Drops the indexes of columns of text for good: a text came that is too long for one."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            values = {"current": f"current_{build_id}"}
+            for (name,) in conn.execute(_QUERIES["of_texts"].on(), values).fetchall():
+                conn.execute(f"drop index if exists {name}")
+
+        run_alone(self._supplier, work, operation="drop an index of a column of rows")
 
     def purge(self, build_id: int, page_seconds: float) -> None:
         """Removes rows that were superseded so long ago."""
@@ -236,6 +256,14 @@ class Builds:
         return run_transaction(
             self._supplier, work, read_only=True, scans=True, operation="list indexes of rows"
         )
+
+
+def has_version(conn: psycopg.Connection[Any], build: Build, version: int) -> bool:
+    """Whether a build has the rows of a version: it is, or was, brought to just that."""
+    if version in (build.version, build.purged_version):
+        return True
+    values = {"build_id": build.build_id, "version": version}
+    return conn.execute(_QUERIES["was_at"].on(), values).fetchone() is not None
 
 
 def _find(conn: psycopg.Connection[Any], looked: Looked, build_id: int) -> Build | None:

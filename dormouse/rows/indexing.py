@@ -184,11 +184,15 @@ class Indexing:
             self._build(table, looked, database)
             return False
         if build.version < looked.version:
+            added = self.placements.as_added(looked, build.column_ids)
             try:
                 with table.changed(build.version, looked.version) as changed:
-                    builds.bring(looked, build, looked.columns, changed)
+                    builds.bring(looked, build, looked.columns, added, changed)
             except GONE:
                 builds.drop(build.build_id)
+            except psycopg.errors.ProgramLimitExceeded:
+                # another database would refuse the same
+                builds.unindex(build.build_id)
             return False
         builds.purge(build.build_id, self.page_seconds)
         wanted = [one for one in columns if one in build.column_ids and one not in build.indexed_ids]

@@ -1,0 +1,117 @@
+"""Indexes of row tables where something happens between two steps, or is left over from before."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.rows.builds import Builds
+from dormouse.rows.indexing import Indexing
+from dormouse.rows.row_table import RowTable
+from tests.row_indexes import COLUMNS, all_pages, asked, is_as_the_files, of_files, rows_of
+
+TEXT = "select row_id, row_version, n from t"
+
+
+@pytest.fixture
+def rows(instance: Instance) -> RowTable:
+    rows = instance.create_row_table("t", COLUMNS)
+    rows.change([dm.Insert(rows_of(200))])
+    return rows
+
+
+def of(instance: Instance) -> Indexing:
+    return instance.row_indexes.indexing
+
+
+@pytest.mark.parametrize("page_rows", [50, 1_000])
+def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
+) -> None:
+    """What was changed twice in between, it never had as it was after the first."""
+    asked(rows, TEXT)
+    changed, twice = [(1, None, {"n": 100}), (2, None, {"n": 100})], [(2, None, {"n": 101})]
+    rows.change([dm.Patch(changed), dm.Remove([(3, 1)])])
+    rows_at, is_overtaken = Builds.rows_at, []
+
+    def overtaken(*given: Any) -> list[tuple[Any, ...]]:
+        if not is_overtaken:
+            is_overtaken.append(True)
+            rows.change([dm.Patch(twice), dm.Remove([(4, 1)])])
+            of(instance).bring(rows)
+        return rows_at(*given)
+
+    monkeypatch.setattr(Builds, "rows_at", overtaken)
+    page = rows.query(TEXT, page_rows)
+    found = [row for one in all_pages(rows, page) for row in one.rows]
+    expected = [(row[0], row[1], row[3]) for row in of_files(rows, page.version)]
+    assert (sorted(found), page.count) == (expected, len(expected))
+    assert is_overtaken
+
+
+def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
+    """Also where it is retyped before the index is brought so far."""
+    assert is_as_the_files(rows)
+    rows.change([dm.AddColumn(dm.Column("y", "STRING", default="a"))])
+    rows.change([dm.RetypeColumn("y", "STRING", 100), dm.Insert([{"name": "new"}])])
+    assert is_as_the_files(rows)
+    assert [row[-1] for row in of_files(rows)] == ["a"] * 200 + [None]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("STRING", "1"), ("INTEGER", 1)])
+def test_a_column_that_is_added_and_retyped_in_one_change_keeps_its_default(
+    rows: RowTable, kind: str, value: Any
+) -> None:
+    assert is_as_the_files(rows)
+    rows.change(
+        [
+            dm.Insert([{"name": "new"}]),
+            dm.AddColumn(dm.Column("y", "STRING", default="1")),
+            dm.Patch([(1, None, {"n": 7})]),
+            dm.RetypeColumn("y", kind),
+            dm.Patch([(2, None, {"n": 8})]),
+        ]
+    )
+    assert [row[-1] for row in of_files(rows)] == [value] * 201
+    assert is_as_the_files(rows)
+
+
+def wide() -> str:
+    """More bytes than an index's entry may have, which do not compress."""
+    return "".join(chr(random.Random(seed).randrange(0x4E00, 0x9F00)) for seed in range(1_000))
+
+
+def indexed(instance: Instance, rows: RowTable, column: str) -> tuple[str | None, int | None]:
+    """Has a column an index; gives where the table's is."""
+    (column_id,) = [one.column_id or 0 for one in rows.columns() if one.name == column]
+    of(instance).bring(rows, columns=[column_id])
+    looked = of(instance).placements.look(rows.table_id)
+    found = of(instance).builds(str(looked.database)).all(looked.instance_id)
+    assert looked.build_id in [one.build_id for one in found if one.retired_seconds is None]
+    return looked.database, looked.build_id
+
+
+def test_a_column_whose_texts_are_too_wide_for_an_index_has_none(instance: Instance) -> None:
+    rows = instance.create_row_table("wide", [dm.Column("n", "INTEGER"), dm.Column("s", "STRING", 1_000)])
+    rows.change([dm.Insert([{"n": 1, "s": "a"}, {"n": 2, "s": wide()}])])
+    before = indexed(instance, rows, "n")
+    assert [indexed(instance, rows, "s") for _ in range(2)] == [before] * 2
+    assert asked(rows, "select n from wide order by s").rows == [(1,), (2,)]
+
+
+def test_a_text_that_is_too_wide_for_its_columns_index_has_that_dropped(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_ROW_INDEXES", "1")
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        rows = instance.create_row_table("wide", [dm.Column("n", "INTEGER"), dm.Column("s", "STRING", 1_000)])
+        rows.change([dm.Insert([{"n": 1, "s": "a"}])])
+        before = indexed(instance, rows, "s")
+        rows.change([dm.Insert([{"n": 2, "s": wide()}])])
+        assert indexed(instance, rows, "s") == before
+        assert is_as_the_files(rows)
