@@ -40,7 +40,7 @@ class ChangedFile:
     """A file that came, and which of its rows: those in `region`; None: all of them.
 
     `row_count` counts these, about, when `count_approximate`; `file_row_count` and `byte_count` are of the
-    whole file, None where they are not known.
+    whole file, None where they are not known; `xid` is the transaction that it came with.
     """
 
     filename: str
@@ -50,6 +50,7 @@ class ChangedFile:
     file_row_count: int | None
     byte_count: int | None
     region: Region | None
+    xid: int
 
 
 def span(context: TableContext, after: When | None, till: When | None) -> tuple[Position, Position]:
@@ -78,6 +79,8 @@ def changes_between(context: TableContext, after: When | None, till: When | None
 
 def pages_between(context: TableContext, after: Position, till: Position) -> Iterator[list[ChangedFile]]:
     """The files that came after one moment and up to another, in pages; the first is looked up at once.
+
+    By their transactions, in the order in which these began.
 
     Raises `InvalidCut` when `till` is the earlier one, `CutExpired` when a file was collected: before the
     first page whichever it is, later only when it was collected meanwhile.
@@ -133,7 +136,7 @@ class _ChangePages:
             self._from = rows[-1][:3]
         self.is_over = len(rows) < self._limit
         self._limit = PAGE_REFERENCES * PAGE_GROWTH
-        return [self._changed_file(*row[2:]) for row in rows]
+        return [self._changed_file(int(row[0]), *row[2:]) for row in rows]
 
     def is_collected(self) -> bool:
         """Whether a file of any page is gone; of one page, its rows tell."""
@@ -143,6 +146,7 @@ class _ChangePages:
 
     def _changed_file(
         self,
+        xid: int,
         partition_id: str,
         filename: str,
         row_count: int,
@@ -157,7 +161,9 @@ class _ChangePages:
         if not is_known:
             raise self.expired()
         region = None if is_whole else region_from_row(self._schema, mins, maxs)
-        return ChangedFile(filename, partition_id, row_count, is_approximate, file_rows, byte_count, region)
+        return ChangedFile(
+            filename, partition_id, row_count, is_approximate, file_rows, byte_count, region, xid
+        )
 
     def expired(self) -> CutExpired:
         return expired(self._context, self._after)

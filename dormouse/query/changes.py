@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
@@ -77,7 +78,7 @@ def changes(
     if is_keyed(context.properties):
         rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
     else:
-        steps = _steps(context, after, till, pages, events)
+        steps = _steps(pages, events)
         rows = _Reading(context, names, schema, after, interruption).rows(steps)
     found = one_ahead(rows, interruption.set)
     return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
@@ -124,7 +125,7 @@ def changes_parts(
     if is_keyed(context.properties):
         yield made(None)
         return
-    for step in _steps(context, after, till, pages, events):
+    for step in _steps(pages, events):
         if isinstance(step, PastEvent):
             yield made(step)
             continue
@@ -154,19 +155,49 @@ def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> 
     return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False)])
 
 
-def _steps(
-    context: TableContext, after: Position, till: Position, pages: _Pages, events: Sequence[PastEvent]
-) -> Iterator[_Pages | PastEvent]:
-    """In their order; `pages` are those of all files that came. With events each is where its place is."""
-    if not events:
-        yield pages
-        return
-    start = after
+def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | PastEvent]:
+    """In their order; `pages` are of all files that came. A step is read to its end before the next."""
+    coming = _Coming(pages)
     for event in events:
-        yield pages_between(context, start, event.before)
+        yield coming.seen_in(event.before.snapshot)
         yield event
-        start = event.before
-    yield pages_between(context, start, replace(till, at=max(till.at, start.at)))
+    yield coming.rest()
+
+
+class _Coming:
+    """Files that came, for moments of which each sees all that the one before saw; read once.
+
+    What was under way at a moment is kept for later ones: events wait for all that change the table, so it is
+    little.
+    """
+
+    def __init__(self, pages: _Pages) -> None:
+        self._pages = pages
+        self._late: list[ChangedFile] = []
+        self._page: list[ChangedFile] = []
+
+    def seen_in(self, snapshot: str) -> _Pages:
+        """Those that a moment sees, and none before saw."""
+        _, xmax, running = snapshot.split(":")
+        unseen = set(map(int, filter(None, running.split(","))))
+        late, self._late = self._late, []
+        yield self._seen(late, unseen)
+        while True:
+            self._page = self._page or next(self._pages, [])
+            count = bisect_left(self._page, int(xmax), key=attrgetter("xid"))
+            begun, self._page = self._page[:count], self._page[count:]
+            yield self._seen(begun, unseen)
+            if self._page or not begun:
+                return
+
+    def _seen(self, files: list[ChangedFile], unseen: Container[int]) -> list[ChangedFile]:
+        self._late += [one for one in files if one.xid in unseen]
+        return [one for one in files if one.xid not in unseen]
+
+    def rest(self) -> _Pages:
+        yield self._late
+        yield self._page
+        yield from self._pages
 
 
 def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
+from dormouse.data.source import open_source
 from dormouse.errors import CutExpired, InvalidCut, InvalidQuery, ObjectNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.history import changes as files_of
 from dormouse.history.changes import pages_between, span
-from dormouse.model.cut import Position
+from dormouse.instance import Instance
+from dormouse.model.cut import Cut, Position
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
@@ -24,8 +27,11 @@ from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query.changes import changes
 from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest import ingest
+from dormouse.rounds.ingest import ingest, write_leaves
 from dormouse.rounds.splitting import split
+from dormouse.table import Table
+from tests.small_tables import add as add_rows
+from tests.small_tables import made
 
 SCHEMA = Schema([Field("key", LONG)], values=[Field("value", LONG)])
 NewTable = Callable[..., TableContext]
@@ -159,3 +165,58 @@ def test_what_was_collected_is_told_before_the_first_row(
     for after in (start, low):
         with pytest.raises(CutExpired, match="does not reach back"):
             changes(table, after, end)
+
+
+def told(table: Table, after: Cut) -> list[tuple[str, int]]:
+    rows = table.changes(after=after).read_all().to_pylist()
+    return [(row["_change"], row["k"]) for row in rows]
+
+
+def test_the_files_are_looked_up_once_however_many_deletions_there_are(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look goes through all of the log since the moment."""
+    monkeypatch.setattr(files_of, "PAGE_REFERENCES", 3)
+    monkeypatch.setattr(files_of, "PAGE_GROWTH", 1)
+    table = made(instance)
+    cut = table.history.record_cut()
+    looks: list[int] = []
+    look = files_of._ChangePages.next_page
+    monkeypatch.setattr(files_of._ChangePages, "next_page", lambda self: looks.append(1) or look(self))
+    expected = []
+    for n in range(10):
+        add_rows(table, 10 * n, 2)
+        expected += [("insert", 10 * n), ("insert", 10 * n + 1)]
+    for deletions in range(15):
+        if deletions:
+            table.delete({"k": 10 * (deletions % 10)})
+            expected += [("delete", 10 * (deletions % 10))] * (deletions < 11)
+        looks.clear()
+        assert told(table, cut) == expected
+        assert len(looks) == 4
+    add_rows(table, 500, 1)
+    assert told(table, cut) == [*expected, ("insert", 500)]
+
+
+def test_what_an_older_transaction_adds_after_a_deletion_comes_after_it(instance: Instance) -> None:
+    """Its number is smaller than those of files that the deletion saw."""
+    table = made(instance)
+    cut = table.history.record_cut()
+    context = table._context
+    with ExitStack() as stack:
+        slow = stack.enter_context(context.supplier.connection())
+        attempt = stack.enter_context(context.attempts.attempt(context.table))
+        late = open_source(pa.table({"k": [70, 71], "v": [0, 0]}), context.schema)
+        files = write_leaves(context, attempt, late, lambda *_: None, 1 << 20)
+        with slow.transaction():
+            slow.execute("select pg_current_xact_id()")
+            add_rows(table, 0, 3)
+            table.delete({"k": 1})
+            add_rows(table, 10, 2)
+            table.delete({"k": 2})
+            context.store.add_files_with_references(files, conn=slow)
+    table.delete({"k": 11})
+    assert told(table, cut) == [
+        ("insert", 0), ("insert", 1), ("insert", 2), ("delete", 1), ("insert", 10), ("insert", 11),
+        ("delete", 2), ("insert", 70), ("insert", 71), ("delete", 11),
+    ]  # fmt: skip

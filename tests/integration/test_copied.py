@@ -220,6 +220,25 @@ def test_a_copy_by_files_is_at_home(dsn: str, server_dsn: str, new_database: Cal
     assert written(same) == (True, True)
 
 
+def test_what_was_dropped_from_the_log_before_a_copy_stops_no_query(
+    dsn: str, young_server: str, tmp_path: Path
+) -> None:
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
+        table.store.clear()
+        leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
+        table.store.add_files([ref("a", leaves[0])])
+    copied = fresh_database(young_server)
+    copy(dsn, copied)
+    with closing(ConnectionSupplier(copied)) as supplier:
+        migrate(supplier)
+        table = table_in(copied, supplier, tmp_path)
+        with supplier.connection() as conn:
+            snapshot = moments.now(table).snapshot
+            _, is_logged, found = table.store.planned_at(leaves, KeyBounds(), snapshot, conn)
+        assert (is_logged, [row[1] for row in found.references]) == (True, ["a"])
+
+
 def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, tmp_path: Path) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
         table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
