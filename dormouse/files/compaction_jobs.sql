@@ -101,9 +101,12 @@ with pending as materialized (
     select deletion_id, min_key, max_key, deleted_at < clock_timestamp() - make_interval(secs => %(old_seconds)s) as is_old
     from deletion
     where table_id = %(table_id)s and retired_xid is null
-), first as materialized (
-    -- files that are done with it have no more than so many
-    select deletion_id from pending order by deletion_id desc offset %(deletions_max)s limit 1
+), sorted_ends as materialized (
+    -- what is among them is found by halves; keys that begin with a max_key are not above it
+    select array_agg(deletion_id order by deletion_id) as numbers, array_agg(min_key order by min_key) as mins,
+        array_agg(max_key || '\xffffffffffffffff' order by max_key || '\xffffffffffffffff') as maxs,
+        array_agg(deletion_id) filter (where is_old) as old
+    from pending
 ), batch as materialized (
     select partition_id, array_agg(place) as places
     from (
@@ -115,12 +118,22 @@ with pending as materialized (
             from {file_reference} r
             join partition p on p.table_id = %(table_id)s and p.partition_id = r.partition_id
             join lateral (select f.* from ({file_facts}) f where f.file_id = r.file_id offset 0) f on true
-            where (exists (select from first) or exists (select from pending where is_old))
+            where (select cardinality(numbers) > %(deletions_max)s or old is not null from sorted_ends)
                 and r.job_id is null and {live} and p.sealed_epoch is null
                 and (
-                    (f.deletions_left is not null or f.deletions_till < (select deletion_id from first))
-                    and (select count(*) from pending d where {may_be_of}) > %(deletions_max)s
-                    or exists (select from pending where is_old and deletion_id = any(f.deletions_left))
+                    -- as the numbers tell, then as the keys tell, and only then each of them
+                    (
+                        (select cardinality(numbers) from sorted_ends)
+                        - width_bucket(f.deletions_till, (select numbers from sorted_ends))
+                        + coalesce(cardinality(f.deletions_left), 0) > %(deletions_max)s
+                        and (
+                            width_bucket(f.max_key, (select mins from sorted_ends))
+                            - width_bucket(f.min_key, (select maxs from sorted_ends)) > %(deletions_max)s
+                        ) is not false
+                        and (select count(*) from (select from pending d where {may_be_of} limit %(deletions_max)s + 1) m)
+                            > %(deletions_max)s
+                    )
+                    or f.deletions_left && (select old from sorted_ends)
                 )
         ) r
     ) s

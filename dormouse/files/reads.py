@@ -209,17 +209,14 @@ class FileReferenceReads:
         rows = self._rows("has_same_rows", values, run=partial(run_transaction, read_only=True, scans=True))
         return bool(rows[0][0]), rows[0][1] or ()
 
-    def deletions_of(
-        self, filenames: Sequence[str], bounds: KeyBounds, *, retired_too: bool = False
-    ) -> FilesDeletions:
-        """The deletions that may be of rows of some files within the bounds, as they are now.
+    def deletions_of(self, filenames: Sequence[str], *, retired_too: bool = False) -> FilesDeletions:
+        """The deletions that may be of rows of some files, as their keys tell, as they are now.
 
         Those that readers apply; or all that a restore could make pending again, too.
         """
         values = {
             "file_ids": Uuids(list(map(narrow_bytes, filenames))),
             "retired_too": retired_too,
-            **bounds.arrays(),
         }
         till, deletions, erasures, *facts = self._rows("deletions_of", values, run=run_statement)[0]
         return FilesDeletions(till, deletions or (), erasures, list(map(FileDeletions, *facts)))

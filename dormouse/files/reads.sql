@@ -162,7 +162,7 @@ select {deletions_seen}, (
             and (
                 d.deletion_id > (select min(deletions_till) from input)
                 or d.deletion_id in (select unnest(deletions_left) from input)
-            ) and {may_meet}
+            ) and exists (select from input f where {may_be_of})
     ), array(
         select e.deletion_id
         from erasure e

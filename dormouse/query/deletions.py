@@ -16,7 +16,8 @@ from dormouse.query.where import Condition, Question, question
 from dormouse.query.where_json import parse_where, where_json
 
 CONDITION_BYTES_MAX = 64 * 1024
-PARSED_MAX = 4_096
+PARSED_MAX = 16_384
+"""Of all tables. A plan asks for a table's pending ones in turn: were these more, none would be found."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
 from dormouse.files.compaction_jobs import CompactionJob
-from dormouse.files.reads import KeyBounds
 from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.reach import Reach
@@ -32,7 +31,7 @@ class JobDeletions:
     @staticmethod
     def of(context: TableContext, job: CompactionJob) -> JobDeletions:
         """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
-        found = context.store.deletions_of([item.filename for item in job.inputs], KeyBounds())
+        found = context.store.deletions_of([item.filename for item in job.inputs])
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
         erasures = set(found.erasures)
         pending = tuple(replace(one, is_erasure=one.deletion_id in erasures) for one in pending)

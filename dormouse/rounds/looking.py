@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery
 from dormouse.files.deletions import Noted
-from dormouse.files.reads import DeletionRows, KeyBounds
+from dormouse.files.reads import DeletionRows
 from dormouse.model.schema import Schema
 from dormouse.query.deletions import Deletion, deletions_of
 from dormouse.query.reach import Reach
@@ -54,7 +54,7 @@ def look_at(
 
 def _looks(context: TableContext, files: Sequence[tuple[str, int | None]]) -> list[Look]:
     names = [name for name, _ in files]
-    found = context.store.deletions_of(names, KeyBounds(), retired_too=True)
+    found = context.store.deletions_of(names, retired_too=True)
     known, gone = _asked(context.schema, found.deletions)
     reach = Reach(context.schema, known)
     asked = [reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files]

@@ -282,4 +282,4 @@ def test_an_output_has_the_deletions_that_its_job_knew(store: FileReferenceStore
 
 
 def tills(store: FileReferenceStore, *names: str) -> list[int | None]:
-    return [facts[0] for facts in store.deletions_of(names, KeyBounds()).files]
+    return [facts[0] for facts in store.deletions_of(names).files]

@@ -1,0 +1,63 @@
+"""Ten thousand pending deletions of single keys: what a file or job costs is as what its own keys cost."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.query.deletions import condition_of, key_bounds
+from dormouse.query.where import question
+from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.table import Table
+from tests.work_of import measured
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+LEAVES, KEYS_A_LEAF = 100, 100
+RECORD = """
+insert into deletion
+    (table_id, deletion_id, condition, min_keys, max_keys, min_key, max_key, by_values, epoch)
+select %s, n, condition, array[bound], array[bound], bound, bound, false, 1
+from unnest(%s::text[], %s::bytea[]) with ordinality as t (condition, bound, n)
+"""
+
+
+@pytest.fixture
+def table(instance: Instance) -> Table:
+    """Each leaf has a file, of whose keys each has a deletion."""
+    splits = list(range(KEYS_A_LEAF, LEAVES * KEYS_A_LEAF, KEYS_A_LEAF))
+    table = instance.create_table("t", SCHEMA, split_points=splits)
+    keys = range(LEAVES * KEYS_A_LEAF)
+    table.ingest(pa.table({"k": keys, "v": keys}))
+    asked = [question(SCHEMA, {"k": key}, None, None) for key in keys]
+    conditions = [condition_of(SCHEMA, one) for one in asked]
+    bounds = [key_bounds(SCHEMA, one.ranges).min_keys[0] for one in asked]
+    with table.context.supplier.connection() as conn:
+        conn.execute(RECORD, [table.context.table.table_id, conditions, bounds])
+    return table
+
+
+def test_rounds_find_files_that_have_many_by_their_keys(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with measured(monkeypatch) as work:
+        assert table.context.jobs.create_of_deleted() == 0, "no leaf has more than deletions_max"
+    assert work.total() < 100_000, "ten for each deletion; a million would be each with each file"
+    table.set_properties(deletions_max=KEYS_A_LEAF - 1)
+    assert table.context.followed().jobs.create_of_deleted() == LEAVES
+
+
+def test_a_job_asks_for_the_deletions_of_its_leaf(table: Table) -> None:
+    table.set_properties(deletions_max=KEYS_A_LEAF - 1)
+    context = table.context.followed()
+    context.jobs.create_of_deleted()
+    [job] = context.jobs.take(1)
+    names = [one.filename for one in job.inputs]
+    found = context.store.deletions_of(names)
+    assert (len(found.deletions), found.till) == (KEYS_A_LEAF, LEAVES * KEYS_A_LEAF)
+    assert len(context.store.deletions_of(names, retired_too=True).deletions) == KEYS_A_LEAF
+    [applied] = JobDeletions.of(context, job).of_inputs
+    numbers = [one.deletion_id for one in applied]
+    assert len(numbers) == KEYS_A_LEAF
+    assert numbers == list(range(numbers[0], numbers[0] + KEYS_A_LEAF)), "of one leaf"
