@@ -187,8 +187,8 @@ select (select count(*) from again), (select count(*) from gone),
     (select count(pg_notify('dormouse_jobs', kind_id::text)) from (select distinct kind_id from again) k);
 
 -- name: look
--- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether its lease lasted, in how
--- many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
+-- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether its lease lasted,
+-- in how many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
 with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s),
