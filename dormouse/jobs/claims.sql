@@ -184,7 +184,11 @@ with dead as materialized (
     from gone
 )
 select (select count(*) from again), (select count(*) from gone),
-    (select count(pg_notify('dormouse_jobs', kind_id::text)) from (select distinct kind_id from again) k);
+    -- also of those that ended: where a limit held others up, they left a place
+    (
+        select count(pg_notify('dormouse_jobs', kind_id::text))
+        from (select kind_id from again union select kind_id from gone) k
+    );
 
 -- name: look
 -- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether its lease lasted,

@@ -167,6 +167,18 @@ def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: Conne
         assert other.claims.take_over() == 1
 
 
+def test_others_are_told_of_a_place_that_a_dead_worker_had(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    jobs.limit("work", 1)
+    job_id, me, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
+    assert len(me.claim(limited=True)) == 1
+    jobs.cancel(job_id)
+    me.dies()
+    with told(supplier, me.kind):
+        assert other.claims.take_over() == 1
+
+
 def test_one_that_sleeps_is_told_when_a_limit_allows_more(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
