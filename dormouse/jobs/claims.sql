@@ -184,14 +184,18 @@ with dead as materialized (
     from gone
 )
 select (select count(*) from again), (select count(*) from gone),
-    (select count(pg_notify('dormouse_jobs', kind_id::text)) from (select distinct kind_id from again) k);
+    -- also of those that ended: where a limit held others up, they left a place
+    (
+        select count(pg_notify('dormouse_jobs', kind_id::text))
+        from (select kind_id from again union select kind_id from gone) k
+    );
 
 -- name: look
--- Renews the lease of a worker that has nothing to do, and says for how long it sleeps. Gives whether its lease lasted, in how
--- many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
+-- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether its lease lasted,
+-- in how many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
 with me as (
     update job_worker
-    set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s + %(wait_seconds)s),
+    set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s),
         waits_until = clock_timestamp() + make_interval(secs => %(wait_seconds)s)
     from (select set_config('synchronous_commit', 'off', true)) as quick
     where worker_id = %(worker_id)s and lease_until > clock_timestamp()

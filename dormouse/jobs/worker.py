@@ -192,6 +192,8 @@ class Worker:
             now = time.monotonic()
             self._wait_seconds, self._idle_since = FIRST_WAIT_SECONDS, now
             self._look_at = min(self._look_at, now + BUSY_LOOK_SECONDS)
+            if not self._running:  # no pulse renews the lease any more
+                self._is_announced = False
         elif self._running or not drain:
             self._wait()
 
@@ -342,6 +344,8 @@ class Worker:
     def _look(self) -> None:
         """Says that it may be notified, takes over from the dead, and learns which kinds have a limit."""
         kind_ids, lease_seconds = list(self._functions), self._options.lease_seconds
+        if not self._running:  # of one that has jobs, these are others' soon after it dies
+            lease_seconds += LOOK_SECONDS_MAX
         look = self._claims.look(self._worker_id, kind_ids, lease_seconds, LOOK_SECONDS_MAX)
         if not look.is_alive:
             self._lose()

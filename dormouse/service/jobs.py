@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -142,7 +143,7 @@ class JobWorker:
     """The worker of a service, in a thread of its own; another takes the place of one that an error ends."""
 
     def __init__(self, instance: Instance, sessions: Sessions | None, threads: int) -> None:
-        self._made = lambda: instance.jobs.worker(functions(instance, sessions), threads)
+        self._made = partial(instance.jobs.worker, functions(instance, sessions), threads)
         self._worker: Worker = self._made()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dormouse-serve-jobs", daemon=True)

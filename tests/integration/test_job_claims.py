@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -19,7 +20,7 @@ from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
 from dormouse.jobs.sight import Sight
 from dormouse.postgres import ConnectionSupplier
-from tests.working import PATIENCE_SECONDS, job_store
+from tests.working import PATIENCE_SECONDS, Working, job_store
 
 LEASE_SECONDS = 3_600.0
 
@@ -53,13 +54,17 @@ class Hand:
             )
 
     def lease_seconds(self) -> float:
-        with self._supplier.connection() as conn:
-            [(left,)] = conn.execute(
-                "select extract(epoch from lease_until - clock_timestamp())::float8 from job_worker "
-                "where worker_id = %s",
-                [self.id],
-            ).fetchall()
-        return float(left)
+        return lease_seconds(self._supplier, self.id)
+
+
+def lease_seconds(supplier: ConnectionSupplier, worker_id: UUID) -> float:
+    with supplier.connection() as conn:
+        [(left,)] = conn.execute(
+            "select extract(epoch from lease_until - clock_timestamp())::float8 from job_worker "
+            "where worker_id = %s",
+            [worker_id],
+        ).fetchall()
+    return float(left)
 
 
 @contextmanager
@@ -111,10 +116,33 @@ def test_a_claim_that_the_database_has_lost_replaces_no_result(
 def test_a_worker_that_works_is_soon_found_dead(jobs: JobStore, supplier: ConnectionSupplier) -> None:
     """One that sleeps has a lease for as long as it sleeps, too."""
     me = Hand(jobs, supplier)
-    assert me.claims.look(me.id, [me.kind], 30.0, 60.0).is_alive
+    assert me.claims.look(me.id, [me.kind], 90.0, 60.0).is_alive
     assert 80 < me.lease_seconds() <= 90
     me.claims.awake(me.id, 30.0)
     assert 20 < me.lease_seconds() <= 30
+
+
+def test_a_worker_that_has_jobs_is_soon_found_dead_though_it_sleeps(
+    jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When they have ended it has a lease for as long as it sleeps."""
+    look, looked, gate = Claims.look, queue.SimpleQueue[None](), threading.Event()
+
+    def told(*given: Any) -> Any:
+        found = look(*given)
+        looked.put(None)
+        return found
+
+    monkeypatch.setattr(Claims, "look", told)
+    jobs.start("work", None)
+    with Working(jobs.worker({"work": lambda *_: gate.wait()}, threads=2, lease_seconds=30.0)) as worker:
+        for _ in range(2):  # before it claims, and when it has nothing else to do
+            looked.get(timeout=PATIENCE_SECONDS)
+        left = lease_seconds(supplier, worker._worker_id)
+        gate.set()
+        assert 0 < left <= 30
+        looked.get(timeout=PATIENCE_SECONDS)
+        assert lease_seconds(supplier, worker._worker_id) > 80
 
 
 def test_a_worker_that_has_jobs_is_not_forgotten(jobs: JobStore, supplier: ConnectionSupplier) -> None:
@@ -134,6 +162,18 @@ def test_others_are_told_of_jobs_that_wait_again(jobs: JobStore, supplier: Conne
     with told(supplier, me.kind):
         me.claims.give_back(me.id, [me.kind])
     me.claim()
+    me.dies()
+    with told(supplier, me.kind):
+        assert other.claims.take_over() == 1
+
+
+def test_others_are_told_of_a_place_that_a_dead_worker_had(
+    jobs: JobStore, supplier: ConnectionSupplier
+) -> None:
+    jobs.limit("work", 1)
+    job_id, me, other = jobs.start("work", None), Hand(jobs, supplier), Hand(jobs, supplier)
+    assert len(me.claim(limited=True)) == 1
+    jobs.cancel(job_id)
     me.dies()
     with told(supplier, me.kind):
         assert other.claims.take_over() == 1
