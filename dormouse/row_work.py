@@ -27,6 +27,7 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
     RowLockHeld,
+    RowLockLost,
 )
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
@@ -232,9 +233,12 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
         path = objects.local_path(name)
         if path is None:
             path = Path(folder) / "upload.csv"
-            # it is gone when the change was made, and its worker died before it told so
-            with suppress(ObjectNotFound), objects.reader(name) as source, path.open("wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
+            try:
+                with objects.reader(name) as source, path.open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except ObjectNotFound:
+                # the change was made, and its worker died before it told so; a part is no file
+                path.unlink(missing_ok=True)
         try:
             done = _patiently(
                 progress,
@@ -245,7 +249,9 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
         except DormouseError as error:
             # whose file it was knows no path of here
             error.args = tuple(str(one).replace(f"file {str(path)!r}", "the file") for one in error.args)
-            if not isinstance(error, JobError):
+            progress.check()
+            # a worker that was frozen is told of its lock first: another reads the file by now
+            if not isinstance(error, JobError | RowLockLost):
                 _forget(instance, name)
             raise
     _forget(instance, name)

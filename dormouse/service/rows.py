@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dormouse.errors import JobNotFound
+from dormouse.errors import CommitOutcomeUnknown, JobNotFound
 from dormouse.jobs.answers import upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
@@ -302,6 +302,8 @@ async def upload_rows(
     def start() -> Response:
         try:
             here.instance.jobs.start("row_upload", asked, holder.owner, job_id=chosen)
+        except CommitOutcomeUnknown:
+            raise  # there may be a job, and a worker that reads it
         except BaseException:
             here.instance.objects.delete([name])
             raise

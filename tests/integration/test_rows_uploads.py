@@ -1,0 +1,83 @@
+"""CSV that was sent with a job: loaded whole or not at all, and gone when no job needs it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse import row_work
+from dormouse.errors import CommitOutcomeUnknown, InvalidData, ObjectNotFound, RowLockLost
+from dormouse.instance import Instance
+from dormouse.jobs import JobStore, Progress
+from dormouse.jobs.answers import upload_name
+from dormouse.objects.folder import FolderStore
+from dormouse.row_work import UploadAsked
+from dormouse.rows.row_table import RowTable
+from tests.serving import eventually, http_post, serving
+
+CSV = b"name\na\n"
+SENT: dict[str, Any] = {"content": CSV, "headers": {"content-type": "text/csv"}}
+
+
+@pytest.fixture
+def rows(instance: Instance) -> RowTable:
+    return instance.create_row_table("samples", [dm.Column("name", "STRING")])
+
+
+def sent(instance: Instance) -> list[str]:
+    return [name for name, _ in instance.objects.list("answers")]
+
+
+def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in S3, whose objects are read a range at a time."""
+
+    class Vanishing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell():
+                raise ObjectNotFound("it is deleted")
+            return super().read(len(CSV))
+
+    instance.objects.put(upload_name("one"), CSV * 2)
+    monkeypatch.setattr(FolderStore, "local_path", lambda *_: None)
+    monkeypatch.setattr(FolderStore, "reader", lambda *_: Vanishing(CSV * 2))
+    with pytest.raises(InvalidData, match="cannot read the file"):
+        row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+    assert rows.version() == 0
+
+
+def test_a_worker_that_lost_its_lock_leaves_the_file_to_the_next(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise RowLockLost("the lock is another's")
+
+    instance.objects.put(upload_name("one"), CSV)
+    with monkeypatch.context() as patched:
+        patched.setattr(RowTable, "upload_csv", lost)
+        with pytest.raises(RowLockLost):
+            row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+    row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+    assert (rows.version(), sent(instance)) == (1, [])
+
+
+def test_a_job_whose_start_was_not_heard_of_has_its_file(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = JobStore.start
+
+    def unheard(self: JobStore, *args: Any, **named: Any) -> str:
+        start(self, *args, **named)
+        raise CommitOutcomeUnknown("the connection died")
+
+    with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
+        with monkeypatch.context() as patched:
+            patched.setattr(JobStore, "start", unheard)
+            assert http_post(f"{url}/v1/rows/samples/csv?job_id=one", **SENT).status_code == 503
+        eventually(lambda: instance.jobs.status("one").has_ended)
+    assert instance.jobs.status("one").state == "COMPLETE"
+    assert rows.version() == 1
