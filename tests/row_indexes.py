@@ -101,3 +101,9 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, float) and isinstance(right, float | int):
         return left == right or (left != left and right != right) or abs(left - right) <= 1e-9 * abs(left)
     return bool(left == right) and type(left) is type(right)
+
+
+def is_as_the_files(rows: RowTable) -> bool:
+    """Whether a query gives what the files have; JSON is not compared."""
+    columns = [n for n, column in enumerate(rows.columns(), start=2) if column.type != "JSON"]
+    return same(of_index(rows), [tuple(row[n] for n in (0, 1, *columns)) for row in of_files(rows)])

@@ -11,7 +11,7 @@ import psycopg
 
 from dormouse.errors import PageExpired
 from dormouse.rows import pages
-from dormouse.rows.builds import Build, Builds, Unsure
+from dormouse.rows.builds import Build, Builds, Unsure, has_version
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import POSTGRES, column_name
 from dormouse.rows.expressions import Statement
@@ -66,12 +66,14 @@ def build_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> Build
 
 
 def page_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> tuple[Rows, Build] | int:
-    """The rows of a page, or the version of an index that is behind. `PageExpired`."""
+    """The rows of a page, or the version of an index that does not have the one asked for. `PageExpired`."""
     is_first = asked.place is None and not asked.given
-    if build.version < asked.version or (build.is_retired and is_first):
+    if build.version < asked.version:
+        return build.version
+    if is_first and (build.is_retired or not has_version(conn, build, asked.version)):
         return build.version
     rows = pages.rows_max(asked.columns, asked.page_rows)
-    source = _source(asked, build)
+    source = _source(asked, conn, build)
     found = pages.read(
         asked.statement,
         partial(_ask, conn),
@@ -86,12 +88,12 @@ def page_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> tuple[
 
 def count_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> int:
     """How many rows the answer has. `PageExpired`."""
-    return pages.count(asked.statement, partial(_ask, conn), _source(asked, build), POSTGRES)
+    return pages.count(asked.statement, partial(_ask, conn), _source(asked, conn, build), POSTGRES)
 
 
-def _source(asked: Asked, build: Build) -> str:
+def _source(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> str:
     """The rows of a version: of the index's own its table, of one before also what was superseded since."""
-    if asked.version < build.purged_version:
+    if not has_version(conn, build, asked.version):
         raise PageExpired(
             f"table {asked.table.name!r}: the rows of version {asked.version} are kept no longer: begin the "
             "query again"

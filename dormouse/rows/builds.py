@@ -238,6 +238,14 @@ class Builds:
         )
 
 
+def has_version(conn: psycopg.Connection[Any], build: Build, version: int) -> bool:
+    """Whether a build has the rows of a version: it is, or was, brought to just that."""
+    if version in (build.version, build.purged_version):
+        return True
+    values = {"build_id": build.build_id, "version": version}
+    return conn.execute(_QUERIES["was_at"].on(), values).fetchone() is not None
+
+
 def _find(conn: psycopg.Connection[Any], looked: Looked, build_id: int) -> Build | None:
     values = {
         "build_id": build_id,

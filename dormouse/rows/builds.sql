@@ -32,6 +32,11 @@ update build set row_count = %(row_count)s where build_id = %(build_id)s;
 -- It has the rows of this version.
 insert into applied (build_id, version) values (%(build_id)s, %(version)s);
 
+-- name: was_at
+-- Whether it was brought to this version, and what that superseded since is kept. Of versions in between it never had
+-- the rows.
+select 1 from applied where build_id = %(build_id)s and version = %(version)s;
+
 -- name: hold
 -- The build, for the one that changes it.
 select build_id, version, purged_version, column_ids, indexed_ids, row_count, retired_at is not null

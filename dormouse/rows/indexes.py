@@ -93,9 +93,10 @@ class RowIndexes:
             found = self._asked(bound(table, text, looked, looked.version, page_rows, values), looked)
             if isinstance(found, Page):
                 return found
-            if time.monotonic() >= deadline:
-                raise self._not_ready(table, looked)
-            time.sleep(WAIT_SECONDS)
+            if found is None or found <= looked.version:  # else it was brought further meanwhile
+                if time.monotonic() >= deadline:
+                    raise self._not_ready(table, looked)
+                time.sleep(WAIT_SECONDS)
             looked = self._placements.look(table.table_id)
             if found is not None and wanted <= found < looked.version:
                 # others change it all the time: as it was, or later, when it was asked

@@ -24,7 +24,7 @@ from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import Indexing, balanced
 from dormouse.rows.placements import Placed
 from dormouse.rows.row_table import RowTable
-from tests.row_indexes import COLUMNS, all_pages, asked, builds_of, of_files, of_index, rows_of, same
+from tests.row_indexes import COLUMNS, all_pages, asked, builds_of, is_as_the_files, rows_of, same
 
 TEXT = "select row_id, row_version, name, n, x, d, b from t"
 
@@ -49,12 +49,6 @@ def rows(instance: Instance) -> RowTable:
 
 def of(instance: Instance) -> Indexing:
     return instance.row_indexes.indexing
-
-
-def is_as_the_files(rows: RowTable) -> bool:
-    """Whether a query gives what the files have; JSON is not compared."""
-    columns = [n for n, column in enumerate(rows.columns(), start=2) if column.type != "JSON"]
-    return same(of_index(rows), [tuple(row[n] for n in (0, 1, *columns)) for row in of_files(rows)])
 
 
 def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
