@@ -86,7 +86,7 @@ class Application:
             return  # others may be found, and all of them are told
         ids = batch.ids.copy()
         ids[is_new] = np.arange(self.next_id, self.next_id + int(is_new.sum()))
-        old = _Old(self._reader, ids, versions, ~is_new & ~deletes, self._columns, self._plan.retyped)
+        old = _Old(self._reader, ids, versions, ~is_new & ~deletes, self._columns, self._plan)
         cells: Cells = {}
         for column in columns:
             cells[column.column_id or 0] = self._cell(column, batch, is_new | deletes, old, deletes)
@@ -220,9 +220,8 @@ class Application:
     ) -> None:
         """Writes the rows of a block, with all columns that the table will have."""
         for column in self._plan.added:
-            if (column.column_id or 0) not in cells and not self._is_retyped(column):
-                empty = pa.nulls(len(ids), arrow_type(column.stored))
-                cells[column.column_id or 0] = _without(with_default(column, empty), deletes)
+            if (column.column_id or 0) not in cells:
+                cells[column.column_id or 0] = _without(_defaults(column, len(ids)), deletes)
         _convert(cells, self._plan.retyped, label)
         known = zip(self._plan.schema.fields, self._plan.schema.shape.columns, strict=True)
         fixed = [pa.array(ids), pa.array(np.full(len(ids), version)), pa.array(deletes)]
@@ -232,9 +231,6 @@ class Application:
         ]
         self._changed.append(runs(ids, np.full(len(ids), version), deletes))
         self._write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-
-    def _is_retyped(self, column: Column) -> bool:
-        return any(one.after.column_id == column.column_id for one in self._plan.retyped)
 
 
 class _Old:
@@ -247,24 +243,21 @@ class _Old:
         versions: Ints,
         wanted: Flags,
         columns: Sequence[Column],
-        retyped: Sequence[Retyped],
+        plan: ColumnPlan,
     ) -> None:
         self._reader = reader
         self._ids = ids
         self._versions = versions
         self._wanted = wanted
         self._columns = columns
-        self._retyped = retyped
+        self._plan = plan
         self._read: Mapping[int, pa.Array] | None = None
 
     def column(self, column: Column) -> pa.Array:
-        """By the rows of the block; of a column that is new the default."""
+        """By the rows of the block; of a column that is new the default that it was added with."""
         if self._read is None:
             self._read = self._cells()
-        found = self._read.get(column.column_id or 0)
-        if found is None:
-            return with_default(column, pa.nulls(len(self._ids), arrow_type(column.stored)))
-        return found
+        return self._read[column.column_id or 0]
 
     def _cells(self) -> Mapping[int, pa.Array]:
         at = np.flatnonzero(self._wanted)
@@ -279,7 +272,9 @@ class _Old:
         for number, column in enumerate(self._columns, 3):
             chunks = table.column(number).combine_chunks()
             cells[column.column_id or 0] = chunks.take(indices)
-        _convert(cells, self._retyped, lambda number: f"row of {ROW_ID} {self._ids[number]}")
+        for column in self._plan.added:
+            cells[column.column_id or 0] = _defaults(column, len(self._ids))
+        _convert(cells, self._plan.retyped, lambda number: f"row of {ROW_ID} {self._ids[number]}")
         return cells
 
 
@@ -308,6 +303,10 @@ def _convert(cells: Cells, retyped: Sequence[Retyped], label: Callable[[int], st
         before = cells.get(one.before.column_id or 0)
         if before is not None and (not one.rewrites or (one.after.column_id or 0) not in cells):
             cells[one.after.column_id or 0] = converted(one, before, label)
+
+
+def _defaults(column: Column, count: int) -> pa.Array:
+    return with_default(column, pa.nulls(count, arrow_type(column.stored)))
 
 
 def _without(array: pa.Array, deletes: Flags) -> pa.Array:

@@ -148,13 +148,18 @@ class Builds:
         )
 
     def bring(
-        self, looked: Looked, build: Build, columns: Sequence[Column], changed: pa.RecordBatchReader
+        self,
+        looked: Looked,
+        build: Build,
+        columns: Sequence[Column],
+        added: Sequence[Column],
+        changed: pa.RecordBatchReader,
     ) -> bool:
         """Brings a build to the version that was looked at, by what changed since its own; once.
 
-        False when another was faster: nothing is done then.
+        `added` are the columns that it does not have, as they were when they were added. False when another
+        was faster: nothing is done then.
         """
-        added = [column for column in columns if column.column_id not in build.column_ids]
 
         def work(conn: psycopg.Connection[Any]) -> bool:
             held = conn.execute(_QUERIES["hold"].on(), {"build_id": build.build_id}).fetchall()

@@ -184,9 +184,10 @@ class Indexing:
             self._build(table, looked, database)
             return False
         if build.version < looked.version:
+            added = self.placements.as_added(looked, build.column_ids)
             try:
                 with table.changed(build.version, looked.version) as changed:
-                    builds.bring(looked, build, looked.columns, changed)
+                    builds.bring(looked, build, looked.columns, added, changed)
             except GONE:
                 builds.drop(build.build_id)
             return False

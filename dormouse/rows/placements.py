@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -74,6 +74,12 @@ class Placements:
         name, table_uuid, version, changed_at, since, columns, *more = rows[0]
         found = self._remembered(table_id, since, columns)
         return Looked(table_id, name, table_uuid, version, changed_at, found, *more)
+
+    def as_added(self, looked: Looked, known: Collection[int]) -> list[Column]:
+        """Columns that are none of those known, as they were added: rows of before have that default."""
+        ids = [column.column_id for column in looked.columns if column.column_id not in known]
+        rows = self._rows("as_added", {"table_id": looked.table_id, "column_ids": ids}) if ids else []
+        return [Column.from_json(column) for (column,) in rows]
 
     def place(self, looked: Looked, database: str) -> None:
         """Says in which database an index is to be built, if it still is as it was looked at."""

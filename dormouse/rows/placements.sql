@@ -20,6 +20,15 @@ from tables t
     left join row_index i on i.table_id = t.table_id
 where t.table_id = %(table_id)s;
 
+-- name: as_added
+-- Columns as they were added; they may have been retyped since.
+select distinct on (column_id) c.value
+from row_columns r
+    cross join lateral jsonb_array_elements(r.columns) c
+    cross join lateral (select (c.value ->> 'column_id')::integer as column_id) i
+where r.table_id = %(table_id)s and column_id = any(%(column_ids)s)
+order by column_id, since_version;
+
 -- name: place
 -- Puts an index into a database, where it has to be built, unless another was faster; and makes the key of page tokens,
 -- which those who only read cannot.

@@ -11,7 +11,7 @@ from dormouse.instance import Instance
 from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import Indexing
 from dormouse.rows.row_table import RowTable
-from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of
+from tests.row_indexes import COLUMNS, all_pages, asked, is_as_the_files, of_files, rows_of
 
 TEXT = "select row_id, row_version, n from t"
 
@@ -50,3 +50,30 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     expected = [(row[0], row[1], row[3]) for row in of_files(rows, page.version)]
     assert (sorted(found), page.count) == (expected, len(expected))
     assert is_overtaken
+
+
+def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
+    """Also where it is retyped before the index is brought so far."""
+    assert is_as_the_files(rows)
+    rows.change([dm.AddColumn(dm.Column("y", "STRING", default="a"))])
+    rows.change([dm.RetypeColumn("y", "STRING", 100), dm.Insert([{"name": "new"}])])
+    assert is_as_the_files(rows)
+    assert [row[-1] for row in of_files(rows)] == ["a"] * 200 + [None]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("STRING", "1"), ("INTEGER", 1)])
+def test_a_column_that_is_added_and_retyped_in_one_change_keeps_its_default(
+    rows: RowTable, kind: str, value: Any
+) -> None:
+    assert is_as_the_files(rows)
+    rows.change(
+        [
+            dm.Insert([{"name": "new"}]),
+            dm.AddColumn(dm.Column("y", "STRING", default="1")),
+            dm.Patch([(1, None, {"n": 7})]),
+            dm.RetypeColumn("y", kind),
+            dm.Patch([(2, None, {"n": 8})]),
+        ]
+    )
+    assert [row[-1] for row in of_files(rows)] == [value] * 201
+    assert is_as_the_files(rows)
