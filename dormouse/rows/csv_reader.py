@@ -136,6 +136,11 @@ class _Run:
                 for part in self._parts(batch, row):
                     yield CsvBatch(row, part, raw.tell())
                     row += len(part[0])
+            # Arrow gives no batch of a file that has no other rows
+            if self.short and self.short[0][0] == row:
+                rest = self._short_rows(row)
+                yield CsvBatch(row, rest, raw.tell())
+                row += len(rest[0])
             self._check(row)
 
     def _parsed(self, source: _Ended) -> Iterator[pa.RecordBatch]:
@@ -198,9 +203,10 @@ class _Run:
 
     def _short_rows(self, row: int) -> list[pa.StringArray]:
         """As many as follow each other."""
-        texts: list[str] = []
-        while self.short and self.short[0][0] == row + len(texts):
-            texts.append(self.short.pop(0)[1])
+        numbers = enumerate(self.short)
+        count = next((n for n, (number, _) in numbers if number != row + n), len(self.short))
+        texts = [text for _, text in self.short[:count]]
+        del self.short[:count]
         cells = [self.file.cells_of(text) for text in texts]
         return [
             pa.array([text or None for text in column], pa.string()) for column in zip(*cells, strict=True)

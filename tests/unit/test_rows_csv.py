@@ -236,6 +236,17 @@ def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
     assert [one.label(0) for one in found] == ["row 1", "row 3", "row 5"]
 
 
+@pytest.mark.parametrize("count", [2, 30_000])
+def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
+    write: Write, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one block, or of many."""
+    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
+    found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
+    assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
+    assert max(map(len, found)) <= BLOCK_ROWS_MAX
+
+
 def test_a_file_of_ids_and_versions_deletes(write: Write) -> None:
     [batch] = loaded(write(b"ROW_ID,ROW_VERSION\n4,9\n5,1\n"))
     assert batch.deletes is not None
