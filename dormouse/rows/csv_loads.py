@@ -116,18 +116,23 @@ def _numbers(name: str, texts: pa.Array, batch: CsvBatch, missing: int) -> Ints:
     texts = pc.utf8_trim_whitespace(texts)
     texts = pc.if_else(pc.equal(texts, ""), None, texts)
     if pc.all(pc.match_substring_regex(texts, r"^[1-9]\d{0,17}$"), skip_nulls=True).as_py() is False:
-        for number, text in enumerate(texts.to_pylist()):
-            if text is not None and not _is_number(text):
-                what = "id" if name == ROW_ID else "version"
-                raise InvalidRow(f"{batch.label(number)}: {name} {text[:60]!r} is not the {what} of a row")
+        numbers = [missing if text is None else _number(text) for text in texts.to_pylist()]
+        if None in numbers:
+            at, what = numbers.index(None), "id" if name == ROW_ID else "version"
+            raise InvalidRow(
+                f"{batch.label(at)}: {name} {texts[at].as_py()[:60]!r} is not the {what} of a row"
+            )
+        return np.asarray(numbers, np.int64)
     return np.asarray(pc.fill_null(texts.cast(pa.int64()), missing), np.int64)
 
 
-def _is_number(text: str) -> bool:
+def _number(text: str) -> int | None:
+    """As cells of INTEGER are written; None unless it can be an id or a version."""
     try:
-        return bool(1 <= parsed_value("INTEGER", text) <= INTEGER_MAX)
+        number = int(parsed_value("INTEGER", text))
     except Misfit:
-        return False
+        return None
+    return number if 1 <= number <= INTEGER_MAX else None
 
 
 def _check(ids: Ints, versions: Ints, batch: CsvBatch, *, only_keys: bool) -> None:

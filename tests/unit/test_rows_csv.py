@@ -236,6 +236,11 @@ def test_rows_to_insert_to_update_and_to_delete(write: Write) -> None:
     assert [one.label(0) for one in found] == ["row 1", "row 3", "row 5"]
 
 
+def test_ids_and_versions_are_written_as_whole_numbers_are(write: Write) -> None:
+    [batch] = loaded(write(b"ROW_ID,ROW_VERSION,n\n+5,007,1\n,,2\n"))
+    assert (batch.ids.tolist(), batch.versions.tolist()) == ([5, 0], [7, -1])
+
+
 @pytest.mark.parametrize("count", [2, 30_000])
 def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
