@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ANALYZED_ROWS_MIN = 5_000
+INDEXED_BYTES_MAX = 2_600
+"""PostgreSQL refuses an entry of more than 2,704 bytes, with the row's id, that it cannot compress."""
 TYPES = {"long": "bigint", "double": "float8", "string": 'text collate "C"', "boolean": "boolean"}
 _QUERIES = load(__package__ or "", "builds")
 _IS_AT = _QUERIES["is_at"].text.removesuffix(";")
@@ -184,7 +186,7 @@ class Builds:
         )
 
     def index(self, build_id: int, column_ids: Sequence[int]) -> None:
-        """Gives columns an index each, which also has their order."""
+        """Gives columns an index each, which also has their order; none where a text is too long for it."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
             held = conn.execute(_QUERIES["hold"].on(), {"build_id": build_id}).fetchall()
@@ -195,12 +197,25 @@ class Builds:
             new = [one for one in column_ids if one in build.column_ids and one not in build.indexed_ids]
             for one in new:
                 name = column_name(one)
-                conn.execute(f"create index on current_{build_id} ({name}, row_id)")
+                longest = f"select max(octet_length({name}::text)) from current_{build_id}"
+                ((size,),) = conn.execute(longest).fetchall()
+                if (size or 0) <= INDEXED_BYTES_MAX:
+                    conn.execute(f"create index on current_{build_id} ({name}, row_id)")
             if new:
                 conn.execute(f"analyze current_{build_id}")
                 conn.execute(_QUERIES["indexed"].on(), {"build_id": build_id, "column_ids": new})
 
         run_transaction(self._supplier, work, scans=True, operation="index a column of rows")
+
+    def unindex(self, build_id: int) -> None:
+        """Drops the indexes of columns of text for good: a text came that is too long for one."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            values = {"current": f"current_{build_id}"}
+            for (name,) in conn.execute(_QUERIES["of_texts"].on(), values).fetchall():
+                conn.execute(f"drop index if exists {name}")
+
+        run_alone(self._supplier, work, operation="drop an index of a column of rows")
 
     def purge(self, build_id: int, page_seconds: float) -> None:
         """Removes rows that were superseded so long ago."""

@@ -71,8 +71,15 @@ update build
 set version = %(version)s, row_count = row_count + %(more)s, column_ids = %(column_ids)s
 where build_id = %(build_id)s;
 
+-- name: of_texts
+-- The indexes of a table's columns of text.
+select i.indexrelid::regclass::text
+from pg_catalog.pg_index i
+    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+where i.indrelid = to_regclass(%(current)s) and a.atttypid = 'text'::regtype;
+
 -- name: indexed
--- Columns that have an index of their own from now on.
+-- Columns that have an index of their own from now on, or are never to have one.
 update build set indexed_ids = indexed_ids || %(column_ids)s where build_id = %(build_id)s;
 
 -- name: purge

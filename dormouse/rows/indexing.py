@@ -190,6 +190,9 @@ class Indexing:
                     builds.bring(looked, build, looked.columns, added, changed)
             except GONE:
                 builds.drop(build.build_id)
+            except psycopg.errors.ProgramLimitExceeded:
+                # another database would refuse the same
+                builds.unindex(build.build_id)
             return False
         builds.purge(build.build_id, self.page_seconds)
         wanted = [one for one in columns if one in build.column_ids and one not in build.indexed_ids]

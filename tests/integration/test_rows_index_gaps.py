@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,3 +79,39 @@ def test_a_column_that_is_added_and_retyped_in_one_change_keeps_its_default(
     )
     assert [row[-1] for row in of_files(rows)] == [value] * 201
     assert is_as_the_files(rows)
+
+
+def wide() -> str:
+    """More bytes than an index's entry may have, which do not compress."""
+    return "".join(chr(random.Random(seed).randrange(0x4E00, 0x9F00)) for seed in range(1_000))
+
+
+def indexed(instance: Instance, rows: RowTable, column: str) -> tuple[str | None, int | None]:
+    """Has a column an index; gives where the table's is."""
+    (column_id,) = [one.column_id or 0 for one in rows.columns() if one.name == column]
+    of(instance).bring(rows, columns=[column_id])
+    looked = of(instance).placements.look(rows.table_id)
+    found = of(instance).builds(str(looked.database)).all(looked.instance_id)
+    assert looked.build_id in [one.build_id for one in found if one.retired_seconds is None]
+    return looked.database, looked.build_id
+
+
+def test_a_column_whose_texts_are_too_wide_for_an_index_has_none(instance: Instance) -> None:
+    rows = instance.create_row_table("wide", [dm.Column("n", "INTEGER"), dm.Column("s", "STRING", 1_000)])
+    rows.change([dm.Insert([{"n": 1, "s": "a"}, {"n": 2, "s": wide()}])])
+    before = indexed(instance, rows, "n")
+    assert [indexed(instance, rows, "s") for _ in range(2)] == [before] * 2
+    assert asked(rows, "select n from wide order by s").rows == [(1,), (2,)]
+
+
+def test_a_text_that_is_too_wide_for_its_columns_index_has_that_dropped(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_ROW_INDEXES", "1")
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        rows = instance.create_row_table("wide", [dm.Column("n", "INTEGER"), dm.Column("s", "STRING", 1_000)])
+        rows.change([dm.Insert([{"n": 1, "s": "a"}])])
+        before = indexed(instance, rows, "s")
+        rows.change([dm.Insert([{"n": 2, "s": wide()}])])
+        assert indexed(instance, rows, "s") == before
+        assert is_as_the_files(rows)
