@@ -163,3 +163,14 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
     with dm.local(tmp_path / "lake") as instance:
         assert are_built_once_each(instance, *map(instance.row_table, ("second", "first")))
         assert [job.error for job in instance.jobs.list(state="FAILED")] == []
+
+
+def test_a_page_of_an_older_version_tells_when_that_was_committed(rows: RowTable) -> None:
+    first = asked(rows, TEXT, 100)
+    rows.snapshot("then")
+    rows.change([dm.Insert(rows_of(1))])
+    newest = asked(rows, TEXT)
+    following = rows.query(page=first.next_page)
+    older = [rows.query(TEXT, version=1), rows.query(TEXT, snapshot="then")]
+    assert [first.changed_at, newest.changed_at] == [one.changed_at for one in reversed(rows.history())]
+    assert [one.changed_at for one in (following, *older)] == [first.changed_at] * 3
