@@ -92,6 +92,7 @@ class UploadAsked(WorkAsked):
     null: str | None = None
     columns: list[str] | None = None
     dry_run: bool = False
+    upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
 
     def format(self) -> CsvFormat:
         return CsvFormat.like(self)
@@ -227,8 +228,9 @@ def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) 
 
 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
-    table, objects, name = instance.row_table(asked.table), instance.objects, upload_name(progress.job_id)
-    options = asked.model_dump(exclude={"table", "columns", "dry_run"})
+    table, objects = instance.row_table(asked.table), instance.objects
+    name = upload_name(progress.job_id, asked.upload)
+    options = asked.model_dump(exclude={"table", "columns", "dry_run", "upload"})
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import UUID, uuid4
 
 from dormouse.jobs.job import job_key
 
@@ -15,12 +16,12 @@ SENT = frozenset({"row_upload"})
 LOST_MAX = 3
 """A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
 
-_FOLDER = "answers"
+FOLDER = "answers"
 
 
 def answer_name(job_id: str, number: int) -> str:
     """Of an object of a job: each is found without having been told of."""
-    return f"{_FOLDER}/{job_key(job_id).hex}/{number}.parquet"
+    return f"{objects_of(job_id)}/{number}.parquet"
 
 
 def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
@@ -28,6 +29,21 @@ def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
     return (answer_name(job_id, number) for number in range(first, attempt + LOST_MAX + 1))
 
 
-def upload_name(job_id: str) -> str:
-    """Of the object that came with a job's request."""
-    return f"{_FOLDER}/{job_key(job_id).hex}/upload.csv"
+def new_upload() -> str:
+    """What an object that is sent is called in the request of its job: one sent again is another."""
+    return f"upload-{uuid4().hex}"
+
+
+def upload_name(job_id: str, upload: str = "upload") -> str:
+    """Of the object that came with a job's request, which says what it is called."""
+    return f"{objects_of(job_id)}/{upload}.csv"
+
+
+def objects_of(job_id: str) -> str:
+    """Below which all objects of a job are."""
+    return f"{FOLDER}/{job_key(job_id).hex}"
+
+
+def key_of(name: str) -> UUID:
+    """Of the job that an object is of."""
+    return UUID(name.split("/")[1])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import date, timedelta
+from collections.abc import Iterable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dormouse.errors import InvalidInput, ObjectStoreError
-from dormouse.jobs.answers import ANSWERING, SENT, answer_names, upload_name
+from dormouse.jobs.answers import ANSWERING, FOLDER, SENT, answer_names, key_of, objects_of
 from dormouse.jobs.documents import request_key, result_key
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadKey
@@ -41,7 +42,8 @@ def roll(supplier: Supplier) -> None:
 def expire(supplier: Supplier, objects: ObjectStore, payloads: PayloadStore, retention_days: int) -> int:
     """Drops the days that ended more than so many days ago; gives how many.
 
-    What belongs to a day's jobs goes before the day, so that whatever is interrupted is done again.
+    What belongs to a day's jobs goes before the day, so that whatever is interrupted is done again. Objects
+    go, too, that were sent for a job which never was started.
     """
     if type(retention_days) is not int or not 1 <= retention_days <= RETENTION_DAYS_MAX:
         raise InvalidInput(f"retention_days must be from 1 to {RETENTION_DAYS_MAX:,}, not {retention_days!r}")
@@ -51,18 +53,34 @@ def expire(supplier: Supplier, objects: ObjectStore, payloads: PayloadStore, ret
     first_kept = DAYS.today(supplier) - timedelta(days=retention_days)
     dropped = 0
     for day in [day for day in DAYS.days(supplier) if day < first_kept]:
-        for keys, names in _belongings(supplier, day):
+        for keys, names in _belongings(supplier, objects, day):
             payloads.delete_many(keys)
-            if failed := objects.delete(names):
-                name, why = failed[0]
-                raise ObjectStoreError(
-                    f"{len(failed):,} answers of jobs are not deleted, first {name}: {why}"
-                )
+            _delete(objects, names)
         dropped += DAYS.attempt(supplier, lambda conn, day=day: DAYS.drop(conn, day))  # type: ignore[misc]
+    _delete(objects, _of_no_job(supplier, objects))
     return dropped
 
 
-def _belongings(supplier: Supplier, day: date) -> Iterator[tuple[list[PayloadKey], list[str]]]:
+def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
+    if failed := objects.delete(names):
+        name, why = failed[0]
+        raise ObjectStoreError(f"{len(failed):,} objects of jobs are not deleted, first {name}: {why}")
+
+
+def _of_no_job(supplier: Supplier, objects: ObjectStore) -> Iterator[str]:
+    """Objects that are a day old and whose job is not there."""
+    before = datetime.now(UTC) - timedelta(days=1)
+    found = (name for name, _, written_at in objects.list_dated(FOLDER) if written_at < before)
+    while names := list(islice(found, PAGE_JOBS)):
+        values = {"job_keys": list({key_of(name) for name in names})}
+        rows = run_lookup(supplier, rows_of(_QUERIES["known"], values), operation="look for jobs of objects")
+        known = {key for (key,) in rows}
+        yield from (name for name in names if key_of(name) not in known)
+
+
+def _belongings(
+    supplier: Supplier, objects: ObjectStore, day: date
+) -> Iterator[tuple[list[PayloadKey], list[str]]]:
     """Page by page the payloads of a day's jobs, and the objects that they may have written."""
     query = _QUERIES["page"].on(day=DAYS.name(day))
     after = _FIRST
@@ -80,6 +98,6 @@ def _belongings(supplier: Supplier, day: date) -> Iterator[tuple[list[PayloadKey
             if kind in ANSWERING:
                 names += answer_names(job_id, 1, token)
             if kind in SENT:
-                names.append(upload_name(job_id))
+                names += [name for name, _ in objects.list(objects_of(job_id))]
         yield keys, names
         after = rows[-1][0]

@@ -236,10 +236,13 @@ class Builds:
             operation="retire an index of rows",
         )
 
-    def drop(self, build_id: int) -> None:
-        """Removes all of a build."""
+    def drop(self, build_id: int, table_uuid: UUID) -> None:
+        """Removes all of a build, unless it is another table's: the id may be of an older database."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
+            found = conn.execute(_QUERIES["whose"].on(), {"build_id": build_id}).fetchall()
+            if found and found != [(table_uuid,)]:
+                return
             names = ", ".join(f"{kind}_{build_id}" for kind in ("current", "superseded", "incoming"))
             conn.execute(f"drop table if exists {names}")
             conn.execute(_QUERIES["forget"].on(), {"build_id": build_id})

@@ -116,6 +116,10 @@ from build
 where instance_id = %(instance_id)s
 order by build_id;
 
+-- name: whose
+-- Of which table a build is, for the one that drops it.
+select table_uuid from build where build_id = %(build_id)s for update;
+
 -- name: forget
 -- A build is gone.
 delete from build where build_id = %(build_id)s;

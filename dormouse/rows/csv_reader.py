@@ -266,12 +266,15 @@ class _Ended:
         pass
 
     def read(self, size: int) -> bytes:
+        found = self._file.read(size) if self._rest is None else b""
+        self._last = found[-1:] or self._last
+        if len(found) == size:
+            return found
+        # in one block with the last bytes: Arrow stops at a block that is but half of a line's end
         if self._rest is None:
-            if found := self._file.read(size):
-                self._last = found[-1:]
-                return found
             self._rest = memoryview(self._row if self._last in b"\r\n" else b"\n" + self._row)
-        found, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        missing = size - len(found)
+        found, self._rest = found + bytes(self._rest[:missing]), self._rest[missing:]
         return found
 
 

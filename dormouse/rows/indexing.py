@@ -133,7 +133,7 @@ class Indexing:
             return
         self.placements.place(looked, looked.database)
         with suppress(DormouseError, psycopg.Error):
-            self.builds(looked.database).drop(looked.build_id)
+            self.builds(looked.database).drop(looked.build_id, looked.table_uuid)
 
     def move(self, table: Source, database: str) -> bool:
         """Makes the index in another database, and then asks that one; False: it was moved meanwhile."""
@@ -180,7 +180,10 @@ class Indexing:
         """One step; whether there is nothing left to do."""
         builds = self.builds(database)
         build = self._found(builds, looked)
-        if build is None:
+        if build is None and looked.build_id is not None:
+            self.heal(looked)  # and it has to be looked at anew
+            return False
+        if build is None or build.is_retired:
             self._build(table, looked, database)
             return False
         if build.version < looked.version:
@@ -189,7 +192,7 @@ class Indexing:
                 with table.changed(build.version, looked.version) as changed:
                     builds.bring(looked, build, looked.columns, added, changed)
             except GONE:
-                builds.drop(build.build_id)
+                builds.drop(build.build_id, looked.table_uuid)
             except psycopg.errors.ProgramLimitExceeded:
                 # another database would refuse the same
                 builds.unindex(build.build_id)
@@ -202,27 +205,24 @@ class Indexing:
         return True
 
     def _found(self, builds: Builds, looked: Looked) -> Build | None:
-        """The build that is asked; a damaged one is dropped."""
+        """The build that is asked, unless it is gone or damaged."""
         if looked.build_id is None:
             return None
         try:
-            found = builds.read(looked, looked.build_id, probed)
+            return builds.read(looked, looked.build_id, probed)
         except GONE:
-            found = None
+            return None
         except InstanceError as error:
             if not isinstance(error.__cause__, DAMAGES):
                 raise
-            found = None
-        if found is None:
-            self.heal(looked)
-        return None if found is None or found.is_retired else found
+            return None
 
     def _build(self, table: Source, looked: Looked, database: str) -> bool:
         builds = self.builds(database)
         with table.current(looked.version) as rows:
             build_id = builds.build(looked, looked.columns, rows)
         if not self.placements.built(looked, database, build_id):
-            builds.drop(build_id)
+            builds.drop(build_id, looked.table_uuid)
             return False
         if looked.database is not None and looked.build_id is not None:
             with suppress(*UNREACHABLE):
@@ -236,7 +236,7 @@ class Indexing:
         builds.retire(unknown)
         for one in listed:
             if one.retired_seconds is not None and one.retired_seconds > self.page_seconds:
-                builds.drop(one.build_id)
+                builds.drop(one.build_id, one.table_uuid)
             elif one.retired_seconds is None:
                 builds.purge(one.build_id, self.page_seconds)
 

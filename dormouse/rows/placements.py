@@ -25,8 +25,8 @@ _QUERIES = load(__package__ or "", "placements")
 class Looked:
     """A row table at one moment, and where its index is, if it has one.
 
-    `columns` are as of a version that was asked for, or of now; `incarnation_id` is the life of the database:
-    after a restore it is another.
+    `columns` and `changed_at` are as of a version that was asked for, or of now; `incarnation_id` is the life
+    of the database: after a restore it is another.
     """
 
     table_id: int

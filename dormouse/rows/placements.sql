@@ -1,8 +1,18 @@
 -- name: look
--- A row table at this moment: its newest version, its columns as of a version (unless they are those known), where
--- its index is, and what became of that.
+-- A row table at this moment: its newest version, when a version was committed and its columns of then (unless they are
+-- those known), where its index is, and what became of that.
 select
-    t.name, t.table_uuid, r.version, r.changed_at, c.since_version,
+    t.name, t.table_uuid, r.version,
+    coalesce(
+        (
+            select changed_at from row_change
+            where table_id = r.table_id and last_version >= %(as_of)s::bigint
+            order by last_version
+            limit 1
+        ),
+        r.changed_at
+    ) as changed_at,
+    c.since_version,
     case when c.since_version is distinct from %(known_since)s then c.columns end as columns,
     (
         select incarnation_id from incarnation where reason <> 'start' order by number desc limit 1

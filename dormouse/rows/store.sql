@@ -73,18 +73,20 @@ with changed as (
     update row_table
     set version = %(last_version)s, next_id = %(next_id)s, changed_at = clock_timestamp()
     where table_id = %(table_id)s
+    returning changed_at
 ), identified as (
     insert into row_change_id (table_id, change_id, last_version)
     select %(table_id)s, %(change_id)s, %(last_version)s
     where %(change_id)s::text is not null
 )
 insert into row_change (
-    table_id, first_version, last_version, changed_by, first_id, inserted, updated, deleted, unchanged, columns_changed
+    table_id, first_version, last_version, changed_at, changed_by, first_id, inserted, updated, deleted, unchanged,
+    columns_changed
 )
-values (
-    %(table_id)s, %(first_version)s, %(last_version)s, %(changed_by)s, %(first_id)s, %(inserted)s, %(updated)s,
-    %(deleted)s, %(unchanged)s, %(columns_changed)s
-);
+select
+    %(table_id)s, %(first_version)s, %(last_version)s, changed_at, %(changed_by)s, %(first_id)s, %(inserted)s,
+    %(updated)s, %(deleted)s, %(unchanged)s, %(columns_changed)s
+from changed;
 
 -- name: record_columns
 -- The columns from a version on.

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from dormouse.errors import CommitOutcomeUnknown, JobNotFound
-from dormouse.jobs.answers import upload_name
+from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
@@ -289,14 +289,15 @@ async def upload_rows(
     """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
     check_may(holder, "row_upload")
     how = csv.format(separator_of(request))
-    asked = {"table": table, **asdict(how), "dry_run": dry_run}
+    upload = new_upload()
+    asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     await asyncio.to_thread(check_request, here.instance, "row_upload", asked)
     if job_id is not None:
         with suppress(JobNotFound):
             return told(await asyncio.to_thread(here.instance.jobs.status, job_id, holder.owner), 202)
     chosen = new_job_id() if job_id is None else job_id
-    name = upload_name(chosen)
+    name = upload_name(chosen, upload)
     await receive(request, here.instance.objects.staged(name))
 
     def start() -> Response:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
 from dormouse.instance import Instance
 from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import Indexing
 from dormouse.rows.row_table import RowTable
+from tests.embedded import postmaster
 from tests.row_indexes import COLUMNS, all_pages, asked, is_as_the_files, of_files, rows_of
 
 TEXT = "select row_id, row_version, n from t"
@@ -115,3 +119,58 @@ def test_a_text_that_is_too_wide_for_its_columns_index_has_that_dropped(
         rows.change([dm.Insert([{"n": 2, "s": wide()}])])
         assert indexed(instance, rows, "s") == before
         assert is_as_the_files(rows)
+
+
+def are_built_once_each(instance: Instance, *tables: RowTable) -> bool:
+    """Whether an index of each is there after all are brought, in this order."""
+    for one in tables:
+        of(instance).bring(one)
+    looks = [of(instance).placements.look(one.table_id) for one in tables]
+    builds = [of(instance).builds(str(one.database)).all(one.instance_id) for one in looks]
+    there = {(one.build_id, one.table_uuid) for listed in builds for one in listed}
+    return there == {(one.build_id, one.table_uuid) for one in looks} and all(map(is_as_the_files, tables))
+
+
+def test_tables_of_a_database_that_is_made_again_leave_each_others_indexes_alone(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_ROW_INDEXES", "1")
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        first, second = (instance.create_row_table(name, COLUMNS) for name in ("first", "second"))
+        for one in (first, second):
+            one.change([dm.Insert(rows_of(10))])
+            of(instance).bring(one)
+        of(instance).cluster.lost("1")
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(f"drop database {conninfo_to_dict(dsn)['dbname']}_rows_1 with (force)".encode())
+        assert are_built_once_each(instance, second, first)
+
+
+@pytest.mark.slow
+def test_tables_leave_each_others_indexes_alone_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It empties the tables of indexes, which are there nevertheless."""
+    monkeypatch.setenv("DORMOUSE_ROW_INDEXES", "1")
+    with dm.local(tmp_path / "lake") as instance:
+        for name in ("first", "second"):
+            one = instance.create_row_table(name, COLUMNS)
+            one.change([dm.Insert(rows_of(10))])
+            of(instance).bring(one)
+        server = postmaster(tmp_path / "lake")
+        server.send_signal(signal.SIGQUIT)  # "immediate"
+        server.wait(60)
+    with dm.local(tmp_path / "lake") as instance:
+        assert are_built_once_each(instance, *map(instance.row_table, ("second", "first")))
+        assert [job.error for job in instance.jobs.list(state="FAILED")] == []
+
+
+def test_a_page_of_an_older_version_tells_when_that_was_committed(rows: RowTable) -> None:
+    first = asked(rows, TEXT, 100)
+    rows.snapshot("then")
+    rows.change([dm.Insert(rows_of(1))])
+    newest = asked(rows, TEXT)
+    following = rows.query(page=first.next_page)
+    older = [rows.query(TEXT, version=1), rows.query(TEXT, snapshot="then")]
+    assert [first.changed_at, newest.changed_at] == [one.changed_at for one in reversed(rows.history())]
+    assert [one.changed_at for one in (following, *older)] == [first.changed_at] * 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,3 +83,27 @@ def test_a_job_whose_start_was_not_heard_of_has_its_file(
         eventually(lambda: instance.jobs.status("one").has_ended)
     assert instance.jobs.status("one").state == "COMPLETE"
     assert rows.version() == 1
+
+
+def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes(
+    instance: Instance, rows: RowTable, tmp_path: Path
+) -> None:
+    left, new = upload_name("one", "upload-1"), upload_name("other", "upload-2")
+    for name in (left, new, upload_name("one")):
+        instance.objects.put(name, CSV)
+    with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
+        assert http_post(f"{url}/v1/rows/samples/csv?job_id=one", **SENT).status_code == 202
+        eventually(lambda: instance.jobs.status("one").has_ended)
+    assert rows.version() == 1
+    lost = upload_name("lost", "upload-3")
+    instance.objects.put(lost, CSV)
+    for name in (left, lost):
+        os.utime(str(instance.objects.local_path(name)), (0, 0))
+    instance.jobs.expire(30)
+    # that of a job that is there goes with it
+    assert sorted(sent(instance)) == sorted([left, new, upload_name("one")])
+    with instance._supplier.connection() as conn:
+        conn.execute("update ended_job set ended_at = ended_at - interval '31 days'")
+    instance._roll_jobs()
+    instance.jobs.expire(30)
+    assert sent(instance) == [new]

@@ -207,6 +207,11 @@ def test_what_python_writes_is_read_as_it_was(
         csv_reader.BLOCK_BYTES = sizes
 
 
+def test_the_last_lines_end_may_lie_across_blocks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (128,))
+    assert read(write(b"a,%s\r\n" % (b"b" * 60) + b"c,%s\r\n" % (b"d" * 61)), header=False)[1][0] == "c"
+
+
 def loaded(path: Path, **how: Any) -> list[RowBatch]:
     return list(loads(LoadCsv(path, **how), COLUMNS))
 
