@@ -74,7 +74,7 @@ def offload_day(tools: Tools, lease: Lease) -> bool:
     try:
         return _phases(tools, lease, exchange)
     except PayloadsDiffer:
-        exchange.give_up("open", lambda conn: PayloadObjects.change(conn, lease.day, ["live"], "dead"))
+        exchange.give_up("open", lambda conn: PayloadObjects.unstage(conn, lease.day, exchange.names.day))
         raise
 
 

@@ -12,9 +12,11 @@ import pytest
 from dormouse.errors import (
     InvalidInput,
     PayloadExpired,
+    PayloadsDiffer,
 )
 from dormouse.instance import Instance
 from dormouse.payloads import cooling
+from dormouse.payloads.exchange import Exchange
 from tests.cooling import (
     DAY,
     FOLD_STEPS,
@@ -82,6 +84,48 @@ def stop_at(wanted: str) -> Callable[[str], None]:
             raise KeyboardInterrupt
 
     return stop
+
+
+def test_a_worker_that_is_killed_when_all_is_copied_leaves_no_mark_of_what_was_deleted(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget = Exchange._forget_deleted
+
+    def killed(*_: object) -> None:
+        monkeypatch.setattr(Exchange, "_forget_deleted", forget)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Exchange, "_forget_deleted", killed)
+
+    def step(name: str) -> None:
+        if name == "prepared":
+            model.delete(key("a0002"))
+
+    with pytest.raises(KeyboardInterrupt):
+        cooling.offload(tools(instance, step), DAY, False)
+    assert cooling.offload(tools(instance), DAY, False).days_left == 0
+    assert locations(instance) == {"external": len(model.expected)}
+    model.check(key("a0002"))
+
+
+def test_a_copy_that_is_given_up_keeps_the_objects_that_pointers_lead_to(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a day that is open though it has some: its rebuild was killed."""
+    cooling.offload(tools(instance), DAY, False)
+    query(instance._supplier, "update payload_day set state = 'open'")
+    before, every = known_objects(instance), set(model.expected)
+
+    def differs(exchange: Exchange) -> None:
+        raise PayloadsDiffer("the copy differs")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Exchange, "verify", differs)
+        with pytest.raises(PayloadsDiffer):
+            cooling.offload(tools(instance), DAY, False)
+    assert known_objects(instance)["live"] == before["live"]
+    instance.payloads.collect()
+    model.check(*every)
 
 
 @pytest.mark.parametrize("folded", [False, True])
