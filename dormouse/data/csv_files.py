@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_columns
 from dormouse.data.data_files import DataFile
-from dormouse.data.text_format import TextFormat, line_of, open_csv, opened, told
+from dormouse.data.text_format import (
+    NeverClosed,
+    TextFormat,
+    csv_rows,
+    last_line,
+    line_of,
+    open_csv,
+    opened,
+    told,
+)
 from dormouse.data.text_values import UnfitText, read_types, typed
 from dormouse.errors import DependencyMissing, InvalidData
 from dormouse.model.schema import Schema
+from dormouse.model.types import STRING
 
 _ADVICE = "; if it stands for null, say so (--null), or give the column another type (--type)"
 _NOT_UTF8 = "invalid UTF8"
+_EMPTY = ("",)
 _OTHER = "; say which encoding it has (--encoding), or make it one"
 
 
@@ -80,15 +91,25 @@ def _tried(file: DataFile, schema: Schema, how: TextFormat) -> TextFormat:
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
     """The rows of a file, with those columns of the schema that it has; `InvalidData` names the line."""
     how = file.format or csv_format(file, schema)
-    rows = [0]
-    with (
-        _located(file, how, rows),
-        opened(file.path) as stream,
-        open_csv(stream, how, _types(file, schema, how)) as reader,
-    ):
-        for batch in reader:
+    rows, types = [0], _types(file, schema, how)
+    # in a text that must not be null, what stands for null in other columns is a text
+    fields = [one for one in schema.fields if one.name in types]
+    texts = [one.name for one in fields if one.type == STRING and not one.nullable]
+    with _located(file, how, rows), opened(file.path) as stream, ExitStack() as open_too:
+        batches = csv_rows(stream, how, types)
+        if texts and how.null_texts != _EMPTY:
+            again = open_too.enter_context(opened(file.path))
+            others = csv_rows(again, replace(how, null_texts=_EMPTY), types, texts)
+            batches = (_with_texts(*both) for both in zip(batches, others, strict=True))
+        for batch in batches:
             yield typed(batch, schema, how)
             rows[0] += batch.num_rows
+
+
+def _with_texts(batch: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns |= zip(texts.schema.names, texts.columns, strict=True)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _types(file: DataFile, schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
@@ -104,6 +125,8 @@ def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]
     except UnfitText as error:
         line = line_of(file.path, how, rows[0] + error.row)
         raise _Unreadable(f"line {line:,}: {error}{_ADVICE}") from None
+    except NeverClosed as error:
+        raise _Unreadable(f"line {last_line(file.path, how):,}: {error}") from None
     except pa.ArrowInvalid as error:
         text = str(error)
         advice = _ADVICE if "invalid value" in text else _OTHER * (_NOT_UTF8 in text)

@@ -139,10 +139,12 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
     elif not _GLOB & set(text):
         raise InvalidData(f"path {text!r} does not exist")
     else:
-        found = sorted(p for p in map(Path, glob.glob(text, recursive=True)) if _is_data(p))  # noqa: PTH207
+        begins = text[: min(text.index(sign) for sign in _GLOB if sign in text)]
+        above = Path(f"{begins}_").parent
+        found = sorted(p for p in map(Path, glob.glob(text, recursive=True)) if _is_data(p, above))  # noqa: PTH207
         if not found:
             raise InvalidData(f"pattern {text!r} matches no {KNOWN} files (of text also .gz, .zst and .zip)")
-        path = Path(text[: min(text.index(sign) for sign in _GLOB if sign in text)]).parent
+        path = Path(begins).parent
         if any("=" in part for part in Path(text).parts):
             path = Path()
     for one in found:
@@ -170,10 +172,13 @@ def _kind_by_content(path: Path) -> Kind:
     return "json" if head.lstrip()[:2] in {b'{"', b"[{"} else "csv"
 
 
-def _is_data(path: Path, below: Path | None = None) -> bool:
-    """A data file; names that begin with a dot or an underscore are others' bookkeeping."""
-    parts = path.relative_to(below).parts if below else (path.name,)
-    return kind_of(path) is not None and not any(part[0] in "._" for part in parts) and path.is_file()
+def is_finished(path: Path, above: int) -> bool:
+    """Whether no part but the first so many begins with a dot or an underscore: others' bookkeeping does."""
+    return not any(part[0] in "._" for part in path.parts[above:])
+
+
+def _is_data(path: Path, below: Path) -> bool:
+    return kind_of(path) is not None and is_finished(path, len(below.parts)) and path.is_file()
 
 
 def _told_by(name: str) -> tuple[tuple[str, str | None], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 MEMORY = "1GB"
 BATCH_ROWS = 65_536
+_FILE = "$path, hive_partitioning = false"
+"""DuckDB takes names for patterns, and has values of folders in place of those of the file."""
+
 _OF_DUCKDB = {
     "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
     "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
@@ -41,9 +45,9 @@ def json_types(file: DataFile) -> dict[str, DataType]:
     """The columns of all objects, and their types; what has several, or none, is text. `InvalidData`."""
     with _connected() as connection:
         found = connection.execute(
-            "select * from read_json($path, sample_size = -1, records = true, map_inference_threshold = -1) "
-            "limit 0",
-            {"path": str(file.path)},
+            f"select * from read_json({_FILE}, sample_size = -1, records = true, "
+            "map_inference_threshold = -1) limit 0",
+            {"path": glob.escape(str(file.path))},
         )
         return {str(one[0]): _type(one[1]) for one in found.description or ()}
 
@@ -63,11 +67,12 @@ def json_batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordB
     columns = {field.name: _as_text(field.type) for field in fields}
     with _connected() as connection:
         reader = connection.execute(
-            f"select * from read_json($path, columns = {_struct(columns)})", {"path": str(file.path)}
+            f"select * from read_json({_FILE}, columns = {_struct(columns)})",
+            {"path": glob.escape(str(file.path))},
         ).to_arrow_reader(BATCH_ROWS)
         for batch in reader:
             yield pa.RecordBatch.from_arrays(
-                [value_column(batch.column(field.name), field) for field in fields],
+                [value_column(batch.column(field.name), field, empties=False) for field in fields],
                 names=list(columns),
             )
 

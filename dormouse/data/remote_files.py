@@ -11,11 +11,12 @@ import tempfile
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+from dormouse.data.data_files import is_finished
 from dormouse.errors import InvalidData, InvalidName, ObjectStoreError, one_line
 from dormouse.objects import open_store
 
@@ -68,13 +69,14 @@ def _objects(url: str, is_data: Callable[[str], bool]) -> Iterator[tuple[Path, s
         if pattern is None and is_data(key):
             names = [key]
         else:
-            found = [name for name, _ in store.list(prefix if pattern is not None else key.rstrip("/"))]
+            folder = prefix if pattern is not None else key.rstrip("/")
+            found = [name for name, _ in store.list(folder)]
             names = sorted(
                 name
                 for name in found
                 if is_data(name)
-                and Path(name).name[0] not in "._"
-                and (pattern is None or fnmatch.fnmatchcase(name, key))
+                and is_finished(Path(name), len(Path(folder).parts))
+                and (pattern is None or _is_like(name.split("/"), key.split("/")))
             )
         if not names:
             raise InvalidData(f"{url!r} names no objects that are .parquet, .csv, .tsv or .jsonl")
@@ -86,6 +88,15 @@ def _objects(url: str, is_data: Callable[[str], bool]) -> Iterator[tuple[Path, s
             yield path, f"s3://{bucket}/{name}", keeper
     except (ObjectStoreError, InvalidName) as error:
         raise InvalidData(f"{url!r} cannot be read: {one_line(error)}") from None
+
+
+def _is_like(parts: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether a name is of a pattern as of paths: `*` is within a part, `**` any number of parts."""
+    if not wanted or not parts:
+        return not parts and all(one == "**" for one in wanted)
+    if wanted[0] == "**":
+        return _is_like(parts, wanted[1:]) or _is_like(parts[1:], wanted)
+    return fnmatch.fnmatchcase(parts[0], wanted[0]) and _is_like(parts[1:], wanted[1:])
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

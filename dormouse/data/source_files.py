@@ -81,7 +81,8 @@ def read_file(
         if file.kind == "csv":
             batches = csv_batches(file, schema)
         elif file.kind == "json":
-            batches = json_batches(file, [field for field in schema.fields if field.name not in folders])
+            outside = set(folders).difference(json_types(file) if folders else ())
+            batches = json_batches(file, [field for field in schema.fields if field.name not in outside])
         else:
             batches = _parquet(file, schema, row_groups)
         row = sum(file.group_rows[: row_groups[0]]) if row_groups else 0

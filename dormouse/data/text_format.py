@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
+import uuid
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from dormouse.errors import InvalidData, one_line
 CSV_BLOCK_BYTES = 1024 * 1024
 """Larger ones are no faster, and do not fit a processor's memory."""
 UTF_8 = "utf-8"
+_MARKED = {"utf-16": codecs.BOM_UTF16_BE, "utf-32": codecs.BOM_UTF32_BE}
+"""Encodings of which the beginning tells the order of bytes."""
+
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
@@ -93,9 +98,92 @@ def _zipped(path: Path) -> Iterator[BinaryIO]:
         raise InvalidData(f"is no zip file that can be read: {one_line(error)}") from None
 
 
-def open_csv(stream: BinaryIO, how: TextFormat, types: Mapping[str, pa.DataType]) -> pacsv.CSVStreamingReader:
-    """Batches of the columns as these types, of the others as Arrow takes them; raises Arrow's errors."""
-    single = len(how.names or types) == 1  # of a file whose folders tell more, too
+class NeverClosed(InvalidData):
+    """A file ends within a value."""
+
+
+def csv_rows(
+    stream: BinaryIO, how: TextFormat, types: Mapping[str, pa.DataType], only: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """All batches, as of `open_csv`; `NeverClosed` for a file whose last quote is opened and never closed.
+
+    Arrow takes the rest of such a file for one value. So the file gets a row more, which must be found again:
+    of a single column an empty line, else one that has too few columns.
+    """
+    single = _is_single(how, types)
+    last = _LastRow("" if single else uuid.uuid4().hex)
+    with open_csv(cast(BinaryIO, _Ended(stream, last.text, how)), how, types, only, last.skipped) as reader:
+        held: pa.RecordBatch | None = None
+        for batch in reader:
+            if held is not None and batch.num_rows:
+                yield held
+            held = batch if batch.num_rows else held
+        if single and held is not None:
+            last.is_found = not held.column(0)[held.num_rows - 1].is_valid
+            held = held.slice(0, held.num_rows - last.is_found)
+        if not last.is_found:
+            raise NeverClosed("a quote is opened and never closed")
+        if held is not None:
+            yield held
+
+
+@dataclass
+class _LastRow:
+    text: str
+    is_found: bool = False
+
+    def skipped(self, row: Any) -> str:
+        """What is to become of a row that has too many columns, or too few."""
+        if not self.text or row.text != self.text:
+            return "error"
+        self.is_found = True
+        return "skip"
+
+
+class _Ended(io.RawIOBase):
+    """A stream of CSV with one more row at its end."""
+
+    def __init__(self, stream: BinaryIO, text: str, how: TextFormat) -> None:
+        self._stream = stream
+        self._text = text
+        self._encoding = codecs.lookup(how.encoding).name
+        self._read = b""
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._is_over:
+            return b""
+        found = bytes(self._stream.read(size))
+        if found:
+            if self._encoding in _MARKED and not self._read:
+                self._encoding += "-be" if found.startswith(_MARKED[self._encoding]) else "-le"
+            self._read = self._read[:4] + found[-4:]
+            return found
+        self._is_over = True
+        ends = self._read.endswith(tuple(end.encode(self._encoding) for end in ("\n", "\r")))
+        return f"{'' if ends or not self._read else chr(10)}{self._text}\n".encode(self._encoding)
+
+
+def _is_single(how: TextFormat, types: Mapping[str, pa.DataType]) -> bool:
+    return len(how.names or types) == 1  # of a file whose folders tell more, too
+
+
+def open_csv(
+    stream: BinaryIO,
+    how: TextFormat,
+    types: Mapping[str, pa.DataType],
+    only: Sequence[str] | None = None,
+    unfit: Callable[[Any], str] | None = None,
+) -> pacsv.CSVStreamingReader:
+    """Batches of the columns as these types, of the others as Arrow takes them; raises Arrow's errors.
+
+    `only` some of the columns; `unfit` says of a row whose columns are too many or too few whether it is
+    skipped or an error.
+    """
+    single = _is_single(how, types)
     return pacsv.open_csv(
         stream,
         # one thread: only then an error tells its row
@@ -115,9 +203,11 @@ def open_csv(stream: BinaryIO, how: TextFormat, types: Mapping[str, pa.DataType]
             newlines_in_values=True,
             # of a single column, an empty line is a null
             ignore_empty_lines=not single,
+            invalid_row_handler=unfit,
         ),
         convert_options=pacsv.ConvertOptions(
             column_types=dict(types),
+            include_columns=None if only is None else list(only),
             null_values=list(how.null_texts),
             strings_can_be_null=True,
             # nothing at all is null, but not two quotes
@@ -171,6 +261,18 @@ def _line(path: Path, how: TextFormat, row: int, *, of_data: bool = False) -> in
             break
         line = found[0]
     return line
+
+
+def last_line(path: Path, how: TextFormat) -> int:
+    """The line on which the last row begins, or one that is longer than Python reads."""
+    with opened(path) as stream:
+        reader, last, begins = csv.reader(_as_text(stream, how), **_dialect(how)), 1, 1
+        try:
+            for _ in reader:
+                last, begins = begins, reader.line_num + 1
+        except csv.Error:
+            return begins
+        return last
 
 
 def _column_name(path: Path, how: TextFormat, number: int) -> str:

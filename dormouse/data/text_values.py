@@ -49,8 +49,13 @@ def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBa
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def value_column(column: pa.Array, field: Field, time_format: str | None = None) -> pa.Array:  # noqa: PLR0911 one a kind
-    """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`."""
+def value_column(  # noqa: PLR0911 one a kind
+    column: pa.Array, field: Field, time_format: str | None = None, *, empties: bool = True
+) -> pa.Array:
+    """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`.
+
+    `empties`: what is null was an empty text, and is one where it must not be null.
+    """
     if field.type.is_nested and column.type != arrow_type(field.type):
         return _nested(column, field)
     if not pa.types.is_string(column.type):
@@ -62,7 +67,7 @@ def value_column(column: pa.Array, field: Field, time_format: str | None = None)
     if field.type == BYTES:
         return _each(column, field, _bytes, ": in text they are base64")
     if field.type == STRING:
-        return column if field.nullable else pc.fill_null(column, "")
+        return pc.fill_null(column, "") if empties and not field.nullable else column
     return _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
 
 

@@ -103,6 +103,67 @@ def test_names_may_be_anything(tmp_path: Path) -> None:
     assert list(kinds) == ["a.b", "c d", 'e"f', *names[3:]] and set(rows[0].values()) == {1}
 
 
+def rows_of(path: str | dm.Files, *fields: dm.Field) -> list[Any]:
+    source = open_source(path, dm.Schema(fields[:1], [], fields[1:]))
+    return [row for batch in source.batches for row in batch.to_pylist()]
+
+
+ID, TEXT = dm.Field("id", dm.LONG), dm.Field("v", dm.STRING)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_the_end_of_a_file_may_be_anything_but_within_a_value(
+    tmp_path: Path, end: str, encoding: str
+) -> None:
+    def path(text: str) -> dm.Files:
+        return dm.Files(written(tmp_path, "x.csv", text.encode(encoding)), encoding=encoding, quote='"')
+
+    assert rows_of(path(f'id,v\n1,a\n2,"b\nc"{end}'), ID, TEXT)[1] == {"id": 2, "v": "b\nc"}
+    assert rows_of(path(f"id,v\n1,{end}"), ID, TEXT) == [{"id": 1, "v": ""}]
+    assert rows_of(path(f"id\n1\n2{end}"), ID) == [{"id": 1}, {"id": 2}]
+    assert rows_of(path(f"id,v{end or chr(10)}"), ID, TEXT) == []
+    for text in ('id,v\n1,"abc\n2,d\n3,e', 'id,v\n1,a\n2,"he said', 'id,v\n1,a\n2,"'):
+        with pytest.raises(InvalidData, match=r"line [23]: a quote is opened and never closed"):
+            rows_of(path(text + end), ID, TEXT)
+    with pytest.raises(InvalidData, match="line 3: a quote is opened and never closed"):
+        rows_of(written(tmp_path, "y.csv", 'v\na\n"b' + end), TEXT)
+
+
+def test_a_quote_that_is_never_closed_is_seen_in_a_long_file(tmp_path: Path) -> None:
+    rows = [f"{number},x" for number in range(99_999)]
+    rows[60_000] = '60000,"oops'
+    with pytest.raises(InvalidData, match=r"line 60,002: a quote is opened and never closed"):
+        rows_of(written(tmp_path, "x.csv", "id,v\n" + "\n".join(rows) + "\n"), ID, TEXT)
+
+
+def test_a_text_that_must_not_be_null_is_what_the_file_has(tmp_path: Path) -> None:
+    country, number = dm.Field("country", dm.STRING), dm.Field("v", dm.LONG, nullable=True)
+    path = written(tmp_path, "x.csv", "country,v\nNA,1\nDE,NA\n,3\n")
+    assert rows_of(path, country, number) == [
+        {"country": "NA", "v": 1},
+        {"country": "DE", "v": None},
+        {"country": "", "v": 3},
+    ]
+    for text in ('{"country": null, "v": 1}', '{"v": 2}\n{"country": "DE"}'):
+        with pytest.raises(InvalidData, match="'country' must not be null, but is in row 0"):
+            rows_of(written(tmp_path, "x.jsonl", text), country, number)
+
+
+def test_a_file_of_json_has_its_own_values_whatever_it_is_called(tmp_path: Path) -> None:
+    run, at = dm.Field("run", dm.LONG), dm.Field("date", dm.TIMESTAMP)
+    for folder in ("run=5", "date=2024-01-01", "exp=3"):
+        (tmp_path / "lake" / folder).mkdir(parents=True)
+    runs = written(tmp_path / "lake" / "run=5", "a.json", '{"run": 9}\n{"run": 10}')
+    assert rows_of(runs, run) == rows_of(str(tmp_path / "lake" / "run=5"), run) == [{"run": 9}, {"run": 10}]
+    assert rows_of(str(tmp_path / "lake" / "run=*" / "*"), run) == [{"run": 9}, {"run": 10}]
+    dated = written(tmp_path / "lake" / "date=2024-01-01", "p.json", '{"date": "2024-01-01T13:45:00Z"}')
+    assert rows_of(dated, at) == [{"date": datetime(2024, 1, 1, 13, 45, tzinfo=UTC)}]
+    assert rows_of(written(tmp_path / "lake" / "exp=3", "b.json", '{"run": 1}'), run) == [{"run": 1}]
+    written(tmp_path, "d1.json", '{"run": 2}')
+    assert rows_of(written(tmp_path, "d[1].json", '{"run": 1}'), run) == [{"run": 1}]
+
+
 def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
     lines = '{"k": 1, "v": [1, 2], "s": {"x": 1.5}}\n{"k": 2, "t": "2020-01-01T00:00:00Z"}\n'
     array = "[" + lines.strip().replace("\n", ",\n") + "]"

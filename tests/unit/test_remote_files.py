@@ -7,6 +7,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 import dormouse as dm
 from dormouse.data import remote_files
 from dormouse.data.data_files import find_files
+from dormouse.data.remote_files import staged
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
+from dormouse.objects import open_store
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
 
@@ -72,3 +75,25 @@ def test_standard_input_is_read_by_what_it_begins_with(monkeypatch: pytest.Monke
     for text, rows in ((b"k\n1\n2\n", 2), (b'{"k": 1}\n', 1)):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text)))
         assert sum(batch.num_rows for batch in open_source("-", SCHEMA).batches) == rows
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://b/data/", ["archive/part-0", "part-0"]),
+        ("s3://b/data", ["archive/part-0", "part-0"]),
+        ("s3://b/data/*.parquet", ["part-0"]),
+        ("s3://b/data/*/*.parquet", ["archive/part-0"]),
+        ("s3://b/data/**/*.parquet", ["archive/part-0", "part-0"]),
+        ("s3://b/*/part-?.parquet", ["part-0"]),
+    ],
+)
+def test_objects_are_those_that_files_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, expected: list[str]
+) -> None:
+    store = open_store(tmp_path.as_uri())
+    for name in ("part-0", "archive/part-0", "_temporary/0/task/part-0", ".hidden/part-0", "_started"):
+        store.put(f"data/{name}.parquet", b"")
+    monkeypatch.setattr(remote_files, "open_store", lambda url: store)
+    found = [name for _, name, _ in staged(url, lambda name: name.endswith(".parquet"))]
+    assert found == [f"s3://b/data/{name}.parquet" for name in expected]
