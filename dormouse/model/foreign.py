@@ -12,7 +12,7 @@ _OF_ONE = ("as_py", "to_pydatetime", "item")
 def plain(value: Any) -> Any:
     """The value as Python has it, a list for arrays and series; what is Python's already, as it is.
 
-    Instants of NumPy are taken in microseconds, and left alone if that would lose anything.
+    Instants are taken in microseconds, and left alone if that would lose anything.
     """
     kind = type(value)
     if kind.__module__.partition(".")[0] not in _PACKAGES:
@@ -22,4 +22,6 @@ def plain(value: Any) -> Any:
         return exact.item() if exact == value and value.dtype.str[-2:] != "D]" else value.item()
     methods = _OF_ONE if getattr(value, "ndim", None) == 0 or not hasattr(value, "__len__") else _OF_MANY
     convert = next((getattr(value, name) for name in methods if hasattr(value, name)), None)
-    return value if convert is None else convert()
+    found = value if convert is None else convert()
+    # of Arrow's nanoseconds pandas makes its own
+    return value if getattr(value, "nanosecond", 0) or getattr(found, "nanosecond", 0) else found

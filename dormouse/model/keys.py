@@ -42,6 +42,8 @@ def check_key(field: Field, value: Any) -> KeyValue:
     value = plain(value)
     if isinstance(value, bytearray | memoryview) and expected is bytes:
         return bytes(value)
+    if getattr(value, "nanosecond", 0):
+        raise InvalidKey(f"{field.name!r} is {field.type}, of microseconds; {value} is finer")
     if not isinstance(value, expected) or isinstance(value, bool) or _is_time(value, expected):
         raise InvalidKey(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")
     if isinstance(value, int):

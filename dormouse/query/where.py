@@ -143,7 +143,10 @@ def value_of(field: Field, value: Any) -> Any:
             return check_key(field, value)
         value = plain(value)
         if isinstance(value, bool) == (field.type.name == "boolean"):
-            return pa.scalar(value, arrow_type(field.type)).as_py()
+            found = pa.scalar(value, arrow_type(field.type)).as_py()
+            if isinstance(found, float) and math.isinf(found) and not math.isinf(value):
+                raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit")
+            return found
     except InvalidKey as error:
         raise InvalidQuery(str(error)) from None
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):

@@ -27,6 +27,8 @@ _COMPARING_NULL = {
     *product(("is", "not"), ("true", "false", "unknown")),
 }
 _JOINING_FULL = {("full", "join"), ("full", "outer")}
+_JOINING_ONE = set(product(("left", "right"), ("join", "outer")))
+_NULLS_FIRST = ("nulls", "first")
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
 _CATALOGS = {"temp", "memory"}
 _PATHS = {
@@ -59,7 +61,9 @@ class Parsed:
     """False for EXPLAIN without ANALYZE."""
     compares_null: bool
     """Whether it may compare so that NULL is a value: IS DISTINCT FROM, IS TRUE and others."""
-    joins_full: bool
+    joins_outer: bool
+    """As full, or where nulls come first."""
+
     """Whether it may have a FULL JOIN, of which DuckDB skips rows of one side that the other side needs."""
 
 
@@ -92,7 +96,8 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         explains=explains,
         runs=runs,
         compares_null=not _COMPARING_NULL.isdisjoint(pairs),
-        joins_full=not _JOINING_FULL.isdisjoint(pairs),
+        joins_outer=not _JOINING_FULL.isdisjoint(pairs)
+        or (_NULLS_FIRST in pairs and not _JOINING_ONE.isdisjoint(pairs)),
     )
 
 

@@ -36,12 +36,12 @@ class Select:
         now_ms: int,
         *,
         compares_null: bool = True,
-        joins_full: bool = False,
+        joins_outer: bool = False,
     ) -> None:
         """Whether what reads it may compare so that NULL is a value, and whether it may have a FULL JOIN."""
         self._context = context
         self._compares_null = compares_null
-        self._joins_full = joins_full
+        self._joins_outer = joins_outer
         self._schema = context.schema
         self._properties = context.properties
         self._transform = Transform.parse(context.schema, context.properties)
@@ -102,8 +102,8 @@ class Select:
         name = quoted(field.name)
         is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
         computed = None if is_plain else _computed(field, unbounded)
-        if self._joins_full and not field.type.is_nested:
-            # under ORDER BY … NULLS FIRST LIMIT DuckDB skips rows of one side of a FULL JOIN by what it has
+        if self._joins_outer and not field.type.is_nested:
+            # under ORDER BY … NULLS FIRST LIMIT DuckDB skips rows of one side of an outer join by what it has
             # read of it; those of the other side, left alone, come with NULL, and first
             computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
         return name if computed is None else f"{computed} AS {name}"

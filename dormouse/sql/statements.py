@@ -116,7 +116,7 @@ class _Statement:
         self.is_open = False
         try:
             found = session.parsed(statement)
-            self.compares_null, self.joins_full = found.compares_null, found.joins_full
+            self.compares_null, self.joins_outer = found.compares_null, found.joins_outer
             self.moments = Moments(meant(found, tables), as_of)
             self.contexts = self.moments.contexts
             schemas = {name: context.schema for name, context in self.contexts.items()}
@@ -291,7 +291,7 @@ class _Statement:
         context = self.contexts[name]
         asked = question(context.schema, None, None, None)
         now_ms = self.moments.milliseconds(name)
-        return Select(context, asked, now_ms, compares_null=self.compares_null, joins_full=self.joins_full)
+        return Select(context, asked, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
 
     def _summaries(self) -> dict[str, PlanSummary]:
         return {

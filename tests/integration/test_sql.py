@@ -331,6 +331,26 @@ def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
     assert [int(row[0]) for row in tuples(sql({"t": lake.context}, statement))] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("column", ["k", "x"])
+@pytest.mark.parametrize(
+    "join", ["small s left join t on s.k = t.k", "t right  OUTER join small s using (k)"]
+)
+def test_the_first_rows_of_an_outer_join_are_not_those_that_duckdb_skipped(
+    dsn: str, supplier: ConnectionSupplier, tmp_path: Path, column: str, join: str
+) -> None:
+    """Of the smaller side all rows are kept, so that DuckDB reads the other one last."""
+    schema = Schema([Field("k", LONG)], [], [Field("x", DOUBLE)])
+    large, small = (Lake(dsn, supplier, tmp_path, schema, name=name) for name in ("t", "small"))
+    for first in range(0, 30_000, 5_000):
+        large.add([{"k": k, "x": float(k)} for k in range(first, first + 5_000)])
+    small.add([{"k": k, "x": float(k)} for k in range(15_000, 25_000)])
+    tables = {"t": large.context, "small": small.context}
+    statement = f"select t.{column} from {join} order by t.{column} nulls first limit 3"
+    with views.opened(large.context.objects, tables, {}) as db:
+        for rows in (tuples(sql(tables, statement)), db.execute(statement).fetchall()):
+            assert [row[0] for row in rows] == [15_000, 15_001, 15_002]
+
+
 def test_a_leaf_that_reaches_beyond_a_page_of_a_plan_is_read_once(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import pytest
 import dormouse as dm
 from dormouse.data.infer import infer
 from dormouse.data.source import open_source
-from dormouse.errors import InvalidData, InvalidKey
+from dormouse.errors import InvalidData, InvalidKey, InvalidQuery
 from dormouse.model.keys import check_key
 from dormouse.query.where import question
 
@@ -80,3 +80,24 @@ def test_keys_of_numpy_pandas_polars_and_arrow_are_keys() -> None:
     assert check_key(dm.Field("k", dm.LONG), np.int32(7)) == 7
     with pytest.raises(InvalidKey, match="float"):
         check_key(dm.Field("k", dm.LONG), np.float64(1.5))
+
+
+NANOSECONDS = 1_704_067_200_000_000_500
+
+
+@pytest.mark.parametrize(
+    "time", [pd.Timestamp(NANOSECONDS, tz="UTC"), pa.scalar(NANOSECONDS, pa.timestamp("ns", "UTC"))]
+)
+def test_an_instant_that_is_finer_than_microseconds_asks_for_no_other(time: Any) -> None:
+    schema = dm.Schema([dm.Field("t", dm.TIMESTAMP)], [], [dm.Field("f", dm.FLOAT)])
+    for where in ({"t": time}, {"t": dm.Range(max=time)}, {"t": [time]}):
+        with pytest.raises(InvalidQuery, match="'t' is timestamp, "):
+            question(schema, where, None, None)
+
+
+def test_a_number_beyond_a_float_is_not_infinity() -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("f", dm.FLOAT)])
+    for asked in (1e300, dm.Range(max=-1e39)):
+        with pytest.raises(InvalidQuery, match="'f' is float; -?1e.* does not fit"):
+            question(schema, {"f": asked}, None, None)
+    assert question(schema, {"f": float("inf")}, None, None)
