@@ -144,9 +144,11 @@ def value_of(field: Field, value: Any) -> Any:
         value = plain(value)
         if isinstance(value, bool) == (field.type.name == "boolean"):
             found = pa.scalar(value, arrow_type(field.type)).as_py()
-            if isinstance(found, float) and math.isinf(found) and not math.isinf(value):
-                raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit")
-            return found
+            if not (isinstance(found, float) and math.isinf(found) and math.isfinite(value)):
+                return found
+            raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit")
+    except InvalidQuery:
+        raise
     except InvalidKey as error:
         raise InvalidQuery(str(error)) from None
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):
