@@ -98,6 +98,6 @@ def test_an_instant_that_is_finer_than_microseconds_asks_for_no_other(time: Any)
 def test_a_number_beyond_a_float_is_not_infinity() -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("f", dm.FLOAT)])
     for asked in (1e300, dm.Range(max=-1e39)):
-        with pytest.raises(InvalidQuery, match="'f' is float; -?1e.* does not fit"):
+        with pytest.raises(InvalidQuery, match=r"'f' is float; -?1e.* does not fit"):
             question(schema, {"f": asked}, None, None)
     assert question(schema, {"f": float("inf")}, None, None)
