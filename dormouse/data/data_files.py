@@ -120,7 +120,7 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
     if text == STDIN or "://" in text:
         from dormouse.data.remote_files import staged
 
-        for path, name, keeper in staged(text, lambda name: kind_of(Path(name)) is not None):
+        for path, name, keeper in staged(text, _is_name_of_data):
             kind = given.kind or kind_of(path) or _kind_by_content(path)
             folders = _told_by(name) if name.startswith("s3://") else ()
             yield DataFile(path, name, kind, given, folders, staged=keeper)
@@ -172,13 +172,14 @@ def _kind_by_content(path: Path) -> Kind:
     return "json" if head.lstrip()[:2] in {b'{"', b"[{"} else "csv"
 
 
-def is_finished(path: Path, above: int) -> bool:
-    """Whether no part but the first so many begins with a dot or an underscore: others' bookkeeping does."""
-    return not any(part[0] in "._" for part in path.parts[above:])
-
-
 def _is_data(path: Path, below: Path) -> bool:
-    return kind_of(path) is not None and is_finished(path, len(below.parts)) and path.is_file()
+    return _is_name_of_data(str(path), len(below.parts)) and path.is_file()
+
+
+def _is_name_of_data(name: str, above: int) -> bool:
+    """But for the first parts none begins with a dot or an underscore: others' bookkeeping does."""
+    path = Path(name)
+    return kind_of(path) is not None and not any(part[0] in "._" for part in path.parts[above:])
 
 
 def _told_by(name: str) -> tuple[tuple[str, str | None], ...]:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
-from dormouse.data.data_files import is_finished
 from dormouse.errors import InvalidData, InvalidName, ObjectStoreError, one_line
 from dormouse.objects import open_store
 
 TIMEOUT_SECONDS = 60
 _COPY_BYTES = 1024 * 1024
 _GLOB = set("*?[")
+IsData = Callable[[str, int], bool]
+"""Given a name, and how many parts of it were asked for as they are."""
 
 
 class Staged:
@@ -37,10 +38,10 @@ class Staged:
         return type(None), ()
 
 
-def staged(text: str, is_data: Callable[[str], bool]) -> Iterator[tuple[Path, str, Staged]]:
+def staged(text: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
     """Copies of what "-" or a URL names: each path here, what it is called, and what keeps it.
 
-    Of a folder of objects those that `is_data` knows by their names.
+    Of a folder or a pattern of objects those that `is_data` knows by their names.
     """
     scheme = urlsplit(text).scheme.lower()
     if text == "-":
@@ -59,14 +60,14 @@ def staged(text: str, is_data: Callable[[str], bool]) -> Iterator[tuple[Path, st
         raise InvalidData(f"{text!r}: give a path, - for standard input, or a URL of https:// or s3://")
 
 
-def _objects(url: str, is_data: Callable[[str], bool]) -> Iterator[tuple[Path, str, Staged]]:
+def _objects(url: str, is_data: IsData) -> Iterator[tuple[Path, str, Staged]]:
     """The object of this name, those that a pattern matches, or those below a folder."""
     bucket, _, key = url.removeprefix("s3://").partition("/")
     pattern = next((number for number, sign in enumerate(key) if sign in _GLOB), None)
     prefix = (key if pattern is None else key[:pattern]).rpartition("/")[0]
     try:
         store = open_store(f"s3://{bucket}")
-        if pattern is None and is_data(key):
+        if pattern is None and is_data(key, len(Path(key).parts)):
             names = [key]
         else:
             folder = prefix if pattern is not None else key.rstrip("/")
@@ -74,8 +75,7 @@ def _objects(url: str, is_data: Callable[[str], bool]) -> Iterator[tuple[Path, s
             names = sorted(
                 name
                 for name in found
-                if is_data(name)
-                and is_finished(Path(name), len(Path(folder).parts))
+                if is_data(name, len(Path(folder).parts))
                 and (pattern is None or _is_like(name.split("/"), key.split("/")))
             )
         if not names:

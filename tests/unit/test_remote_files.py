@@ -15,7 +15,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.data import remote_files
-from dormouse.data.data_files import find_files
+from dormouse.data.data_files import _is_name_of_data, find_files
 from dormouse.data.remote_files import staged
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
@@ -95,5 +95,5 @@ def test_objects_are_those_that_files_would_be(
     for name in ("part-0", "archive/part-0", "_temporary/0/task/part-0", ".hidden/part-0", "_started"):
         store.put(f"data/{name}.parquet", b"")
     monkeypatch.setattr(remote_files, "open_store", lambda url: store)
-    found = [name for _, name, _ in staged(url, lambda name: name.endswith(".parquet"))]
+    found = [name for _, name, _ in staged(url, _is_name_of_data)]
     assert found == [f"s3://b/data/{name}.parquet" for name in expected]
