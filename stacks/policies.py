@@ -139,7 +139,12 @@ class PoliciesStack(InstanceStack):
             _allow(policy, ["lambda:UpdateEventSourceMapping"], mappings)
         for sleeping in (watched.query, watched.access):
             if sleeping is not None:
-                switch = fact(sleeping, self, "switch", sleeping.switch.function.function_arn)
+                switch = self.format_arn(
+                    service="lambda",
+                    resource="function",
+                    resource_name=fact(sleeping, self, "switch", sleeping.switch.function.function_name),
+                    arn_format=COLON,
+                )
                 _allow(policy, ["lambda:InvokeFunction"], [switch])
                 name = f"{sleeping.stack_name}/*"
                 stack = self.format_arn(service="cloudformation", resource="stack", resource_name=name)

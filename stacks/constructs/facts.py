@@ -6,6 +6,7 @@ An export can be neither changed nor removed while another stack uses it: a queu
 from __future__ import annotations
 
 import re
+from typing import cast
 
 import aws_cdk as cdk
 from aws_cdk import aws_ssm as ssm
@@ -18,12 +19,18 @@ SCOPE = "Facts"
 
 
 def fact(owner: InstanceStack, reader: cdk.Stack, name: str, value: str) -> str:
-    """The value of `owner`, as `reader` gets it; the name is one of its own among the owner's."""
+    """The value of `owner`, as `reader` gets it; the name is one of its own among the owner's.
+
+    Raises ValueError when another value of the owner has the name.
+    """
     parameter_name = f"{PREFIX}/{owner.settings.id}/{owner.name}/{name}"
     found = owner.node.try_find_child(SCOPE)
     scope = found if isinstance(found, Construct) else Construct(owner, SCOPE)
     construct_id = re.sub(r"\W", "", name.title())
-    if scope.node.try_find_child(construct_id) is None:
+    made = scope.node.try_find_child(construct_id)
+    if made is None:
         ssm.StringParameter(scope, construct_id, parameter_name=parameter_name, string_value=value)
+    elif owner.resolve(cast(ssm.CfnParameter, made.node.default_child).value) != owner.resolve(value):
+        raise ValueError(f"{parameter_name} is another value of {owner.stack_name} already")
     reader.add_stack_dependency(owner, "its parameters")
     return ssm.StringParameter.value_for_string_parameter(reader, parameter_name)
