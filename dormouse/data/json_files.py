@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
 from dormouse.data.text_values import value_column
 from dormouse.errors import InvalidData, not_installed, one_line
@@ -66,15 +70,68 @@ def json_batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordB
     """These columns, null in objects that have them not; `InvalidData`."""
     columns = {field.name: _as_text(field.type) for field in fields}
     with _connected() as connection:
+        path = {"path": glob.escape(str(file.path))}
         reader = connection.execute(
-            f"select * from read_json({_FILE}, columns = {_struct(columns)})",
-            {"path": glob.escape(str(file.path))},
+            f"select * from read_json({_FILE}, columns = {_struct(columns)})", path
         ).to_arrow_reader(BATCH_ROWS)
-        for batch in reader:
+        exact = [field for field in fields if _has_decimals(field.type)]
+        objects = _objects(path) if exact else repeat(None)
+        for batch, texts in zip(reader, objects, strict=bool(exact)):
+            found = {name: batch.column(name) for name in columns}
+            if texts is not None:
+                found |= _decimals(texts, exact)
             yield pa.RecordBatch.from_arrays(
-                [value_column(batch.column(field.name), field, empties=False) for field in fields],
+                [value_column(found[field.name], field, empties=False) for field in fields],
                 names=list(columns),
             )
+
+
+def _objects(path: Mapping[str, str]) -> Iterator[pa.Array]:
+    """The texts of all objects, in batches as of `json_batches`."""
+    with _connected() as connection:
+        found = connection.execute(f"select json from read_json_objects({_FILE})", path)
+        for batch in found.to_arrow_reader(BATCH_ROWS):
+            yield batch.column(0)
+
+
+def _decimals(objects: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]:
+    """These columns of objects, whose numbers are as they are written: DuckDB makes doubles of them first."""
+    parsed = [json.loads(text, parse_float=str, parse_int=str) for text in objects.to_pylist()]
+    found = {}
+    for field in fields:
+        try:
+            values = [_exact(one.get(field.name), field.type) for one in parsed]
+            found[field.name] = pa.array(values, _exact_type(field.type))
+        except (pa.ArrowInvalid, InvalidOperation, TypeError) as error:
+            why = one_line(error)
+            raise InvalidData(f"column {field.name!r} does not fit {field.type}: {why}") from None
+    return found
+
+
+def _exact(value: Any, kind: DataType) -> Any:
+    """Decimals, and texts of all else."""
+    if kind.element is not None and isinstance(value, list):
+        return [_exact(one, kind.element) for one in value]
+    if kind.parts and isinstance(value, dict):
+        return {part.name: _exact(value.get(part.name), part.type) for part in kind.parts}
+    if isinstance(value, bool) and not kind.is_nested and kind.precision is None:
+        return str(value).lower()
+    if value is None or (isinstance(value, str) and not kind.is_nested):
+        return Decimal(value) if value is not None and kind.precision is not None else value
+    raise TypeError(f"there is a {type(value).__name__} where {kind} is wanted")
+
+
+def _exact_type(kind: DataType) -> pa.DataType:
+    if kind.element is not None:
+        return pa.list_(_exact_type(kind.element))
+    if kind.parts:
+        return pa.struct([(part.name, _exact_type(part.type)) for part in kind.parts])
+    return pa.string() if kind.precision is None else arrow_type(kind)
+
+
+def _has_decimals(kind: DataType) -> bool:
+    inner = ([] if kind.element is None else [kind.element]) + [part.type for part in kind.parts]
+    return kind.precision is not None or any(map(_has_decimals, inner))
 
 
 def _as_text(kind: DataType) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zipfile
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,28 @@ def test_a_file_of_json_has_its_own_values_whatever_it_is_called(tmp_path: Path)
     assert rows_of(written(tmp_path / "lake" / "exp=3", "b.json", '{"run": 1}'), run) == [{"run": 1}]
     written(tmp_path, "d1.json", '{"run": 2}')
     assert rows_of(written(tmp_path, "d[1].json", '{"run": 1}'), run) == [{"run": 1}]
+
+
+def test_decimals_of_json_have_the_digits_that_are_written(tmp_path: Path) -> None:
+    kind = dm.DECIMAL(38, 18)
+    some = dm.STRUCT([dm.Field("d", kind, nullable=True), dm.Field("t", dm.STRING, nullable=True)])
+    fields = [dm.Field("k", dm.LONG), dm.Field("v", kind, nullable=True)]
+    fields += [dm.Field("s", some, nullable=True), dm.Field("l", dm.LIST(kind), nullable=True)]
+    lines = [
+        '{"k": 1, "v": 12345678901234567890.123456789, "s": {"d": 0.123456789012345678, "t": "x"}}',
+        '{"k": 2, "v": "1234567890123456.78", "l": [1.10, 2, 1e3]}',
+        '{"k": 3, "s": {"t": true}}',
+    ]
+    for name, text in {"a.jsonl": "\n".join(lines), "b.json": f"[{','.join(lines)}]"}.items():
+        rows = rows_of(written(tmp_path, name, text), *fields)
+        assert [row["v"] for row in rows] == [
+            Decimal("12345678901234567890.123456789"),
+            Decimal("1234567890123456.78"),
+            None,
+        ]
+        assert rows[0]["s"] == {"d": Decimal("0.123456789012345678"), "t": "x"}
+        assert rows[2]["s"] == {"d": None, "t": "true"}
+        assert rows[1]["l"] == [Decimal("1.1"), 2, 1000]
 
 
 def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
