@@ -199,15 +199,16 @@ def make_function(deployed: Deployed, name: str, timeout: int) -> None:
 
 
 def _database(session: Any, instance_id: str, serverless: bool) -> str:
-    rds, name = session.client("rds"), f"dormouse-{instance_id}-database"
+    # as CloudFormation names it: the longest id leaves nothing of the last part
+    rds, name = session.client("rds"), f"dormouse-{instance_id}-database-clustereb0386a7-x1mfb3jkvbwa"[:63]
     more: dict[str, Any] = {"ServerlessV2ScalingConfiguration": {"MinCapacity": 0.5, "MaxCapacity": 4}}
     rds.create_db_cluster(
         DBClusterIdentifier=name, Engine="aurora-postgresql", MasterUsername="owner",
         MasterUserPassword="a password", **(more if serverless else {}),
     )  # fmt: skip
     rds.create_db_instance(
-        DBInstanceIdentifier=f"{name}-writer", DBClusterIdentifier=name, Engine="aurora-postgresql",
-        DBInstanceClass="db.serverless" if serverless else "db.r8g.large",
+        DBInstanceIdentifier=f"dormouse-{instance_id}-writer", DBClusterIdentifier=name,
+        Engine="aurora-postgresql", DBInstanceClass="db.serverless" if serverless else "db.r8g.large",
     )  # fmt: skip
     return name
 

@@ -24,6 +24,7 @@ NAME = "postgres.running"
 POLL_SECONDS = 0.02
 ANSWER_SECONDS_MAX = 1
 CONTENT_BYTES_MAX = 4096
+_SOCKETS = ".s.PGSQL.*[0-9]"
 
 
 class HeldElsewhere(InstanceLocked):
@@ -73,6 +74,17 @@ def is_held_elsewhere(folder: Path) -> bool:
         close_lock(lease)
 
 
+def is_held_by(folder: Path, pid: int) -> bool:
+    """Whether the server that holds it is the one with this process id here."""
+    lease = open_lock(folder / NAME)
+    try:
+        holder = _read(lease)
+        signed = (holder.boot, holder.namespace, holder.pid) == (boot(), namespace(), pid)
+        return signed and not try_lock(lease)
+    finally:
+        close_lock(lease)
+
+
 def sign(lease: int, pid: int) -> None:
     """Says who holds it: the server with this process id."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -80,12 +92,12 @@ def sign(lease: int, pid: int) -> None:
     os.pwrite(lease, json.dumps(asdict(holder)).encode(), 0)
 
 
-def check_silent(data: Path) -> None:
+def check_silent(data: Path, sockets: Path) -> None:
     """A server of an older Dormouse has no lease: one that answers, but cannot be seen, is left alone, too.
 
     Raises `InstanceLocked`.
     """
-    for listening in data.glob(".s.PGSQL.*[0-9]"):
+    for listening in {*data.glob(_SOCKETS), *sockets.glob(_SOCKETS)}:
         with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
             client.settimeout(ANSWER_SECONDS_MAX)
             client.connect(str(listening))

@@ -260,7 +260,7 @@ class Server:
 
         While backends of the crashed server live, the files stay: one guards the shared memory they use.
         """
-        running.check_silent(self.data)
+        running.check_silent(self.data, sockets)
         self._others_were_leaving = bool(_processes_in(self.data))
         if not self._others_were_leaving:
             for file in (self.data / "postmaster.pid", *sockets.glob(".s.PGSQL.*.lock")):
@@ -289,9 +289,9 @@ def _works_in(process: psutil.Process, folder: Path) -> bool:
     try:
         with suppress(psutil.AccessDenied):
             return Path(process.cwd()) == folder
-        # in a container root may not look; others' servers are none of this folder
-        return bool(process.name() == "postgres" and process.uids().effective == folder.stat().st_uid)
-    except (psutil.Error, OSError):
+        # in a container root may not look; a crashed server's id may be that of another folder's by now
+        return process.name() == "postgres" and running.is_held_by(folder.parent, process.pid)
+    except (psutil.Error, OSError, InstanceError):
         return False
 
 

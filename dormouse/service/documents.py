@@ -270,7 +270,7 @@ class ProblemDocument(AnswerDocument):
 
 _WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
-    403: "The holder of the token may not start this kind of job.",
+    403: "The token's holder may not start this kind of job; or, without tokens, another site's page asks.",
     404: "There is no such table, or job.",
     409: "The job has no result: it runs, has failed or was cancelled; or its id is another job's.",
     410: "The job's result, or the page of a query, is past its retention.",
@@ -292,7 +292,7 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Problem documents of these statuses."""
-    return {status: _problem(status) for status in (*statuses, 421)}
+    return {status: _problem(status) for status in (*statuses, 403, 421)}
 
 
 def _problem(status: int) -> dict[str, Any]:

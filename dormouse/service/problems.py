@@ -84,13 +84,14 @@ REFUSALS = {
     "answer-too-large": (413, "The answer has more rows or bytes than are allowed."),
     "body-too-large": (413, "The body of the request is larger than is allowed."),
     "body-too-slow": (408, "The body of the request did not come in time."),
+    "cross-site-request": (403, "The request is of a page of another site."),
     "misdirected-request": (421, "The request is for another host."),
     "not-acceptable": (406, "There is no answer in any of the media types that are accepted."),
     "query-time-over": (504, "The query took too long."),
     "service-ends": (503, "The service is being stopped."),
     "too-many-queries": (429, "Too many queries run at once."),
     "unauthorized": (401, "The request has no valid token."),
-    "unsupported-media-type": (415, "The body of the request is not JSON."),
+    "unsupported-media-type": (415, "The body of the request is not of the media type that it must be."),
 }
 
 

@@ -39,7 +39,7 @@ from dormouse.service.row_documents import (
     RowTableList,
 )
 from dormouse.service.running import Answer
-from dormouse.service.sent_files import receive, separator_of
+from dormouse.service.sent_files import check_media_type, receive, separator_of
 from dormouse.service.work import DocumentWork, QueryWork
 
 _BINARY = "application/octet-stream"
@@ -253,6 +253,7 @@ async def put_file(
 ) -> Response:
     """Gives the reference that a FILE cell is to hold; the bytes stay as long as the table."""
     check_may(holder, "row_upload")
+    check_media_type(request, {_BINARY})
     found = await asyncio.to_thread(here.instance.row_table, table)
     given: list[str] = []
 

@@ -19,11 +19,16 @@ from dormouse.settings.service import Holder, is_loopback
 OPEN_PATHS = frozenset({"/health", "/openapi.json", *docs_page.PATHS})
 """What tells nothing of an instance."""
 
+_READS = frozenset({"GET", "HEAD"})
+_OWN_SITE = frozenset({b"same-origin", b"none"})
+"""What `Sec-Fetch-Site` is of the service's own pages, and of what its reader typed."""
+
 
 class Guard:
     """Lets requests with the token through; without a token, those that name this machine.
 
-    A page of another site that resolves to this machine names its own host (DNS rebinding).
+    A page of another site that resolves to this machine names its own host (DNS rebinding); one that asks
+    this machine by its name, as it may of a browser for what needs no permission, is told by that browser.
     """
 
     def __init__(
@@ -51,6 +56,8 @@ class Guard:
             host = _only(scope, b"host")
             if host is None or not self._is_ours(host.decode("latin-1")):
                 return Refused("misdirected-request", "the header host names another host than this one")
+            if _is_of_another_site(scope, host):
+                return Refused("cross-site-request", "a page of another site asks; only this one's own may")
             return None
         if scope["path"] in OPEN_PATHS or self._holder(scope) is not None:
             return None
@@ -72,6 +79,16 @@ class Guard:
         name = host.lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         return name == self._host or is_loopback(name)
+
+
+def _is_of_another_site(scope: Scope, host: bytes) -> bool:
+    """Whether a browser says so; a link may lead here, for it changes nothing and only its reader sees it."""
+    origin, site = _only(scope, b"origin"), _only(scope, b"sec-fetch-site")
+    if origin is None and scope["method"] in _READS:
+        return False
+    if site is not None:
+        return site not in _OWN_SITE
+    return origin is not None and origin.lower().partition(b"://")[2] != host.lower()
 
 
 def _only(scope: Scope, name: bytes) -> bytes | None:

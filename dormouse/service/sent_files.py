@@ -1,8 +1,9 @@
-"""Bodies of CSV: streamed to a file, bounded, and never a part taken for the whole."""
+"""Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -17,12 +18,20 @@ MEDIA_TYPES = frozenset({"text/csv", "text/tab-separated-values"})
 
 def separator_of(request: Request) -> str:
     """What the media type of a body says of its cells; `Refused` for one that is no CSV."""
+    return "," if check_media_type(request, MEDIA_TYPES) == "text/csv" else "\t"
+
+
+def check_media_type(request: Request, allowed: Collection[str]) -> str:
+    """That of a body that comes as it is; `Refused` for another.
+
+    None that a form can send is allowed: a browser asks for permission before other sites' pages send these.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in MEDIA_TYPES:
-        raise Refused("unsupported-media-type", f"the body must be {' or '.join(sorted(MEDIA_TYPES))}")
+    if media_type not in allowed:
+        raise Refused("unsupported-media-type", f"the body must be {' or '.join(sorted(allowed))}")
     if request.headers.get("content-encoding", "").strip().lower() not in {"", "identity"}:
         raise Refused("unsupported-media-type", "the body must come as it is, without content-encoding")
-    return "," if media_type == "text/csv" else "\t"
+    return media_type
 
 
 async def receive(request: Request, target: AbstractContextManager[Path]) -> None:

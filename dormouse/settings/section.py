@@ -136,7 +136,7 @@ def pattern(name: str) -> str:
     return PATTERNS[name][0]
 
 
-Id = Annotated[str, Field(pattern=pattern("id"))]
+Id = Annotated[str, Field(pattern=pattern("id"), max_length=20)]
 VpcId = Annotated[str, Field(pattern=pattern("vpc"))]
 SubnetId = Annotated[str, Field(pattern=pattern("subnet"))]
 RouteTableId = Annotated[str, Field(pattern=pattern("route_table"))]

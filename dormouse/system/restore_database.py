@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from typing import Any, Literal
 
 from dormouse.errors import InstanceError, InvalidInput
@@ -63,7 +64,7 @@ def restore_deployment(
             f"{instance.id} --wait"
         )
     _check(moment, cluster, instance.resources.storage)
-    name = f"{instance.cluster}-at-{moment.astimezone(UTC):%Y%m%d%H%M%S}"[:63]
+    name = _name(instance, moment.astimezone(UTC))
     steps: list[Step] = [
         RestoreCluster(instance, name, moment),
         TakeSnapshot(instance, name),
@@ -77,6 +78,12 @@ def restore_deployment(
     taken = _snapshot(instance, name)
     arn = str(taken["DBClusterSnapshotArn"]) if taken else name
     return RestoredDeployment(instance.id, moment, arn, found, commits, tuple(reports), dry_run)
+
+
+def _name(instance: DeployedInstance, moment: datetime) -> str:
+    """Of this cluster at this moment alone, of at most 56 letters: RDS takes 63, which its own may have."""
+    digest = sha256(f"{instance.cluster} {moment.isoformat()}".encode()).hexdigest()[:8]
+    return f"dormouse-{instance.id}-at-{moment:%Y%m%d%H%M%S}-{digest}"
 
 
 def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> None:

@@ -12,6 +12,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import psutil
+import psycopg
 import pytest
 from embedded import OTHER_PROCESS, ask, leave, other_process, postmaster, runs, said, tell
 
@@ -155,6 +157,44 @@ def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(se
         (server_folder / running.NAME).write_text(json.dumps(vars(holder)))
         with pytest.raises(InstanceLocked, match="runs on host north"):
             EmbeddedPostgres(server_folder).start()
+
+
+def denied(process: psutil.Process) -> str:
+    """As to root in a container without CAP_SYS_PTRACE, whose servers are of another user."""
+    raise psutil.AccessDenied(process.pid)
+
+
+def test_a_stale_number_of_another_folder_s_server_is_not_taken_for_this_one_s(
+    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a crash in a container, whose processes have the same numbers each time that it starts."""
+    monkeypatch.setattr(psutil.Process, "cwd", denied)
+    other = tmp_path / "other"
+    with EmbeddedPostgres(other) as server:
+        tell(server.dsn, "create table t as select 7 as x")
+    with EmbeddedPostgres(server_folder) as server, psycopg.connect(server.dsn) as session:
+        written = (server_folder / "postgres" / "postmaster.pid").read_text()
+        (other / "postgres" / "postmaster.pid").write_text(written)
+        with EmbeddedPostgres(other, seconds_max=20) as its:
+            assert (its.joined, ask(its.dsn, "select x from t")) == (False, 7)
+        assert not runs(other)
+        assert session.execute("select 1").fetchone() == (1,)
+        assert (server_folder / "postgres" / "postmaster.pid").read_text() == written
+
+
+def test_a_server_whose_processes_may_not_be_looked_at_is_joined_and_stopped(
+    server_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil.Process, "cwd", denied)
+    with other_process(server_folder) as other:
+        assert said(other) == "started"
+        pid = postmaster(server_folder).pid
+        with EmbeddedPostgres(server_folder) as server:
+            assert server.joined
+            leave(other)
+            assert postmaster(server_folder).pid == pid
+            assert ask(server.dsn, "select 1") == 1
+    assert not runs(server_folder)
 
 
 def test_a_lease_that_is_not_signed_is_waited_for(

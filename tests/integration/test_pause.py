@@ -171,7 +171,7 @@ def test_what_is_gone_is_as_good_as_off(deployed: Deployed, clock: FakeClock) ->
 
 def test_without_a_database_nothing_is_changed(deployed: Deployed, clock: FakeClock) -> None:
     rds = deployed.client("rds")
-    rds.delete_db_instance(DBInstanceIdentifier=f"{deployed.cluster}-writer", SkipFinalSnapshot=True)
+    rds.delete_db_instance(DBInstanceIdentifier=f"dormouse-{deployed.id}-writer", SkipFinalSnapshot=True)
     rds.delete_db_cluster(DBClusterIdentifier=deployed.cluster, SkipFinalSnapshot=True)
     with pytest.raises(InstanceError, match="is gone: restore it"):
         pause(deployed.find(), clock=clock.clock)

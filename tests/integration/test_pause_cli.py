@@ -82,7 +82,7 @@ def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
 def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause", "--dry-run"))
     assert (code, deployed.state()) == (0, RUNNING)
-    assert "→ stop the database: cluster dormouse-dev-database is available" in out.splitlines()
+    assert f"→ stop the database: cluster {deployed.cluster} is available" in out.splitlines()
     assert out.splitlines()[-1] == "dev: nothing was changed"
     assert cli(*on("resume", "--dry-run"))[0] == 0
 

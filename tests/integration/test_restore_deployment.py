@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -87,6 +88,43 @@ def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, 
     again = restore_deployment(deployed.find(), moment, clock=SOON)
     assert (again.snapshot, again.objects.count) == (found.snapshot, 0)
     assert {step.outcome for step in again.steps} == {"already"}
+
+
+@pytest.mark.parametrize("instance_id", ["ab", "prod", "prod-west-eu", "prod-eu-west-1-of-us"])
+def test_each_moment_has_a_snapshot_of_its_own(deployed: Deployed, instance_id: str) -> None:
+    """The name of the cluster, which CloudFormation makes, may be as long as RDS lets names be."""
+    found = deploy(instance_id)
+    pause(found.find(), wait=True, clock=SOON)
+    first = datetime.now(UTC) - timedelta(hours=1)
+    moments = [first, first + timedelta(minutes=1), first + timedelta(minutes=1, microseconds=1)]
+    made = [restore_deployment(found.find(), moment, clock=SOON) for moment in moments]
+    assert {step.outcome for one in made for step in one.steps} == {"done"}
+    assert sorted(snapshots(found)) == sorted({one.snapshot for one in made})
+    assert len(snapshots(found)) == 3
+    for moment, one in zip(moments, made, strict=True):
+        name = one.snapshot.rpartition(":")[2]
+        assert name.startswith(f"dormouse-{instance_id}-at-{moment:%Y%m%d%H%M%S}-")
+        assert re.fullmatch(r"[a-z](-?[a-z0-9]){0,62}", name)
+        assert len(name) <= 63
+    assert set(clusters(found)) == {deployed.cluster, found.cluster}
+
+
+def test_another_cluster_of_the_instance_has_a_snapshot_of_its_own(
+    deployed: Deployed, moment: datetime
+) -> None:
+    """After a deploy with the snapshot of a restore, the same moment is another history."""
+    instance = deployed.find()
+    first = restore_deployment(instance, moment, clock=SOON)
+    rds, other = deployed.client("rds"), "dormouse-dev-database-clustereb0386a7-another"
+    rds.create_db_cluster(
+        DBClusterIdentifier=other, Engine="aurora-postgresql", MasterUsername="owner",
+        MasterUserPassword="a password",
+    )  # fmt: skip
+    rds.stop_db_cluster(DBClusterIdentifier=other)
+    where, ssm = resources.resources_parameter("dev", "database"), deployed.client("ssm")
+    told = json.loads(ssm.get_parameter(Name=where)["Parameter"]["Value"])
+    ssm.put_parameter(Name=where, Value=json.dumps({**told, "cluster": other}), Overwrite=True)
+    assert restore_deployment(deployed.find(), moment, clock=SOON).snapshot != first.snapshot
 
 
 def test_what_waits_in_the_queues_is_purged_by_choice(deployed: Deployed, moment: datetime) -> None:

@@ -282,6 +282,60 @@ def test_bodies_that_are_refused(instance: Instance, tmp_path: Path) -> None:
         )
 
 
+def put_file(url: str, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return http_post(f"{url}/v1/rows/samples/files?name=a.bin", content=b"bytes", headers=named)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content_type": "text/plain"},
+        {"content_type": "multipart/form-data; boundary=a"},
+        {"content_type": "application/octet-stream", "content_encoding": "gzip"},
+    ],
+)
+def test_a_file_of_another_media_type_is_not_put(
+    url: str, rows: RemoteRowTable, instance: Instance, headers: dict[str, str]
+) -> None:
+    """What a form can send, any page in a browser can send."""
+    refused = put_file(url, **headers)
+    assert (refused.status_code, refused.json()["type"]) == (415, "urn:dormouse:unsupported-media-type")
+    assert list(instance.objects.list("row_files/")) == []
+    assert put_file(url, content_type="application/octet-stream").status_code == 201
+    assert len(list(instance.objects.list("row_files/"))) == 1
+
+
+def test_without_a_token_other_sites_pages_put_nothing(
+    url: str, rows: RemoteRowTable, instance: Instance
+) -> None:
+    port = urlsplit(url).port
+    for foreign in (
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": f"http://127.0.0.1:{port}0"},
+        {"origin": "https://evil.example", "sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+    ):
+        refused = put_file(url, content_type="application/octet-stream", **foreign)
+        assert (refused.status_code, refused.json()["type"]) == (403, "urn:dormouse:cross-site-request")
+        assert "another site" in refused.json()["detail"]
+    assert list(instance.objects.list("row_files/")) == []
+    for own in ({"origin": url}, {"origin": "null", "sec_fetch_site": "same-origin"}):
+        assert put_file(url, content_type="application/octet-stream", **own).status_code == 201
+    linked = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert http_get(f"{url}/docs", headers=linked).status_code == 200
+    assert http_get(f"{url}/v1/rows", headers={"origin": "https://evil.example"}).status_code == 403
+
+
+def test_with_a_token_pages_of_other_sites_may_ask(instance: Instance) -> None:
+    instance.create_row_table("samples", COLUMNS)
+    with serving(instance, token="s3cret-token") as url:  # noqa: S106
+        asked = {"authorization": "Bearer s3cret-token", "origin": "https://apps.example"}
+        assert http_get(f"{url}/v1/rows", headers=asked).status_code == 200
+
+
 def test_holders_may_what_their_tokens_say(instance: Instance, tmp_path: Path) -> None:
     rows = instance.create_row_table("samples", COLUMNS)
     tokens = tmp_path / "tokens"

@@ -167,7 +167,7 @@ def test_half_of_an_instance_is_enough() -> None:
     assert ended(deployed, clock, left)["wake the database"] == "done"
     assert database(deployed).status == "available"
     rds = deployed.client("rds")
-    rds.delete_db_instance(DBInstanceIdentifier=f"{deployed.cluster}-writer")
+    rds.delete_db_instance(DBInstanceIdentifier=f"dormouse-{deployed.id}-writer")
     rds.delete_db_cluster(DBClusterIdentifier=deployed.cluster, SkipFinalSnapshot=True)
     assert set(ended(deployed, clock, left).values()) == {"already"}
     assert set(ended(deployed, clock, {"storage": []}).values()) == {"already"}

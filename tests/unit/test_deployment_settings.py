@@ -50,6 +50,7 @@ def test_everything_else_has_a_default_and_tables_may_be_empty() -> None:
     ("text", "line"),
     [
         ('id = "D"', 'id = "D": it must be text in quotes: 2 to 20 of a-z, 0-9 and -, first a letter, '),
+        ('id = "aa-bb-cc-dd-ee-ff-ggg"', 'id = "aa-bb-cc-dd-ee-ff-ggg": it must be text in quotes: 2 to 20'),
         ("[commit]\nconcurrency = 1", "commit.concurrency = 1: it must be a whole number, 2 to 1,000"),
         ("[commit]\nconcurrency = true", "commit.concurrency = true: it must be a whole number"),
         ('[commit]\nqueues = "4"', 'commit.queues = "4": it must be a whole number, 1 to 16'),
