@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from dormouse.durability.cell_file_checks import cell_file_problems
 from dormouse.durability.listing import Listed, by_file
 from dormouse.durability.orphans import is_quarantined
 from dormouse.durability.payload_checks import payload_problems
@@ -174,6 +175,7 @@ class Checker:
         reader = _Reader(self._supplier, self._objects, table, self._apart) if self._apart else None
         of_table = _TableObjects(self._objects, table, checks, self._done, reader, self._notes)
         of_table.check(self._progress)
+        self._done.problems += cell_file_problems(self._supplier, self._objects, table, deep=self._deep)
 
     def _unknown(self, tables: Sequence[TableRecord]) -> None:
         owned = tuple(prefix for table in tables for prefix in table.object_prefixes)
