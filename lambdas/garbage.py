@@ -11,8 +11,7 @@ from typing import Any
 
 from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRounds
-from dormouse.durability.shares import KIND as CHECK
-from dormouse.durability.shares import check_share
+from dormouse.durability.shares import checks
 from dormouse.durability.unknown import Known
 from dormouse.errors import DormouseError
 from dormouse.files.attempts import WriteAttempts
@@ -49,13 +48,14 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 def _checked(supplier: ConnectionSupplier, objects: ObjectStore, seconds_left: Callable[[], float]) -> int:
-    """How many rounds of the instance fail, after that of today if it is due."""
+    """How many rounds of the instance fail, after those checks of today that are due."""
     rounds, attempts = InstanceRounds(supplier), WriteAttempts(supplier, objects)
     catalog = Catalog(supplier, attempts)
     known = Known(supplier, catalog, attempts)
-    if rounds.is_due(CHECK, DAY_SECONDS):
-        try:
-            rounds.run(CHECK, lambda: check_share(supplier, catalog, objects, known, seconds_left))
-        except DormouseError as error:
-            logger.error("check: %s", error)  # noqa: TRY400  # it is the line, not the traceback
+    for kind, check in checks(supplier, catalog, objects, known, seconds_left).items():
+        if rounds.is_due(kind, DAY_SECONDS):
+            try:
+                rounds.run(kind, check)
+            except DormouseError as error:
+                logger.error("%s: %s", kind, error)  # noqa: TRY400  # it is the line, not the traceback
     return sum(one.error is not None for one in rounds.read())

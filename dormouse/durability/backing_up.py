@@ -19,7 +19,9 @@ from dormouse.durability.owner_records import FOLDER, NOW
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.files.holds import held
+from dormouse.files.put_files import PutFiles
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.edited import is_edited
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.payloads.objects import written as payload_objects
@@ -71,7 +73,14 @@ def wanted(
     """
     submitted = set(_submitted(supplier, get))  # first: what is applied meanwhile a table has
     yield Wanted(MARKER, needed=True)
-    kept = (name for name in records if not name.startswith(f"{NOW}/"))
+    put = set[str]()
+    for table in catalog.tables():
+        if is_edited(table.properties):
+            for cell_file in PutFiles(supplier, table).noted():
+                put.add(cell_file.object_name)
+                yield Wanted(cell_file.object_name, needed=True, size=cell_file.byte_count, table=table.name)
+    # what is listed of those that were put is wanted as it was put, and no other way
+    kept = (name for name in records if not name.startswith(f"{NOW}/") and name not in put)
     yield from (
         Wanted(name) for name in kept if name.startswith((f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/"))
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from dormouse.durability.cell_file_checks import cell_file_problems
 from dormouse.durability.listing import Listed, by_file
 from dormouse.durability.orphans import is_quarantined
 from dormouse.durability.payload_checks import payload_problems
@@ -115,8 +116,7 @@ class Checker:
     """Checks tables of one instance. `progress` is called with the files done.
 
     What is not known, and was written under an incarnation before `adopted`, is quarantined. With `notes`,
-    files that were written without a digest, and read well, have one from then on. Ends before a table where
-    `go_on` says so.
+    files that were written without a digest, and read well, have one from then on.
     """
 
     def __init__(
@@ -129,10 +129,8 @@ class Checker:
         deep: bool = False,
         notes: bool = False,
         progress: Progress | None = None,
-        go_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self._notes = notes
-        self._go_on = go_on
         self._deep = deep
         self._apart: FileReader | None = None
         if deep:
@@ -154,7 +152,7 @@ class Checker:
         """Checks the tables, and the `rest`: what of the store is no table's. Once."""
         try:
             for table in tables:
-                if not self._done.is_over and self._go_on():
+                if not self._done.is_over:
                     with suppress(TableNotFound):  # dropped meanwhile
                         self._table(table)
                         self._done.tables += 1
@@ -162,9 +160,13 @@ class Checker:
         finally:
             if self._apart is not None:
                 self._apart.close()
-        if rest and not self._done.is_over and self._go_on():
+        return self.rest(tables) if rest else self._done.report()
+
+    def rest(self, tables: Sequence[TableRecord]) -> CheckReport:
+        """Checks what of the store is no table's; what begins as the objects of `tables` is not looked at."""
+        if not self._done.is_over:
             self._done.problems += payload_problems(self._supplier, self._objects, deep=self._deep)
-            self._rest(tables)
+            self._unknown(tables)
         return self._done.report()
 
     def _table(self, table: TableRecord) -> None:
@@ -173,8 +175,9 @@ class Checker:
         reader = _Reader(self._supplier, self._objects, table, self._apart) if self._apart else None
         of_table = _TableObjects(self._objects, table, checks, self._done, reader, self._notes)
         of_table.check(self._progress)
+        self._done.problems += cell_file_problems(self._supplier, self._objects, table, deep=self._deep)
 
-    def _rest(self, tables: Sequence[TableRecord]) -> None:
+    def _unknown(self, tables: Sequence[TableRecord]) -> None:
         owned = tuple(prefix for table in tables for prefix in table.object_prefixes)
         others = (
             name

@@ -128,20 +128,19 @@ class Durable:
         from dormouse.payloads import upkeep as payload_upkeep
 
         self._check_writable()
-        daily: dict[str, Callable[[], object]] = {}
+        kept: dict[str, Callable[[], object]] = {}
         if (base_backup := self._base_backup) is not None and self._metadata_backups:
-            daily[metadata_backups.KIND] = lambda: metadata_backups.take(
+            kept[metadata_backups.KIND] = lambda: metadata_backups.take(
                 self._supplier,
                 self._objects,
                 self._ownership.number,
                 base_backup,
                 keep=self._metadata_backups,
             )
-        daily[shares.KIND] = lambda: shares.check_share(
-            self._supplier, self._catalog, self._objects, self._known
-        )
 
-        daily |= self._daily()
+        def daily() -> Mapping[str, Callable[[], object]]:
+            checks = shares.checks(self._supplier, self._catalog, self._objects, self._known)
+            return {**kept, **checks, **self._daily()}
 
         def after_cycle(done: Maintenance) -> None:
             from dormouse.durability.maintenance_metrics import write_metrics
@@ -149,8 +148,10 @@ class Durable:
             if metrics is not None:
                 write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done)
 
-        hourly = {payload_upkeep.KIND: self._cool_payloads}
-        maintainer = Maintainer(self._supplier, self.tables, daily, tell, after_cycle, hourly)
+        def hourly() -> Mapping[str, Callable[[], object]]:
+            return {payload_upkeep.KIND: self._cool_payloads}
+
+        maintainer = Maintainer(self._supplier, self.tables, daily, hourly, tell, after_cycle)
         maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
         return maintainer.done
 

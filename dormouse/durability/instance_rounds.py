@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,6 +56,11 @@ class InstanceRounds:
             self._record(kind, began, one_line(error))
             raise
         self._record(kind, began, None)
+
+    def divide(self, kind: str, into: Sequence[str]) -> None:
+        """Ends a kind for others: what failed of it failed of each of them, until it is done."""
+        values = {"kind": kind, "into": list(into)}
+        run_transaction(self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a round")
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -10,6 +10,17 @@ on conflict (kind) do update set
     error = excluded.error,
     well_at = coalesce(excluded.well_at, r.well_at);
 
+-- name: divide
+-- Has the rounds of a kind be those of others, which have failed if it did.
+with former as (
+    delete from instance_round where kind = %(kind)s returning *
+)
+insert into instance_round (kind, began_at, ended_at, error, well_at)
+select i.kind, f.began_at, f.ended_at, f.error, f.well_at
+from former f, unnest(%(into)s::text[]) as i (kind)
+where f.error is not null
+on conflict (kind) do nothing;
+
 -- name: rounds
 -- How the last round of each kind ended.
 select kind, began_at, ended_at, error, well_at from instance_round order by kind;

@@ -58,21 +58,21 @@ class Maintenance:
 
 
 class Maintainer:
-    """Maintains the tables that `tables` gives, and does once a day, or an hour, what is said by its kind."""
+    """Maintains the tables that `tables` gives; does once a day, or an hour, what these give by kind."""
 
     def __init__(
         self,
         supplier: Supplier,
         tables: Callable[[], Sequence[Maintained]],
-        daily: Mapping[str, Callable[[], object]],
+        daily: Callable[[], Mapping[str, Callable[[], object]]],
+        hourly: Callable[[], Mapping[str, Callable[[], object]]],
         tell: Callable[[str], object] = lambda line: None,
         after_cycle: Callable[[Maintenance], object] = lambda done: None,
-        hourly: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
         self._after_cycle = after_cycle
         self._rounds = InstanceRounds(supplier)
         self._tables = tables
-        self._due = [(DAY_SECONDS, daily), (HOUR_SECONDS, hourly or {})]
+        self._due = [(DAY_SECONDS, daily), (HOUR_SECONDS, hourly)]
         self._tell = tell
         self._collected_at: dict[str, float] = {}
         self.done = Maintenance()
@@ -94,7 +94,7 @@ class Maintainer:
                 return
             self._table(table, all_is_due=all_is_due)
         for seconds, rounds in self._due:
-            for kind, work in rounds.items():
+            for kind, work in rounds().items():
                 if not stop.is_set() and self._rounds.is_due(kind, seconds):
                     self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 

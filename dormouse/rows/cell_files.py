@@ -12,8 +12,8 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from dormouse.errors import InvalidInput, InvalidName, ObjectDamaged, RowNotFound
+from dormouse.files.put_files import PutFiles
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import ROW_FILES
 from dormouse.whole_file import whole_file
 
 CHUNK_BYTES = 1 << 20
@@ -36,9 +36,10 @@ class CellFile:
 class CellFiles:
     """The files of one table. They stay as long as the table, since older versions of rows refer to them."""
 
-    def __init__(self, objects: ObjectStore, table_uuid: str, table: str) -> None:
+    def __init__(self, objects: ObjectStore, put_files: PutFiles, table: str) -> None:
         self._objects = objects
-        self._prefix = f"{ROW_FILES}/{table_uuid}/"
+        self._put_files = put_files
+        self._prefix = put_files.prefix
         self._table = table
 
     @contextmanager
@@ -52,8 +53,10 @@ class CellFiles:
             yield path, given
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            reference = f"file:{file_id}:{path.stat().st_size}:{digest}:{name}"
-        given.append(reference)
+            size = path.stat().st_size
+        # noted before anybody has the reference: checks and backups miss no file that a cell refers to
+        self._put_files.note(file_id, size, digest)
+        given.append(f"file:{file_id}:{size}:{digest}:{name}")
 
     def of_cell(self, cell: object, where: str) -> CellFile:
         """What a cell refers to; `RowNotFound` for one that is empty, or refers to no file of this table."""

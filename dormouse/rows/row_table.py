@@ -185,10 +185,11 @@ class RowTable(AskedTable):
     @property
     def files(self) -> CellFiles:
         """The bytes of FILE cells."""
+        from dormouse.files.put_files import PutFiles
         from dormouse.rows.cell_files import CellFiles
 
-        table = self.store.table
-        return CellFiles(self.table.context.objects, table.uuid, table.name)
+        put_files = PutFiles(self.store.supplier, self.store.table)
+        return CellFiles(self.table.context.objects, put_files, self.name)
 
     def current(
         self, version: int | None = None, columns: Sequence[str] | None = None

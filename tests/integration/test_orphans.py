@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.durability.shares import check_share
+from dormouse.durability.shares import checks
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
 from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
@@ -162,7 +162,10 @@ def test_what_another_timeline_wrote_is_quarantined(
         assert report.quarantined == 2
         for name in others:
             (objects / name).unlink()
-        check_share(instance._supplier, instance._catalog, instance._objects, instance._known)
+        for check in checks(
+            instance._supplier, instance._catalog, instance._objects, instance._known
+        ).values():
+            check()
         code, out, _ = cli("check", "--dsn", copy, "--objects", url)
         assert (code, "quarantined: 2 objects, see dormouse orphans" in out) == (0, True)
         assert json.loads(cli("check", "--dsn", copy, "--objects", url, "--json")[1])["quarantined"] == 2

@@ -11,6 +11,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import (
+    BackupDamaged,
     InvalidColumn,
     InvalidInput,
     InvalidName,
@@ -127,3 +128,40 @@ def test_files_over_http(instance: dm.Instance, rows: RowTable, photo: Path, tmp
         with pytest.raises(InvalidName):
             remote.put_file(photo, "a/b")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("how", ["object_missing", "object_size", "object_digest"])
+def test_a_check_tells_of_files_that_are_lost(
+    instance: dm.Instance, rows: RowTable, photo: Path, how: str
+) -> None:
+    rows.change([dm.Insert([{"photo": rows.put_file(photo)} for _ in range(2)])])
+    lost = objects_of(instance)[0]
+    instance.objects.delete([lost])
+    if how != "object_missing":
+        instance.objects.put(lost, BYTES[:-1] + (b"x" if how == "object_digest" else b""))
+    for deep in (False, True):
+        found = [(one.kind, one.table, one.filename) for one in instance.check(deep=deep).problems]
+        assert found == ([(how, "samples", lost)] if deep or how != "object_digest" else [])
+    instance.drop_table("samples")
+    assert instance.check().problems == ()
+
+
+@pytest.mark.slow
+def test_a_backup_has_files_as_they_were_put(tmp_path: Path, photo: Path) -> None:
+    place = tmp_path / "backups"
+    with dm.local(tmp_path / "lake") as instance:
+        rows = instance.create_row_table("samples", COLUMNS)
+        rows.change([dm.Insert([{"photo": rows.put_file(photo)} for _ in range(2)])])
+        first = instance.backup(place)
+        gone, short = objects_of(instance)
+        instance.objects.delete([gone, short])
+        instance.objects.put(short, b"short")
+        with pytest.raises(BackupDamaged, match="row_files/"):
+            instance.backup(place)
+        again = instance.backup(place, since=first.name)
+        partial = instance.backup(place, despite_damage=True)
+    assert {one.name for one in partial.damaged} == {gone, short}
+    for name in (gone, short):
+        assert (place / again.name / "objects" / name).read_bytes() == BYTES
+    lost = dm.restore(place, tmp_path / "rescued", backup=partial.name, despite_damage=True).lost
+    assert {(one.table, one.filename) for one in lost} == {("samples", gone), ("samples", short)}
