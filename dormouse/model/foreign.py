@@ -22,6 +22,8 @@ def plain(value: Any) -> Any:
         return exact.item() if exact == value and value.dtype.str[-2:] != "D]" else value.item()
     methods = _OF_ONE if getattr(value, "ndim", None) == 0 or not hasattr(value, "__len__") else _OF_MANY
     convert = next((getattr(value, name) for name in methods if hasattr(value, name)), None)
-    found = value if convert is None else convert()
+    if convert is None or getattr(value, "nanosecond", 0):
+        return value
+    found = convert()
     # of Arrow's nanoseconds pandas makes its own
-    return value if getattr(value, "nanosecond", 0) or getattr(found, "nanosecond", 0) else found
+    return value if getattr(found, "nanosecond", 0) else found
