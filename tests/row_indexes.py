@@ -7,7 +7,9 @@ from typing import Any
 
 import dormouse as dm
 from dormouse.errors import IndexNotReady
+from dormouse.instance import Instance
 from dormouse.rows.builds import Builds
+from dormouse.rows.indexing import Indexing
 from dormouse.rows.pages import Page
 from dormouse.rows.row_table import RowTable
 
@@ -35,6 +37,17 @@ _NAMES = [
     "; drop table t",
     None,
 ]
+
+
+def made(instance: Instance) -> RowTable:
+    """The table `t` with 200 rows."""
+    rows = instance.create_row_table("t", COLUMNS)
+    rows.change([dm.Insert(rows_of(200))])
+    return rows
+
+
+def indexing_of(instance: Instance) -> Indexing:
+    return instance.row_indexes.indexing
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
 from dormouse.history.ends import check_since
 from dormouse.history.events import has_events_since
-from dormouse.history.lives import is_of_life, lives
+from dormouse.history.lives import Life, is_of_life, lives
 from dormouse.history.moments import now
 from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position
@@ -73,12 +73,14 @@ class ChangesStream(DataSourceStreamReader):
             return self._offset(present)
         present = now(context, reached)
         # one that rests would expire, and has an empty batch before it does
-        rested = (present.at - reached.at).total_seconds() > self._rest_seconds_max
+        rest_seconds_max = max(context.properties.files_kept_seconds * RESTS_AT_MOST, REST_SECONDS_MIN)
+        rested = (present.at - reached.at).total_seconds() > rest_seconds_max
         return self._offset(present if rested else reached)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Spark also tells so where a query that goes on stands."""
-        first, last = self._position(start), self._position(end)
+        known = lives(self._context)
+        first, last = self._position(start, known), self._position(end, known)
         self._reached = last
         if first == last:
             return []
@@ -95,12 +97,6 @@ class ChangesStream(DataSourceStreamReader):
 
     def stop(self) -> None:
         self._open.close()
-
-    @property
-    def _rest_seconds_max(self) -> float:
-        properties = self._context.properties
-        kept_seconds = max(properties.gc_delay_seconds, properties.files_kept_seconds)
-        return max(kept_seconds * RESTS_AT_MOST, REST_SECONDS_MIN)
 
     def _start(self) -> Position:
         after, _ = self._options.changes or (None, None)
@@ -132,7 +128,7 @@ class ChangesStream(DataSourceStreamReader):
             "life": lives(self._context)[-1].life_id,
         }
 
-    def _position(self, offset: Mapping[str, Any]) -> Position:
+    def _position(self, offset: Mapping[str, Any], known: Sequence[Life]) -> Position:
         table = self._context.table
         if offset["table"] != table.uuid:
             raise InvalidInput(
@@ -141,7 +137,7 @@ class ChangesStream(DataSourceStreamReader):
             )
         at = datetime.fromisoformat(offset["at"])
         position = Position(offset["epoch"], offset["snapshot"], at, offset["made_at"])
-        if "life" in offset and not is_of_life(lives(self._context), offset["life"], position):
+        if "life" in offset and not is_of_life(known, offset["life"], position):
             raise InvalidInput(
                 f"the checkpoint has read what the database of table {table.name!r} does not have any more: "
                 "it was restored to before; give the query a checkpoint of its own and changes_after a moment"
@@ -186,7 +182,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             return
         with self._options.of.open(writes=True, goes_on=True) as table:
             context, attempts = table.context, [part.attempt for part in parts]
-            placed = [replace(p.written, files=tuple(with_place(p.attempt, p.written.files))) for p in parts]
+            placed = [replace(p.written, files=with_place(p.attempt, p.written.files)) for p in parts]
             files = files_of(placed, context.objects, context.properties)
             batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
             try:

@@ -142,10 +142,10 @@ def commit_files(
     return applied
 
 
-def with_place(attempt: WriteAttempt, files: Sequence[FileWithReferences]) -> Sequence[FileWithReferences]:
+def with_place(attempt: WriteAttempt, files: Sequence[FileWithReferences]) -> tuple[FileWithReferences, ...]:
     """Files of an attempt, which have its place among the deletions, if it has one."""
     if attempt.place is None:
-        return files
+        return tuple(files)
     return tuple(replace(file, deletions_till=attempt.place.deletions_till) for file in files)
 
 

@@ -21,10 +21,20 @@ from dormouse.errors import IndexNotReady, InstanceError, PageExpired
 from dormouse.instance import Instance
 from dormouse.rows import indexes
 from dormouse.rows.builds import Builds
-from dormouse.rows.indexing import Indexing, balanced
+from dormouse.rows.indexing import balanced
 from dormouse.rows.placements import Placed
 from dormouse.rows.row_table import RowTable
-from tests.row_indexes import COLUMNS, all_pages, asked, builds_of, is_as_the_files, rows_of, same
+from tests.row_indexes import (
+    COLUMNS,
+    all_pages,
+    asked,
+    builds_of,
+    indexing_of,
+    is_as_the_files,
+    made,
+    rows_of,
+    same,
+)
 
 TEXT = "select row_id, row_version, name, n, x, d, b from t"
 
@@ -42,13 +52,7 @@ def instance(dsn: str, objects: str) -> Iterator[Instance]:
 
 @pytest.fixture
 def rows(instance: Instance) -> RowTable:
-    rows = instance.create_row_table("t", COLUMNS)
-    rows.change([dm.Insert(rows_of(200))])
-    return rows
-
-
-def of(instance: Instance) -> Indexing:
-    return instance.row_indexes.indexing
+    return made(instance)
 
 
 def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
@@ -93,7 +97,7 @@ def test_a_page_of_two_statements_is_of_one_version(
         if not is_changed:
             is_changed.append(True)
             rows.change([dm.Patch([(row_id, None, {"n": None}) for row_id in range(2, 201, 2)])])
-            of(instance).bring(rows)
+            indexing_of(instance).bring(rows)
         return found
 
     monkeypatch.setattr(Builds, "rows_at", changed_after)
@@ -155,21 +159,27 @@ def test_a_change_is_brought_once_whenever_a_process_is_killed(
     assert subprocess.run(command, cwd=Path(__file__).parents[2], check=False).returncode == -signal.SIGKILL
     assert is_as_the_files(rows)
     builds, build_id = builds_of(instance, rows)
-    (mine,) = [one for one in builds.all(of(instance).placements.instance_id()) if one.build_id == build_id]
+    (mine,) = [
+        one for one in builds.all(indexing_of(instance).placements.instance_id()) if one.build_id == build_id
+    ]
     assert (mine.row_count, mine.version) == (250, rows.version())
-    of(instance).upkeep(instance.row_table)
-    rest = [one for one in builds.all(of(instance).placements.instance_id()) if one.retired_seconds is None]
+    indexing_of(instance).upkeep(instance.row_table)
+    rest = [
+        one
+        for one in builds.all(indexing_of(instance).placements.instance_id())
+        if one.retired_seconds is None
+    ]
     assert [one.build_id for one in rest] == [build_id]
 
 
 def test_superseded_rows_go_and_then_pages_have_expired(instance: Instance, rows: RowTable) -> None:
     page = asked(rows, TEXT, 50)
     rows.change([dm.Remove([(i, 1) for i in range(1, 100)])])
-    of(instance).bring(rows)
+    indexing_of(instance).bring(rows)
     assert len(rows.query(page=page.next_page).rows) == 50
-    of(instance).page_seconds = 0
+    indexing_of(instance).page_seconds = 0
     time.sleep(0.01)
-    of(instance).bring(rows)
+    indexing_of(instance).bring(rows)
     for call in (lambda: rows.query(page=page.next_page), lambda: page.count):
         with pytest.raises(PageExpired, match="begin the query again"):
             call()
@@ -242,7 +252,7 @@ def test_where_a_database_is_down_or_full_another_is_used(
                     assert is_as_the_files(rows)
                     continue
                 with pytest.raises(InstanceError, match=r"cannot connect|disk of the database is full"):
-                    of(instance).bring(rows)
+                    indexing_of(instance).bring(rows)
                 with pytest.raises(IndexNotReady, match=r"the last attempt failed: .*(connect|disk)") as told:
                     rows.query(TEXT)
                 assert "\n" not in str(told.value)
@@ -259,12 +269,14 @@ def url(conninfo: str) -> str:
 
 def test_an_idle_index_is_dropped_and_made_again(instance: Instance, rows: RowTable) -> None:
     assert is_as_the_files(rows)
-    of(instance).upkeep(instance.row_table)
+    indexing_of(instance).upkeep(instance.row_table)
     builds, build_id = builds_of(instance, rows)
-    of(instance).idle_seconds = of(instance).page_seconds = 0
-    of(instance).upkeep(instance.row_table)
-    of(instance).upkeep(instance.row_table)
-    assert build_id not in [one.build_id for one in builds.all(of(instance).placements.instance_id())]
+    indexing_of(instance).idle_seconds = indexing_of(instance).page_seconds = 0
+    indexing_of(instance).upkeep(instance.row_table)
+    indexing_of(instance).upkeep(instance.row_table)
+    assert build_id not in [
+        one.build_id for one in builds.all(indexing_of(instance).placements.instance_id())
+    ]
     with pytest.raises(IndexNotReady):
         rows.query(TEXT)
     assert is_as_the_files(rows)
@@ -276,13 +288,13 @@ def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance,
         one.change([dm.Insert(rows_of(10))])
         asked(one, f"select * from {one.name}")
     page = asked(rows, TEXT, 50)
-    placements = of(instance).placements
+    placements = indexing_of(instance).placements
     assert {one.database for one in placements.all()} == {"1", "2"}
     home = placements.look(rows.table_id).database
     neighbour = next(one for one in others if placements.look(one.table_id).database == home)
     placements.used(rows.table_id, 500)
     placements.used(neighbour.table_id, 1_000)
-    of(instance).upkeep(instance.row_table)
+    indexing_of(instance).upkeep(instance.row_table)
     moved = [one for one in (rows, neighbour) if placements.look(one.table_id).database != home]
     assert len(moved) == 1
     assert all(is_as_the_files(one) for one in (rows, *others))
@@ -317,7 +329,7 @@ def test_columns_that_slow_queries_look_in_have_an_index(
         for text in texts:
             asked(rows, text)
         builds, build_id = builds_of(instance, rows)
-        looked = of(instance).placements.look(rows.table_id)
+        looked = indexing_of(instance).placements.look(rows.table_id)
         found = set(builds.read(looked, build_id, lambda conn, build: build.indexed_ids) or ())
         time.sleep(0.02)
     assert found == wanted

@@ -14,23 +14,16 @@ from psycopg.conninfo import conninfo_to_dict
 import dormouse as dm
 from dormouse.instance import Instance
 from dormouse.rows.builds import Builds
-from dormouse.rows.indexing import Indexing
 from dormouse.rows.row_table import RowTable
 from tests.embedded import postmaster
-from tests.row_indexes import COLUMNS, all_pages, asked, is_as_the_files, of_files, rows_of
+from tests.row_indexes import COLUMNS, all_pages, asked, indexing_of, is_as_the_files, made, of_files, rows_of
 
 TEXT = "select row_id, row_version, n from t"
 
 
 @pytest.fixture
 def rows(instance: Instance) -> RowTable:
-    rows = instance.create_row_table("t", COLUMNS)
-    rows.change([dm.Insert(rows_of(200))])
-    return rows
-
-
-def of(instance: Instance) -> Indexing:
-    return instance.row_indexes.indexing
+    return made(instance)
 
 
 @pytest.mark.parametrize("page_rows", [50, 1_000])
@@ -47,7 +40,7 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
         if not is_overtaken:
             is_overtaken.append(True)
             rows.change([dm.Patch(twice), dm.Remove([(4, 1)])])
-            of(instance).bring(rows)
+            indexing_of(instance).bring(rows)
         return rows_at(*given)
 
     monkeypatch.setattr(Builds, "rows_at", overtaken)
@@ -93,9 +86,9 @@ def wide() -> str:
 def indexed(instance: Instance, rows: RowTable, column: str) -> tuple[str | None, int | None]:
     """Has a column an index; gives where the table's is."""
     (column_id,) = [one.column_id or 0 for one in rows.columns() if one.name == column]
-    of(instance).bring(rows, columns=[column_id])
-    looked = of(instance).placements.look(rows.table_id)
-    found = of(instance).builds(str(looked.database)).all(looked.instance_id)
+    indexing_of(instance).bring(rows, columns=[column_id])
+    looked = indexing_of(instance).placements.look(rows.table_id)
+    found = indexing_of(instance).builds(str(looked.database)).all(looked.instance_id)
     assert looked.build_id in [one.build_id for one in found if one.retired_seconds is None]
     return looked.database, looked.build_id
 
@@ -124,9 +117,9 @@ def test_a_text_that_is_too_wide_for_its_columns_index_has_that_dropped(
 def are_built_once_each(instance: Instance, *tables: RowTable) -> bool:
     """Whether an index of each is there after all are brought, in this order."""
     for one in tables:
-        of(instance).bring(one)
-    looks = [of(instance).placements.look(one.table_id) for one in tables]
-    builds = [of(instance).builds(str(one.database)).all(one.instance_id) for one in looks]
+        indexing_of(instance).bring(one)
+    looks = [indexing_of(instance).placements.look(one.table_id) for one in tables]
+    builds = [indexing_of(instance).builds(str(one.database)).all(one.instance_id) for one in looks]
     there = {(one.build_id, one.table_uuid) for listed in builds for one in listed}
     return there == {(one.build_id, one.table_uuid) for one in looks} and all(map(is_as_the_files, tables))
 
@@ -139,8 +132,8 @@ def test_tables_of_a_database_that_is_made_again_leave_each_others_indexes_alone
         first, second = (instance.create_row_table(name, COLUMNS) for name in ("first", "second"))
         for one in (first, second):
             one.change([dm.Insert(rows_of(10))])
-            of(instance).bring(one)
-        of(instance).cluster.lost("1")
+            indexing_of(instance).bring(one)
+        indexing_of(instance).cluster.lost("1")
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(f"drop database {conninfo_to_dict(dsn)['dbname']}_rows_1 with (force)".encode())
         assert are_built_once_each(instance, second, first)
@@ -156,7 +149,7 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
         for name in ("first", "second"):
             one = instance.create_row_table(name, COLUMNS)
             one.change([dm.Insert(rows_of(10))])
-            of(instance).bring(one)
+            indexing_of(instance).bring(one)
         server = postmaster(tmp_path / "lake")
         server.send_signal(signal.SIGQUIT)  # "immediate"
         server.wait(60)

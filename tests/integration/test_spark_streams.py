@@ -25,6 +25,7 @@ from dormouse.datasource.streams import ChangesStream, StreamWriter
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.write_streams import StreamBatch, commit_batch
+from dormouse.history.lives import lives
 from dormouse.instance import Instance
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.spark.frames import struct_of
@@ -228,7 +229,7 @@ def test_a_stream_whose_table_rests_has_an_empty_batch_before_its_position_expir
     query(instance._supplier, "update tables set history_since = history_since - interval '2 hours'")
     at, _ = batch(stream, stream.initialOffset())
     for minutes, goes_on in ((50, False), (70, True)):
-        reached = stream._position(at)
+        reached = stream._position(at, lives(source._context))
         stream._reached = replace(reached, at=reached.at - timedelta(minutes=minutes))
         before = stream._offset(stream._reached)
         after, rows = batch(stream, before)
