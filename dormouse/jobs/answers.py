@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from uuid import UUID, uuid4
 
@@ -17,6 +18,7 @@ LOST_MAX = 3
 """A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
 
 FOLDER = "answers"
+_OF_JOB = re.compile(rf"{FOLDER}/([0-9a-f]{{32}})/")
 
 
 def answer_name(job_id: str, number: int) -> str:
@@ -44,6 +46,7 @@ def objects_of(job_id: str) -> str:
     return f"{FOLDER}/{job_key(job_id).hex}"
 
 
-def key_of(name: str) -> UUID:
-    """Of the job that an object is of."""
-    return UUID(name.split("/")[1])
+def key_of(name: str) -> UUID | None:
+    """Of the job that an object is of; None: it is of none, as somebody else put it there."""
+    found = _OF_JOB.match(name)
+    return UUID(found[1]) if found else None

@@ -70,12 +70,13 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
 def _of_no_job(supplier: Supplier, objects: ObjectStore) -> Iterator[str]:
     """Objects that are a day old and whose job is not there."""
     before = datetime.now(UTC) - timedelta(days=1)
-    found = (name for name, _, written_at in objects.list_dated(FOLDER) if written_at < before)
-    while names := list(islice(found, PAGE_JOBS)):
-        values = {"job_keys": list({key_of(name) for name in names})}
+    old = (name for name, _, written_at in objects.list_dated(FOLDER) if written_at < before)
+    found = ((name, key) for name in old if (key := key_of(name)))
+    while some := list(islice(found, PAGE_JOBS)):
+        values = {"job_keys": list({key for _, key in some})}
         rows = run_lookup(supplier, rows_of(_QUERIES["known"], values), operation="look for jobs of objects")
         known = {key for (key,) in rows}
-        yield from (name for name in names if key_of(name) not in known)
+        yield from (name for name, key in some if key not in known)
 
 
 def _belongings(

@@ -22,7 +22,7 @@ def plain(value: Any) -> Any:
         return exact.item() if exact == value and value.dtype.str[-2:] != "D]" else value.item()
     methods = _OF_ONE if getattr(value, "ndim", None) == 0 or not hasattr(value, "__len__") else _OF_MANY
     convert = next((getattr(value, name) for name in methods if hasattr(value, name)), None)
-    if convert is None or getattr(value, "nanosecond", 0):
+    if convert is None or bool(getattr(value, "nanosecond", 0)):
         return value
     found = convert()
     # of Arrow's nanoseconds pandas makes its own

@@ -97,11 +97,15 @@ def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes
     assert rows.version() == 1
     lost = upload_name("lost", "upload-3")
     instance.objects.put(lost, CSV)
-    for name in (left, lost):
+    foreign = ["answers/notes.txt", "answers/mine/notes.txt"]
+    for name in foreign:
+        instance.objects.put(name, CSV)
+    for name in (left, lost, *foreign):
         os.utime(str(instance.objects.local_path(name)), (0, 0))
     instance.jobs.expire(30)
     # that of a job that is there goes with it
-    assert sorted(sent(instance)) == sorted([left, new, upload_name("one")])
+    assert sorted(sent(instance)) == sorted([left, new, upload_name("one"), *foreign])
+    instance.objects.delete(foreign)
     with instance._supplier.connection() as conn:
         conn.execute("update ended_job set ended_at = ended_at - interval '31 days'")
     instance._roll_jobs()
