@@ -203,9 +203,9 @@ class Forger:
 
     def _pointer(self, text: str) -> str:
         """Its body is an object: one of its own, none at all, or one that is no body."""
-        own = new_name(UUID(int=self._dice.getrandbits(128)))
+        own = new_name(UUID(int=self._dice.getrandbits(128)), self._table_id)
         name = self._dice.choice(
-            [own, own, own, new_name(UUID(int=0)), f"{own}/../../instance.json", self._name()]
+            [own, own, own, new_name(UUID(int=0), None), f"{own}/../../instance.json", self._name()]
         )
         if name == own:
             spoilt = text.encode(errors="surrogatepass")

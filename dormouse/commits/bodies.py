@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import islice
 
-from dormouse.commits.body_names import OBJECT_PREFIX, commit_key_of, made_at
+from dormouse.commits.body_names import OBJECT_PREFIX, commit_key_of, made_at, table_id_in
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -36,6 +36,7 @@ def sweep(supplier: Supplier, objects: ObjectStore, kept_seconds: float = KEPT_S
     while names := list(islice(listed, BATCH_NAMES)):
         values = {
             "commit_keys": [commit_key_of(name) for name in names],
+            "table_ids": [table_id_in(name) for name in names],
             "made_at": [made_at(name) for name in names],
             "kept_seconds": kept_seconds,
             "applied_seconds": APPLIED_SECONDS,

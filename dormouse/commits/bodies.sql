@@ -2,7 +2,8 @@
 -- Which bodies no message has any more, by number: those of commits that are applied, after a while; others when they
 -- are so old that no queue holds a message that long. A dead letter keeps its own.
 select b.number
-from unnest(%(commit_keys)s::uuid[], %(made_at)s::float8[]) with ordinality b (commit_key, made_at, number)
+from unnest(%(commit_keys)s::uuid[], %(table_ids)s::bigint[], %(made_at)s::float8[]) with ordinality
+    b (commit_key, table_id, made_at, number)
 cross join lateral (select extract(epoch from clock_timestamp()) - b.made_at as seconds) age
 where not exists (select from commit_message m where m.commit_key = b.commit_key offset 0)
     -- of before an adoption, another timeline may know it
@@ -15,7 +16,11 @@ where not exists (select from commit_message m where m.commit_key = b.commit_key
         age.seconds > %(kept_seconds)s
         -- what has no time was made by an older Dormouse
         or coalesce(age.seconds > %(applied_seconds)s, true)
-        and exists (select from applied_commit c where c.commit_key = b.commit_key offset 0)
+        and exists (
+            select from applied_commit c
+            where c.commit_key = b.commit_key and c.table_id = coalesce(b.table_id, c.table_id)
+            offset 0
+        )
     );
 
 -- name: forget_dead_pointers

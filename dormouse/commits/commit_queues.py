@@ -53,6 +53,15 @@ class _Sending:
     tables: set[TableName] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Commits whose states are wanted, the tables that they are for, if known, and how long to wait."""
+
+    commit_ids: Sequence[str]
+    table_ids: Sequence[int | None] = ()
+    awaiting: Awaiting = field(default_factory=Awaiting)
+
+
 class CommitQueues:
     """Submits requests, makes committers, and tells what became of requests."""
 
@@ -114,7 +123,8 @@ class CommitQueues:
         if later := [r for r, o in zip(requests, outcomes, strict=True) if o.state == "try_later"]:
             self.submit(later, waiting)
             ids = [request.commit_id for request in later]
-            waited = iter(self.wait_for(ids, deadline - time.monotonic()))
+            table_ids = [o.table_id for o in outcomes if o.state == "try_later"]
+            waited = iter(self.wait_for(ids, deadline - time.monotonic(), table_ids))
         return [next(waited) if o.state == "try_later" else CommitStatus.of(o) for o in outcomes]
 
     def send(self, request: CommitRequest, table_id: int, table_uuid: str | None) -> None:
@@ -144,17 +154,19 @@ class CommitQueues:
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""
-        return self._ask((commit_ids, Awaiting()))
+        return self._ask(_Asked(commit_ids))
 
-    def wait_for(self, commit_ids: Sequence[str], seconds_max: float) -> list[CommitStatus]:
-        """The states, once none is pending or unknown, or the time is over."""
+    def wait_for(
+        self, commit_ids: Sequence[str], seconds_max: float, table_ids: Sequence[int | None] = ()
+    ) -> list[CommitStatus]:
+        """The states, once none is pending or unknown, or the time is over; see `commit_statuses`."""
         if isinstance(commit_ids, str):
             raise InvalidInput(f"commit ids must be a list: write [{commit_ids!r}]")
         deadline = time.monotonic() + _seconds(seconds_max)
         left = list(commit_ids)
         for seconds in self.looks(deadline):
             # committers take the oldest first
-            found = self._ask((commit_ids, Awaiting(left[-1:], seconds)))
+            found = self._ask(_Asked(commit_ids, table_ids, Awaiting(left[-1:], seconds)))
             left = [one.commit_id for one in found if one.state not in {"applied", "rejected"}]
             if time.monotonic() >= deadline or not left:
                 return found
@@ -212,11 +224,16 @@ class CommitQueues:
         """By queue: they send what threads submit at once by one statement."""
         return [Together(partial(_send_all, queue)) for queue in self.queues]
 
-    def _statuses_of_all(self, asked: Sequence[tuple[Sequence[str], Awaiting]]) -> list[list[CommitStatus]]:
-        every = [one for commit_ids, _ in asked for one in commit_ids]
-        awaiting = Awaiting.any_of([each for _, each in asked])
-        found = iter(commit_statuses(self._supplier, every, awaiting=awaiting, patience=self.patience))
-        return [list(islice(found, len(commit_ids))) for commit_ids, _ in asked]
+    def _statuses_of_all(self, asked: Sequence[_Asked]) -> list[list[CommitStatus]]:
+        every = [one for each in asked for one in each.commit_ids]
+        tables = [one for each in asked for one in each.table_ids or [None] * len(each.commit_ids)]
+        awaiting = Awaiting.any_of([each.awaiting for each in asked])
+        found = iter(
+            commit_statuses(
+                self._supplier, every, awaiting=awaiting, patience=self.patience, table_ids=tables
+            )
+        )
+        return [list(islice(found, len(each.commit_ids))) for each in asked]
 
     def _submit(self, requests: Sequence[CommitRequest], waiting: Waiting | None) -> None:
         self._check(requests)

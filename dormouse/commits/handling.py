@@ -13,7 +13,7 @@ from dormouse.commits.apply import apply
 from dormouse.commits.outcomes import CommitOutcome, commit_statuses, error_class, settle, text_of
 from dormouse.commits.pointers import object_of
 from dormouse.commits.queue import Message, batches
-from dormouse.commits.requests import Envelope, commit_id_of, decode
+from dormouse.commits.requests import Envelope, commit_id_of, decode, table_id_of
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import CommitRequestTooNew, InvalidCommitRequest, TableOfAnotherTimeline
 from dormouse.postgres.transaction import RETRIES
@@ -94,7 +94,10 @@ class Handler:
         except InvalidCommitRequest as error:
             commit_id = commit_id_of(message.body)
             if commit_id is not None and object_of(message.body) is not None:
-                status = commit_statuses(self._tables.supplier, [commit_id], durable_seconds=0)[0]
+                table_ids = [table_id_of(message.body)]
+                (status,) = commit_statuses(
+                    self._tables.supplier, [commit_id], durable_seconds=0, table_ids=table_ids
+                )
                 if status.state == "applied":  # its object went with an earlier delivery
                     return Handled(
                         message, CommitOutcome(commit_id, "", "applied_before", status.error), "done"

@@ -213,16 +213,22 @@ def commit_statuses(
     durable_seconds: float = DURABLE_SECONDS,
     awaiting: Awaiting = Awaiting(),
     patience: Patience | None = None,
+    table_ids: Sequence[int | None] = (),
 ) -> list[CommitStatus]:
-    """The state of each, in their order; one query.
+    """The state of each, in their order, of the table of this id where one is given; one query.
 
-    What was applied less than `durable_seconds` ago is pending as long as it has a message: a crash may
-    undo it.
+    Of an id that several tables have, and no table is given, it is pending as long as one of them has not
+    applied it. What was applied less than `durable_seconds` ago is pending as long as it has a message: a
+    crash may undo it.
     """
     for commit_id in commit_ids:
         check_text("commit_id", commit_id)
     keys = Uuids([narrow_bytes(commit_id) for commit_id in commit_ids])
-    values = {"commit_keys": keys, "durable_seconds": durable_seconds}
+    values = {
+        "commit_keys": keys,
+        "table_ids": list(table_ids) or [None] * len(commit_ids),
+        "durable_seconds": durable_seconds,
+    }
     work = awaiting.then(_QUERIES["statuses"], values, patience or Patience())
     rows = run_statement(supplier, work, operation="status")
     return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]

@@ -1,25 +1,39 @@
 -- name: statuses
--- What became of some commits, in their order: applied to any table, pending in the queue, refused and why.
+-- What became of some commits, in their order: applied, pending in the queue, refused and why; to the table named, or
+-- where none is to any that has the id.
 select
     a.applied_at is not null
+        and not m.is_of_another
         -- just applied: its message goes when a crash cannot undo it any more
         and not (m.pending and a.applied_at > clock_timestamp() - make_interval(secs => %(durable_seconds)s)) as applied,
     m.pending,
     r.error,
     a.refused,
     a.name
-from unnest(%(commit_keys)s::uuid[]) with ordinality k (commit_key, number)
-cross join lateral (
-    select exists (select from commit_message m where m.commit_key = k.commit_key offset 0) as pending
-) m
+from unnest(%(commit_keys)s::uuid[], %(table_ids)s::integer[]) with ordinality k (commit_key, table_id, number)
 left join lateral (
     select c.applied_at, c.refused, t.name
     from applied_commit c
     cross join lateral (select t.name from tables t where t.table_id = c.table_id offset 0) t
-    where c.commit_key = k.commit_key
+    where c.commit_key = k.commit_key and c.table_id = coalesce(k.table_id, c.table_id)
     order by c.refused is null
     limit 1
 ) a on true
+cross join lateral (
+    select count(*) > 0 as pending,
+        coalesce(bool_or(not exists (
+            select from applied_commit c
+            where c.commit_key = k.commit_key and c.table_id = coalesce(of.table_id, c.table_id)
+            offset 0
+        )), false) as is_of_another
+    from (select body from commit_message m where m.commit_key = k.commit_key offset 0) m
+    -- not read as JSON, since anything may have been sent
+    cross join lateral (
+        select substring(left(m.body, 4000) from '"table_id":(\d{1,9})[,}]')::integer as table_id
+        offset 0
+    ) of
+    where coalesce(of.table_id = k.table_id, true)
+) m
 -- what was refused before it was applied after all is forgotten, though its committer may have died before it said so
 left join lateral (
     select rejected_at, error from rejected_commit where commit_key = k.commit_key offset 0

@@ -97,7 +97,8 @@ class PointerQueue:
     def _put(self, body: str) -> str:
         """Writes the body's object; gives the pointer."""
         commit_id = commit_id_of(body)
-        name = new_name(narrow_id(commit_id or body))
+        table_id = table_id_of(body)
+        name = new_name(narrow_id(commit_id or body), table_id)
         try:
             data = body.encode()
         except UnicodeEncodeError:
@@ -114,7 +115,7 @@ class PointerQueue:
             if self._objects.get(name) != data:
                 raise
         # the table tells, when the message is buried, how long the object is kept
-        about = {"commit_id": commit_id, "table_id": table_id_of(body)}
+        about = {"commit_id": commit_id, "table_id": table_id}
         pointer = {"version": VERSION, "type": POINTER, **about, "object": name}
         return json.dumps(pointer, separators=(",", ":"))
 

@@ -79,6 +79,21 @@ def test_what_a_committer_left_that_died_after_the_message_goes(
     assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
 
 
+def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue) -> None:
+    """Its commit id is one that another table has applied; its message may be in SQS."""
+    instance.create_table("u", instance.table("t").schema)
+    instance.submit([add("u", "x", "c")])
+    assert [o.state for o in instance.committer().drain()] == ["applied"]
+    queue.send([encode(add("t", "x" * 500, "c"), table_id=table_id(instance))])
+    [message] = queue._queue.receive(1)
+    queue._queue.delete([message])
+    aged(instance, 2 * bodies.APPLIED_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+    instance.submit([add("t", "x", "c")])
+    assert [o.state for o in instance.committer().drain()] == ["applied"]
+    assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
+
+
 def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, queue: PointerQueue) -> None:
     query(instance._supplier, "alter table commit_message rename to away")
     with pytest.raises(CommitQueueError):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -62,6 +63,18 @@ def test_only_what_must_be_tried_later_comes_again(instance: Instance) -> None:
     assert [name for _, name, _, _ in live(instance.table("t").files)] == ["a"]
     assert instance.commit_status("taken").state == "rejected"
     assert instance.commit_status("add b").state == "rejected"
+
+
+def test_what_is_for_a_table_of_another_timeline_goes_to_the_dead_letters(instance: Instance) -> None:
+    """Who goes back to that timeline may want it."""
+    known = instance.table("t").files.table
+    bodies = [
+        encode(add("t", name), table_id=known.table_id, table_uuid=uuid)
+        for name, uuid in (("theirs", uuid4().hex), ("ours", known.uuid))
+    ]
+    assert again(record("1", bodies[0]), record("2", bodies[1])) == ["1"]
+    assert instance.commit_status("add theirs").state == "rejected"
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["ours"]
 
 
 def test_what_another_lambda_applies_meanwhile_is_waited_for(

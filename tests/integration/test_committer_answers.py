@@ -11,6 +11,7 @@ import pytest
 import dormouse as dm
 from dormouse.commits import apply as applying
 from dormouse.commits import handling
+from dormouse.commits.outcomes import commit_statuses
 from dormouse.commits.requests import ReplaceFileReferences
 from dormouse.instance import Instance
 from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement
@@ -34,6 +35,21 @@ def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance:
     again = drained(instance, request)["both"]
     assert (again.state, again.error) == ("applied_before", lost.error)
     assert instance.commit_status("both") == status
+
+
+def test_an_id_of_two_tables_is_applied_when_both_have_it(instance: Instance) -> None:
+    instance.create_table("u", SCHEMA)
+    ids = [instance.table(name).files.table.table_id for name in ("t", "u")]
+    drained(instance, add("t", "a", "both"))
+    instance.submit([add("u", "b", "both")])
+    assert instance.commit_status("both").state == "pending"
+    told = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
+    assert [status.state for status in told] == ["applied", "pending"]
+    assert instance.commit([add("t", "a", "both")], seconds_max=0)[0].state == "applied"
+    instance.committer().drain()
+    assert instance.commit_status("both").state == "applied"
+    told = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
+    assert [status.state for status in told] == ["applied", "applied"]
 
 
 @pytest.mark.slow
