@@ -37,7 +37,11 @@ from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
 from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
-from tests.tiers import leave_layouts_to_the_slow_tier, leave_matrices_to_the_slow_tier
+from tests.tiers import (
+    leave_cases_to_the_slow_tier,
+    leave_layouts_to_the_slow_tier,
+    leave_matrices_to_the_slow_tier,
+)
 
 BUCKET = "dormouse-test"
 # a committer ends with its wait, and a test with its committer
@@ -65,7 +69,7 @@ HURRY = (
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
 settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=100)
-settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=20)
+settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=10)
 # What a client of AWS is made from is read once, and not by each session anew; so are all commands.
 botocore.session.create_loader = cache(botocore.session.create_loader)
 typer.main.get_command = cache(typer.main.get_command)
@@ -105,6 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long groups come first: at the end, no worker waits for another."""
     leave_layouts_to_the_slow_tier(items)
     leave_matrices_to_the_slow_tier(items)
+    leave_cases_to_the_slow_tier(items)
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group(item.path), len(order)))
 

@@ -8,8 +8,8 @@ The store itself is tested on all of them, always: by the conformance suite; on 
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -71,9 +71,12 @@ def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
                 test.add_marker(pytest.mark.slow)
 
 
-def few(cases: Iterable[Any], kept: int) -> list[Any]:
-    """The first of a test's cases; the fast tier leaves the others to the slow one."""
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[pytest.mark.slow] * (n >= kept))
-        for n, case in enumerate(cases)
-    ]
+def leave_cases_to_the_slow_tier(items: list[pytest.Item]) -> None:
+    """Of a test that is marked `few`, the fast tier has so many of the cases that are left, the first."""
+    seen = Counter[str]()
+    for item in items:
+        mark = item.get_closest_marker("few")
+        if mark is not None and not item.get_closest_marker("slow"):
+            seen[name := item.nodeid.partition("[")[0]] += 1
+            if seen[name] > mark.args[0]:
+                item.add_marker(pytest.mark.slow)

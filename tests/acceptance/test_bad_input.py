@@ -181,6 +181,7 @@ def test_a_table_that_was_dropped_says_so_whatever_is_asked_of_it(
             use()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "name",
     [
@@ -235,6 +236,7 @@ def test_a_folder_that_is_no_instance(tmp_path: Path) -> None:
         dm.local(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_newer_version(tmp_path: Path) -> None:
     (tmp_path / "dormouse.json").write_text(json.dumps({"format": 99}))
     with refused(errors.InstanceTooNew, "99", "upgrade"):
@@ -311,6 +313,7 @@ def objects_in(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.is_file() and path.parent.name != "now"}
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_while_ingesting(dsn: str, tmp_path: Path) -> None:
     """One line, nothing added, nothing left behind; when there is room again, the same ingest works."""
     count = 400_000

@@ -91,6 +91,7 @@ def test_nothing_is_missed_and_nothing_comes_twice_in_a_storm(
     assert table.partitions.tree().leaf_count > 1
 
 
+@pytest.mark.slow
 def test_what_a_reader_that_died_did_not_acknowledge_comes_again(
     instance: Instance, dsn: str, objects: str
 ) -> None:

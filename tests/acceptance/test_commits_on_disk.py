@@ -96,6 +96,7 @@ def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
     return run
 
 
+@pytest.mark.slow
 def test_what_a_crash_undoes_was_told_to_be_pending_and_comes_again(
     server: Server, crash_after: Callable[[Callable[[], object]], None]
 ) -> None:

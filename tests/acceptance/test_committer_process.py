@@ -16,7 +16,6 @@ import pytest
 from dormouse.instance import Instance
 from tests.commits import add, compaction
 from tests.state import live, query, wait_until
-from tests.tiers import few
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
@@ -82,8 +81,10 @@ def test_killed_committers_lose_nothing_and_apply_everything_once(
     assert query(instance._supplier, "select count(*) from rejected_commit") == [(0,)]
 
 
+@pytest.mark.slow
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
-    ("number", "ignored"), few([(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)], 2)
+    ("number", "ignored"), [(signal.SIGTERM, True), (signal.SIGINT, False), (signal.SIGTERM, False)]
 )
 def test_a_signal_ends_it_in_order(
     instance: Instance, dsn: str, tmp_path: Path, number: int, ignored: bool

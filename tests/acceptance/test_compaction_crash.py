@@ -13,7 +13,6 @@ from state import query
 
 from dormouse.context import TableContext
 from dormouse.rounds.compaction import compact
-from tests.tiers import few
 
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
@@ -64,7 +63,8 @@ def table(new_table: NewTable) -> TableContext:
     return table
 
 
-@pytest.mark.parametrize("moment", few(reversed(MOMENTS), 3))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("moment", MOMENTS[::-1])
 def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
     inputs = {reference.filename for reference in table.store.file_references()}
     with runner(table, RUNNER, moment) as process:
@@ -84,6 +84,7 @@ def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, m
     assert len(_files_in(table)) == 2 * len(live)
 
 
+@pytest.mark.slow
 def test_a_lease_that_expires_lets_another_run_the_job(table: TableContext) -> None:
     with runner(table, RUNNER, "before the commit") as process:
         wait_for(process)
@@ -94,6 +95,7 @@ def test_a_lease_that_expires_lets_another_run_the_job(table: TableContext) -> N
     assert keys_in(table, reference.filename) == list(range(3000))
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext) -> None:
     """Both have merged when the first goes on to commit; the loser takes its own output away."""
     with runner(table, RUNNER, "before the commit") as first:
@@ -126,6 +128,7 @@ def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: 
     assert compact(table, create=False).jobs_run == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_does_not_wake_the_main_thread_is_heard_soon(table: TableContext) -> None:
     """As one that comes just before it begins to wait: here another thread is told of the signal."""
     with runner(table, UNWOKEN + RUNNER, "before the output is published") as process:

@@ -20,7 +20,6 @@ from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.postgres import ConnectionSupplier
 from dormouse.rounds.ingest import ingest_in_process as ingest
-from tests.tiers import few
 
 WAIT_SECONDS_MAX = 180
 ROWS = 50_000
@@ -138,7 +137,8 @@ def check_recovers(table: TableContext, rows: pa.Table) -> None:
     check_holds(table, rows)
 
 
-@pytest.mark.parametrize("moment", few([has_written, has_begun], 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("moment", [has_written, has_begun])
 def test_killed_before_its_commit(
     table: TableContext, start: Start, rows: pa.Table, moment: Callable[[TableContext], bool]
 ) -> None:
@@ -148,6 +148,7 @@ def test_killed_before_its_commit(
     check_recovers(table, rows)
 
 
+@pytest.mark.slow
 def test_killed_within_its_commit(table: TableContext, start: Start, rows: pa.Table) -> None:
     process = start()
     wait_until(has_begun, table)
@@ -159,6 +160,7 @@ def test_killed_within_its_commit(table: TableContext, start: Start, rows: pa.Ta
     check_recovers(table, rows)
 
 
+@pytest.mark.slow
 def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
     table: TableContext, start: Start, rows: pa.Table
 ) -> None:
@@ -171,6 +173,7 @@ def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
     assert not ingest(table, rows, ingest_id="july").applied
 
 
+@pytest.mark.slow
 def test_two_processes_with_one_id_add_once(table: TableContext, start: Start, rows: pa.Table) -> None:
     processes = [start(), start()]
     said = sorted(process.communicate(timeout=WAIT_SECONDS_MAX)[0].strip() for process in processes)

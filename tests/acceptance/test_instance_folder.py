@@ -15,7 +15,6 @@ import dormouse as dm
 from dormouse.errors import InstanceError, InvalidName
 from dormouse.instance import Instance
 from dormouse.table import Table
-from tests.tiers import few
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
@@ -45,16 +44,14 @@ def add_row(folder: Path | str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
-    few(
-        [
+    [
             "ünï ☃ 雪 '\"%20 %s;&$HOME*[a]#frag?x=1 host=evil dbname=x", "back\\slash",
             "x" * 100 + "/" + "y" * 100, "with space", "ünï ☃ 雪", "qu'ote\"s", "a%20b %s",
             "semi;colon&$HOME", "*glob?[a]", "#frag?x=1", "host=evil dbname=x",
         ],
-        3,
-    ),
 )  # fmt: skip
 def test_a_folder_may_have_any_name_and_opens_where_it_was_moved(
     prepared: Path, tmp_path: Path, name: str

@@ -65,6 +65,7 @@ def killed(table: Table, what: str, moment: str) -> None:
         wait_for(process)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("moment", quick(MOMENTS[::2]))
 def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instance, moment: str) -> None:
     table = keyed(instance, compaction_batch_files=3, gc_delay_seconds=0, attempt_expiry_seconds=0.0)
@@ -103,6 +104,7 @@ def test_a_delete_by_values_that_is_killed_is_done_or_is_not(instance: Instance,
     assert instance.check(deep=True).problems == ()
 
 
+@pytest.mark.slow
 def test_marks_stay_for_a_load_that_was_killed_until_it_is_known_to_be_dead(instance: Instance) -> None:
     table = keyed(instance, gc_delay_seconds=0)
     upsert(table, (1, 1), (2, 7))

@@ -105,6 +105,7 @@ def test_every_verb(connect: Connect, tmp_path: Path, spark: object) -> None:
         second.ingest(rows(0, 1))
 
 
+@pytest.mark.slow
 def test_a_pair_that_does_not_belong_together_is_refused(
     connect: Connect, empty_dsn: str, url: str, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def refused(*options: str) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "ignored"),
     [(signal.SIGTERM, True), pytest.param(signal.SIGINT, False, marks=pytest.mark.slow)],
@@ -200,6 +201,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
             check(load_service_settings(**given))
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line(dsn: str, objects: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -30,7 +30,6 @@ from dormouse.model.table import TableRecord
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, Isolation, migrate, run_transaction
-from tests.tiers import few
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
 """Enough to survive the death of every process, though not a power cut."""
@@ -165,7 +164,9 @@ def kill_workers(folder: Path, seed: int, kills: int) -> None:
         field.check_end()
 
 
-@pytest.mark.parametrize("how", few([signal.SIGQUIT, signal.SIGINT], 1))
+@pytest.mark.slow
+@pytest.mark.few(1)
+@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
 def test_a_server_that_is_restarted_loses_nothing_and_repeats_nothing(
     folder: Path, how: signal.Signals
 ) -> None:

@@ -31,6 +31,7 @@ def check_gone(processes: list[psutil.Process]) -> None:
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.slow
 def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
     """It lists tables for a minute, while its PostgreSQL runs."""
     lake = tmp_path / "lake"

@@ -111,6 +111,7 @@ def test_a_truncation_that_is_killed_is_done_or_not(table: TableContext) -> None
     assert not truncate(table, before[2])
 
 
+@pytest.mark.slow
 def test_retention_that_is_killed_is_done_or_not(table: TableContext) -> None:
     before = list(cuts(table))
     kept, ids = Kept(table, before[1]), {cut.cut_id for cut in before}
@@ -135,6 +136,7 @@ def test_retention_that_is_killed_is_done_or_not(table: TableContext) -> None:
     assert (again.truncated_at, again.recorded) == (None, None)
 
 
+@pytest.mark.slow
 def test_forgetting_that_is_killed_goes_on_where_it_was(table: TableContext) -> None:
     """Also after a truncation further on in between."""
     before, seen = list(cuts(table)), set[int]()

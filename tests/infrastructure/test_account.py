@@ -61,6 +61,7 @@ def test_all_roles_are_bounded(bound: Assembly) -> None:
     }
 
 
+@pytest.mark.slow
 def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bound: Assembly) -> None:
     for one in bound.resources("AWS::IAM::Role", "AWS::IAM::InstanceProfile"):
         assert one.properties["Path"] == "/service/dormouse/", str(one)

@@ -169,6 +169,7 @@ def test_to_be_destroyed_an_instance_needs_nothing_built(
         assert "with packages=none there is nothing to deploy" in one.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_the_default_file_is_that_of_the_checkout(
     built: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from tests.assembly import EXISTING_VPC, Assembly, settings, synthesize
 from tests.infrastructure.released import held, replaced
-from tests.tiers import few
 
 OPTIONS = ("commit", "garbage", "compaction", "maintenance", "query", "pause", "monitoring")
 WATCHING = {"monitoring", "pause"}
@@ -37,7 +36,8 @@ def changed(tmp_path: Path) -> Changed:
     return made
 
 
-@pytest.mark.parametrize("option", few(OPTIONS, 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
     option: str, changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:
@@ -54,30 +54,28 @@ def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
         assert [path for path in found if not HARMLESS.fullmatch(f"{stack}{path}")] == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "changes",
-    few(
-        [
-            {
-                "architecture": "x86_64",
-                "commit": {"queues": 6, "timeout_seconds": 120},
-                "database": {"kind": "serverless", "max_acu": 64},
-                "deploy_paused": True,
-            },
-            {
-                "database": {"kind": "fixed", "instance_class": "r8g.16xlarge", "proxy": True, "readers": 2},
-                "network": {"zones": 2},
-                "protected": False,
-            },
-            {
-                "compaction": {"engine": "emr-ec2-steps"},
-                "database": {"kind": "fixed", "engine_version": "17.9", "backup_days": 1},
-                "storage": {"payload_days": 30},
-                "tags": {"team": "new"},
-            },
-        ],
-        1,
-    ),
+    [
+        {
+            "architecture": "x86_64",
+            "commit": {"queues": 6, "timeout_seconds": 120},
+            "database": {"kind": "serverless", "max_acu": 64},
+            "deploy_paused": True,
+        },
+        {
+            "database": {"kind": "fixed", "instance_class": "r8g.16xlarge", "proxy": True, "readers": 2},
+            "network": {"zones": 2},
+            "protected": False,
+        },
+        {
+            "compaction": {"engine": "emr-ec2-steps"},
+            "database": {"kind": "fixed", "engine_version": "17.9", "backup_days": 1},
+            "storage": {"payload_days": 30},
+            "tags": {"team": "new"},
+        },
+    ],
     ids=["serverless", "proxy", "version"],
 )
 def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
@@ -90,6 +88,7 @@ def test_a_setting_that_needs_a_deploy_replaces_nothing_that_holds_data(
         assert {str(one) for one in before.resources(kind)} == {str(one) for one in after.resources(kind)}
 
 
+@pytest.mark.slow
 def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
     changed: Changed, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,6 @@ from setup import NAME, make_cdk
 from stacks.build import main as build_main
 from tests.assembly import CONFIGURATIONS, ROOT, Assembly, settings
 from tests.infrastructure.test_templates import reviewable
-from tests.tiers import few
 
 EXAMPLE = ROOT / "examples/own_app"
 SITE = Path(sysconfig.get_path("purelib"))
@@ -157,7 +156,9 @@ def test_a_mistake_in_the_settings_ends_an_own_app_with_its_lines() -> None:
     assert unknown == "lake: comit is not a setting; did you mean commit?"
 
 
-@pytest.mark.parametrize("name", few(["prod", "steps"], 1))
+@pytest.mark.slow
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["prod", "steps"])
 def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp_path: Path) -> None:
     """With all options, in an app that has none of ours, and the opposite of some; the CDK leaves a construct
     of the name `Default` out of all names, so that an instance can move into an own app."""
@@ -175,6 +176,7 @@ def test_feature_flags_of_an_app_change_nothing(name: str, synthesized: All, tmp
     assert json.loads(shown) == reviewable(synthesized(name).templates)
 
 
+@pytest.mark.slow
 def test_names_of_roles_stay_when_an_instance_moves_into_an_own_app(tmp_path: Path) -> None:
     import aws_cdk as cdk
 
@@ -194,6 +196,7 @@ def test_names_of_roles_stay_when_an_instance_moves_into_an_own_app(tmp_path: Pa
     assert len(set(ours)) == 8 and own == ours
 
 
+@pytest.mark.slow
 def test_what_runs_and_owns_gets_queues_too() -> None:
     import aws_cdk as cdk
     from aws_cdk import assertions
@@ -220,6 +223,7 @@ def test_what_runs_and_owns_gets_queues_too() -> None:
     assert len(sent) == 1 and len(sent[0]["Resource"]) == 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rows", "count"), [({"databases": 2}, 2), ({"own_clusters": True, "databases": 1}, 1), (None, 0)]
 )

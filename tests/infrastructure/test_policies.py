@@ -11,7 +11,6 @@ import pytest
 from dormouse.settings.rows import DATABASES_MAX
 from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
-from tests.tiers import few
 
 AWS_CHARACTERS_MAX = 6_144
 """Of a managed policy, spaces apart."""
@@ -83,7 +82,9 @@ def test_an_operator_may_change_only_what_a_pause_changes(made: Assembly) -> Non
     assert condition == {"StringEquals": {"aws:ResourceTag/dormouse:instance": "prod"}}
 
 
-@pytest.mark.parametrize("engine", few(["emr-serverless", "emr-ec2-transient"], 1))
+@pytest.mark.slow
+@pytest.mark.few(1)
+@pytest.mark.parametrize("engine", ["emr-serverless", "emr-ec2-transient"])
 def test_nobody_has_a_right_that_the_docs_give_to_no_command(engine: str, tmp_path: Path) -> None:
     asked = settings(
         "prod", iam={"policies": ["operator", "reader"]}, compaction={"engine": engine}, access={}
@@ -167,6 +168,7 @@ def with_rows(tmp_path_factory: pytest.TempPathFactory) -> Assembly:
     return synthesize(asked, tmp_path_factory.mktemp("rows") / "assembly")
 
 
+@pytest.mark.slow
 def test_a_reader_logs_in_to_the_clusters_of_rows_as_to_the_instance_s(with_rows: Assembly) -> None:
     asked = {name: one["Default"] for name, one in with_rows.templates["policies"]["Parameters"].items()}
     users = [where for where, _ in rights(with_rows, "Reader")["rds-db:connect"]]

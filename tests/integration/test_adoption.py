@@ -128,6 +128,7 @@ def test_a_deletion_that_was_begun_is_waited_for(dsn: str, url: str, copy: str) 
         assert records(open_store(url)).deletions == ()
 
 
+@pytest.mark.slow
 def test_an_adoption_goes_on_when_the_deletion_is_over(dsn: str, url: str, copy: str) -> None:
     with frozen(dsn, url) as process, dm.connect(copy, url) as instance:
 
@@ -142,6 +143,7 @@ def test_an_adoption_goes_on_when_the_deletion_is_over(dsn: str, url: str, copy:
         add(instance, 3)
 
 
+@pytest.mark.slow
 def test_who_must_go_on_may_force_it(dsn: str, url: str, copy: str) -> None:
     with frozen(dsn, url) as process:
         with dm.connect(copy, url) as instance, pytest.raises(InstanceLocked):

@@ -280,6 +280,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for(
     assert len(live(instance.table("t").files)) == 1
 
 
+@pytest.mark.slow
 def test_a_job_killed_before_its_commit_adds_nothing_and_runs_again(tmp_path: Path) -> None:
     """Its request is still in the queue when the instance is opened again: nobody was told of it."""
     folder = tmp_path / "instance"

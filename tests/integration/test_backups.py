@@ -62,6 +62,7 @@ def test_what_is_restored_is_what_was_backed_up_and_goes_on(lake: Path, tmp_path
         assert 99 not in keys(original)
 
 
+@pytest.mark.slow
 def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
     with dm.local(lake / "lake") as instance:
         first = dm.backups(lake / "backups")[0]
@@ -121,6 +122,7 @@ def copy(lake: Path, tmp_path: Path) -> Path:
     return tmp_path / name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("part", "how"),
     [
@@ -155,11 +157,13 @@ def test_a_backup_of_a_newer_version_is_refused(copy: Path, tmp_path: Path) -> N
         dm.restore(tmp_path, tmp_path / "new")
 
 
+@pytest.mark.slow
 def test_a_backup_of_another_instance_is_no_base(copy: Path, tmp_path: Path) -> None:
     with dm.local(tmp_path / "other") as instance, pytest.raises(InvalidInput, match="of another instance"):
         instance.backup(tmp_path, since=copy.name)
 
 
+@pytest.mark.slow
 def test_the_first_since_the_last_is_a_whole_one(copy: Path, tmp_path: Path) -> None:
     """As from cron: the place is empty the first time, or others' backups are there."""
     with dm.local(tmp_path / "other") as instance:
@@ -168,6 +172,7 @@ def test_the_first_since_the_last_is_a_whole_one(copy: Path, tmp_path: Path) -> 
     assert dm.backups(tmp_path)[0].name == copy.name
 
 
+@pytest.mark.slow
 def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
     """Neither from the object store, nor from a backup that was taken of it before."""
     dm.restore(tmp_path, tmp_path / "lake")
@@ -181,6 +186,7 @@ def test_a_damaged_object_is_not_backed_up(copy: Path, tmp_path: Path) -> None:
         assert dm.backups(tmp_path / "new") == []
 
 
+@pytest.mark.slow
 def test_an_object_that_was_damaged_when_it_was_backed_up_is_not_restored(copy: Path, tmp_path: Path) -> None:
     [path, *_] = sorted((copy / "objects/data").rglob("*.parquet"))
     name = str(path.relative_to(copy / "objects"))
@@ -213,6 +219,7 @@ def test_rows_of_a_backup_are_private(lake: Path) -> None:
         assert (lake / "backups" / one.name).stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_hold_keeps_what_was_there(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
@@ -344,6 +351,7 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
         )
 
 
+@pytest.mark.slow
 def test_a_restored_backup_keeps_cuts_and_can_be_read_as_of_them(tmp_path: Path) -> None:
     """It has the files of the cluster, whose transactions stay what they were."""
     with dm.local(tmp_path / "lake") as instance:

@@ -139,6 +139,7 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
             assert instance.table("t").query().read_all().num_rows == 3
 
 
+@pytest.mark.slow
 def test_a_manifest_of_anybody_is_one_line(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         instance.create_table("t", SCHEMA).ingest(pa.table({"key": [1]}))

@@ -55,15 +55,15 @@ def behind(table: Table) -> int | None:
     return table.consumers()[0].rows_behind
 
 
-def test_changes_as_lines_csv_and_parquet(table: Table, shell: Shell, tmp_path: Path) -> None:
+def test_changes_as_lines_csv_and_parquet(table: Table, cli: Cli, tmp_path: Path) -> None:
     lines = '{"key":1,"_change":"insert"}\n{"key":2,"_change":"insert"}\n'
-    assert shell("dormouse changes t --after start").stdout == lines
-    assert shell("dormouse changes t --after beginning").stdout == lines
-    assert json.loads(shell("dormouse changes t --after start --json").stdout)[1]["key"] == 2
-    assert shell("dormouse changes t --after start --till start").stdout == ""
-    done = shell("dormouse changes t --after start --format csv --columns key")
-    assert done.stdout == '"key","_change"\n1,"insert"\n2,"insert"\n'
-    assert shell("dormouse changes t --after start --format parquet -o new.parquet").returncode == 0
+    assert cli("changes", "t", "--after", "start")[1] == lines
+    assert cli("changes", "t", "--after", "beginning")[1] == lines
+    assert json.loads(cli("changes", "t", "--after", "start", "--json")[1])[1]["key"] == 2
+    assert cli("changes", "t", "--after", "start", "--till", "start")[1] == ""
+    told = cli("changes", "t", "--after", "start", "--format", "csv", "--columns", "key")[1]
+    assert told == '"key","_change"\n1,"insert"\n2,"insert"\n'
+    assert cli("changes", "t", "--after", "start", "--format", "parquet", "-o", "new.parquet")[0] == 0
     assert pq.read_table(tmp_path / "new.parquet")["key"].to_pylist() == [1, 2]
     assert behind(table) == 2
 
@@ -97,11 +97,10 @@ def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> 
         ("--after 2999-01-01", "is in the future"),
     ],
 )
-def test_mistakes_are_told_in_a_line(table: Table, shell: Shell, options: str, said: str) -> None:
-    done = shell(f"dormouse changes t {options}")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+def test_mistakes_are_told_in_a_line(table: Table, cli: Cli, options: str, said: str) -> None:
+    code, _, err = cli("changes", "t", *options.split())
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
 
 
 @pytest.mark.slow

@@ -73,6 +73,7 @@ def test_damage_without_a_digest_is_told_where_it_shows(lake: Instance, objects:
     assert kinds <= {"object_unreadable", "row_count", "key_range", "not_sorted", "statistics"}
 
 
+@pytest.mark.slow
 def test_files_without_a_digest_that_read_well_get_one(
     lake: Instance, dsn: str, objects: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -101,6 +102,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> 
     pq.write_table(table, path, **how)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "change"),
     [

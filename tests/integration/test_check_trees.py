@@ -16,6 +16,7 @@ from tests.state import query
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "damage",
     [

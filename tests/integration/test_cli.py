@@ -371,6 +371,7 @@ def test_a_column_has_the_name_that_the_answer_gives_it(loaded: Cli) -> None:
     assert "carrier[bold]" in loaded("sql", 'select 1 as "carrier[bold]"').out
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_silent(loaded: Cli, dsn: str, tmp_path: Path) -> None:
     """As with `| head`: the reader leaves after the first line of many."""
     wide = "select a.carrier from flights a " + " ".join(f"cross join flights f{i}" for i in range(7))

@@ -38,6 +38,7 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return run
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "command",
     [
@@ -61,12 +62,14 @@ def test_a_table_for_a_reader_that_has_gone_is_silent(shell: Shell) -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
+@pytest.mark.slow
 def test_with_every_stream_closed_it_works_on_files(shell: Shell, tmp_path: Path) -> None:
     """No file of ours takes the number of a stream, and with it what is written there."""
     done = shell("dormouse query t -f csv -o rows.csv <&- >&- 2>&-")
     assert (done.returncode, (tmp_path / "rows.csv").read_text()) == (1, ROWS)
 
 
+@pytest.mark.slow
 def test_a_device_or_a_pipe_is_written_to_and_stays(shell: Shell, tmp_path: Path) -> None:
     """A link to a device stands for it: nobody may replace the machine's own to see whether it can be."""
     null, pipe = tmp_path / "null", tmp_path / "pipe"
@@ -79,6 +82,7 @@ def test_a_device_or_a_pipe_is_written_to_and_stays(shell: Shell, tmp_path: Path
     assert (tmp_path / "said").read_text() == "wrote 2 rows to pipe\n"
 
 
+@pytest.mark.slow
 def test_the_target_of_a_link_is_written(shell: Shell, tmp_path: Path) -> None:
     link, target = tmp_path / "link.csv", tmp_path / "folder" / "target.csv"
     target.parent.mkdir()

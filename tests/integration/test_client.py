@@ -108,6 +108,7 @@ def outcome(ask: Callable[[], Any]) -> Any:
         return error
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(
     ("table", "where"),
     [

@@ -87,6 +87,7 @@ with dm.connect(*sys.argv[1:]) as instance:
 """
 
 
+@pytest.mark.slow
 def test_a_clock_that_is_ahead_rejects_nothing_early(instance: Instance, dsn: str, tmp_path: Path) -> None:
     instance.submit([replacement("t", "j", ["later"], "x"), add("t", "a")])
     command = [sys.executable, "-c", AHEAD, dsn, (tmp_path / "objects").as_uri()]

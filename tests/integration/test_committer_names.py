@@ -97,6 +97,7 @@ def test_one_who_knows_an_old_name_harms_no_other_sender(instance: Instance) -> 
     assert set(states(drained(instance))) == {"a", "b", "c"}
 
 
+@pytest.mark.slow
 def test_who_waits_looks_seldom_and_is_told_at_once(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

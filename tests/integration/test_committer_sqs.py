@@ -53,6 +53,7 @@ def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None
     assert instance.commit_status("replace job 1").state == "applied"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
     """The queues have no dead-letter queue."""
     instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))

@@ -93,6 +93,7 @@ def test_what_waits_is_never_rejected(
     assert len(files_of(patient)) == 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("timeout", "waits_max"), [("lock_timeout", 1), ("statement_timeout", 6)])
 def test_a_batch_that_waits_is_not_tried_request_by_request(
     limited: Instance, held: Callable[[str], psycopg.Connection], waits_max: int
@@ -120,6 +121,7 @@ def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
     assert {o.state for o in committer.drain()} == {"applied"}
 
 
+@pytest.mark.slow
 def test_what_waits_in_sqs_is_not_counted(
     dsn: str,
     tmp_path: Path,

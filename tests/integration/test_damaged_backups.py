@@ -33,6 +33,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_the_rest_is_backed_up_despite_damage_and_nothing_is_silent(
     lake: Path, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:

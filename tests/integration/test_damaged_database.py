@@ -29,6 +29,7 @@ def gone(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", [scrambled, gone])
 @pytest.mark.parametrize("relation", ["dormouse.tables", "dormouse.tables_pkey"])
 def test_a_damaged_page_is_one_clear_line(

@@ -125,6 +125,7 @@ def test_objects_of_s3_are_read_by_url(
             table.ingest(wrong)
 
 
+@pytest.mark.slow
 def test_any_column_name_goes_over_the_service(lake: Instance) -> None:
     rows = [dict.fromkeys(NAMES, 1), dict.fromkeys(NAMES, 2)]
     table = lake.create_table("odd", like=pa.Table.from_pylist(rows), row_keys=[NAMES[0]])

@@ -344,6 +344,7 @@ def test_on_the_command_line(
     assert keys(table) == []
 
 
+@pytest.mark.slow
 def test_a_statement_reads_files_with_a_hundred_sets_of_deletions(instance: Instance) -> None:
     points = [10 * n for n in range(1, 60)]
     table = instance.create_table("t", SCHEMA, split_points=points)

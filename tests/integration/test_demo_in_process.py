@@ -31,6 +31,7 @@ def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "flights_csv", lambda: tmp_path / "few.zip")
 
 
+@pytest.mark.slow
 def test_flights_go_through_the_whole_pipeline_and_all_answers_are_duckdbs(
     spark: object, cli: Cli, few_flights: None, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

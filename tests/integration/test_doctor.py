@@ -145,6 +145,7 @@ def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("has", [False, True])
 @pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
 def test_the_endpoint_of_an_existing_vpc_is_there_or_made(session: Any, has: bool, s3_endpoint: str) -> None:

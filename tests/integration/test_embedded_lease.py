@@ -96,6 +96,7 @@ print(opened)
 """
 
 
+@pytest.mark.slow
 def test_namespaces_that_race_for_a_folder_have_it_one_after_the_other(
     tmp_path: Path, elsewhere: list[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> No
     assert pid_file.exists()
 
 
+@pytest.mark.slow
 def test_a_process_that_has_another_host_s_number_is_not_taken_for_its_server(server_folder: Path) -> None:
     """As in two containers with a server each, where root may not see what a process works on."""
     holder = running.Holder("north", "b00t", "pid:[7]", 42, "2026-11-20T14:00:00+00:00")

@@ -114,6 +114,7 @@ def test_a_server_on_tcp_wants_a_password(server_folder: Path) -> None:
             psycopg.connect(server.dsn, host="127.0.0.1", password="guess")  # noqa: S106
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["x" * 120, "with space", "a,b 'c' \"d\" ü"])
 def test_the_folder_may_have_any_name(server_folder: Path, name: str) -> None:
     """A socket's path has a limit of 107 bytes, and a comma separates hosts in a DSN."""
@@ -178,6 +179,7 @@ def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(server
         assert not server.joined
 
 
+@pytest.mark.slow
 def test_a_recovery_that_takes_too_long_is_reported_and_goes_on(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server:
         tell(server.dsn, "create table t as select generate_series(1, 300000) as x")
@@ -210,6 +212,7 @@ def test_the_log_is_cut_while_the_server_writes_it(
     assert (log.stat().st_mode | old.stat().st_mode) & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_folder_that_another_process_is_setting_up_is_waited_for_with_a_bound(server_folder: Path) -> None:
     with (server_folder / "postgres.lock").open("w") as busy:
         fcntl.flock(busy, fcntl.LOCK_EX)
@@ -219,6 +222,7 @@ def test_a_folder_that_another_process_is_setting_up_is_waited_for_with_a_bound(
         assert not server.joined
 
 
+@pytest.mark.slow
 def test_a_supplier_is_served_while_the_server_is_restarted(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         with supplier.connection() as conn:
@@ -230,6 +234,7 @@ def test_a_supplier_is_served_while_the_server_is_restarted(server_folder: Path)
             assert conn.execute("select 1").fetchone() == (1,)
 
 
+@pytest.mark.slow
 def test_an_ordinary_user_can_have_a_server(server_folder: Path) -> None:
     home = server_folder.with_name("home")
     home.mkdir()

@@ -91,6 +91,7 @@ def test_a_folder_of_sockets_that_others_may_enter_is_not_used(shared: Path, dee
         assert list(own.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [False, True])
 def test_a_new_instance_is_private(tmp_path: Path, *, there: bool) -> None:
     folder = tmp_path / "lake"
@@ -104,6 +105,7 @@ def test_a_new_instance_is_private(tmp_path: Path, *, there: bool) -> None:
         os.umask(umask)
 
 
+@pytest.mark.slow
 def test_others_who_were_let_in_stay_so(tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     with dm.local(folder):
@@ -136,6 +138,7 @@ def test_programs_in_a_private_folder_are_told_of(
     assert mode(private) == 0o700
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_lost_database_is_told_of_and_none_is_made_in_its_place(tmp_path: Path, *, read_only: bool) -> None:
     with dm.local(tmp_path):

@@ -188,6 +188,7 @@ def test_processes_that_share_a_killed_server_start_it_once(server_folder: Path)
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_no_server_is_made_in_place_of_one_that_was_deleted(server_folder: Path) -> None:
     with lake(server_folder) as instance:
         kill(postmaster(server_folder))

@@ -99,6 +99,7 @@ def write(request: pytest.FixtureRequest) -> Write:
     return chosen
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "none"])
 def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_smaller(
     write: Write, tmp_path: Path, compression: str
@@ -125,6 +126,7 @@ def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_s
     assert duckdb.sql(f"{sums} read_parquet('{path}')").fetchall() == duckdb.sql(f"{sums} rows").fetchall()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "condition",
     [
@@ -156,6 +158,7 @@ def differences(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return found
 
 
+@pytest.mark.slow
 def test_a_look_up_reads_few_bytes_of_a_wide_column(write: Write, tmp_path: Path) -> None:
     context = sorted_session(options=PUSHED_DOWN)
     path = write(tmp_path, _rows(40_000), TableProperties())

@@ -65,6 +65,7 @@ def said(first: str, then: str) -> list[str]:
     ).stdout.splitlines()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("first", "then"), [("query", "merge"), ("merge", "query")])
 def test_a_child_forked_after_datafusion_was_used_is_told_to_be_spawned(first: str, then: str) -> None:
     found, after = said(first, then)
@@ -114,6 +115,7 @@ print("hangs")
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_a_thread_loads_names_has_them_too() -> None:
     command = [sys.executable, "-c", LOADING]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=180)
@@ -140,6 +142,7 @@ for thread in threads: thread.join()
 """
 
 
+@pytest.mark.slow
 def test_threads_whose_first_uses_of_a_table_are_at_once_load_it_whole() -> None:
     # a submodule of DataFusion before itself: Python may give the other thread a half of it
     done = subprocess.run([sys.executable, "-c", TOGETHER], capture_output=True, text=True, check=True)

@@ -175,6 +175,7 @@ def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
     assert list(instance.objects.list("answers")) == []
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("kind", "request_", "error"),
     [

@@ -20,7 +20,6 @@ from dormouse.system.pause import pause
 from dormouse.system.resume import resume
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
-from tests.tiers import few
 from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal
 from tests.weeks_queue import Killed
 
@@ -64,7 +63,8 @@ def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("status", few(STATES, 4))
+@pytest.mark.few(4)
+@pytest.mark.parametrize("status", STATES)
 def test_an_interrupted_pause_costs_hours_and_not_weeks(status: str, fault: str) -> None:
     """Interrupted at each of its calls; then AWS starts the database twice, and tells of neither."""
     for call in calls(Weeks(status), pause):
@@ -82,7 +82,8 @@ def test_an_interrupted_pause_costs_hours_and_not_weeks(status: str, fault: str)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("status", few(STATES, 4))
+@pytest.mark.few(4)
+@pytest.mark.parametrize("status", STATES)
 def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
     for call in calls(paused(status), resume):
         weeks = paused(status)
@@ -166,6 +167,7 @@ SENDERS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 @pytest.mark.parametrize("tells_ages", [True, False])
 @pytest.mark.parametrize("sender", SENDERS)
@@ -208,6 +210,7 @@ def test_without_the_lambda_they_are_forgotten() -> None:
     assert weeks.lost == {0}
 
 
+@pytest.mark.slow
 def test_runs_are_waited_for_but_not_longer_than_a_day() -> None:
     weeks = Weeks("available", "paused", wanted_since=0.0, run_ends=3 * HOUR)
     weeks.until(2.9 * HOUR)

@@ -48,6 +48,7 @@ def test_the_change_feed_of_the_page_makes_the_newest_accounts(
     assert capsys.readouterr().out == expected
 
 
+@pytest.mark.slow
 def test_its_commands_make_a_table_and_bring_changes(cli: Cli) -> None:
     create = next(line for line in block("sh", "dormouse upsert").splitlines() if " create " in line)
     assert cli(*create.split()[1:])[0] == 0

@@ -119,6 +119,7 @@ def test_the_metadata_is_backed_up_once_a_day_and_the_last_are_kept(
         assert backup_times(instance) == ["2026-01-01T000001Z", "2026-01-01T000002Z"]
 
 
+@pytest.mark.slow
 def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         for day in ("01", "02"):
@@ -131,6 +132,7 @@ def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> N
         assert backup_times(instance) == ["2999-01-02T000001Z", "2999-01-02T000002Z"]
 
 
+@pytest.mark.slow
 def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
         other.maintain(once=True)
 
 
+@pytest.mark.slow
 def test_what_is_left_and_what_fails_is_told_to_prometheus(tmp_path: Path) -> None:
     found: dict[str, float] = {}
     with dm.local(tmp_path / "lake") as instance:
@@ -190,6 +193,7 @@ def test_what_is_left_and_what_fails_is_told_to_prometheus(tmp_path: Path) -> No
     assert found["dormouse_maintenance_failures"] >= 1
 
 
+@pytest.mark.slow
 def test_a_cycle_that_finds_no_database_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_cycle_that_finds_no_database_is_followed_by_another(
         assert (done.cycles, told) == (3, ["maintenance: the database is away"] * 2)
 
 
+@pytest.mark.slow
 def test_what_may_only_be_read_is_not_maintained(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake"):
         pass
@@ -323,6 +328,7 @@ def test_what_the_last_backup_refers_to_is_there_whatever_was_merged_since(tmp_p
         assert instance.maintain(once=True).files_deleted == 2
 
 
+@pytest.mark.slow
 def test_a_database_that_is_there_is_not_replaced(tmp_path: Path, lost: Path) -> None:
     restore_metadata(lost)
     with pytest.raises(InvalidInput, match="is not lost"):
@@ -376,6 +382,7 @@ def test_a_database_is_in_its_place_when_it_owns_the_store_and_not_before(
     assert sorted(path.name for path in lost.iterdir()) == sorted([*before, "postgres"])
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_damage(lost: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

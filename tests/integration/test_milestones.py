@@ -81,6 +81,7 @@ def snapshot(dsn: str) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.slow
 def test_a_postgres_that_is_put_back_is_a_copy(
     tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_server_that_died_is_not_started_for_a_milestone(
     assert asked == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("claims", [False, True], ids=["milestone", "incarnation"])
 def test_what_the_store_knows_survives_a_crash(tmp_path: Path, url: str, claims: bool) -> None:
     """Though commits do not wait for the disk there: the store is told what cannot be lost."""

@@ -25,7 +25,6 @@ from dormouse.rounds.ingest import write_leaves
 from dormouse.table import Table
 from tests.small_tables import add, clock, keys, made
 from tests.standby import OPTIONS, Pair, streaming
-from tests.tiers import few
 
 
 def change(table: Table, statement: str, *values: Any) -> None:
@@ -95,7 +94,8 @@ def test_a_time_at_which_what_came_later_was_removed_is_refused(instance: Instan
         keys(table, at)
 
 
-@pytest.mark.parametrize("what", few(["references", "epoch"], 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("what", ["references", "epoch"])
 def test_a_time_among_commits_whose_times_are_forgotten_is_refused(tmp_path: Path, what: str) -> None:
     """The server forgets them when all databases are frozen."""
     lake, objects = EmbeddedPostgres(tmp_path / "lake", options=OPTIONS), f"file://{tmp_path}/objects"
@@ -164,6 +164,7 @@ def _objects(factory: pytest.TempPathFactory) -> str:
     return _known[0]
 
 
+@pytest.mark.slow
 def test_a_standby_refuses_times_that_it_has_not_replayed(
     pair: Pair, both: tuple[Instance, Instance]
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_missing_bucket_is_one_clear_line(
         action(store)
 
 
+@pytest.mark.slow
 def test_missing_credentials_are_one_clear_line(
     s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

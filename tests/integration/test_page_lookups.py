@@ -120,6 +120,7 @@ def by_engine(context: Any, *args: Any) -> pa.Table:
         return query(context, *args).read_all()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize(
     "how",
@@ -159,6 +160,7 @@ def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[
     assert told >= (0 if kind == "few" else 70)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["long", "int, long", "long text", "timestamp", "few"])
 def test_ingested_tables_answer_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str

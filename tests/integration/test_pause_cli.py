@@ -119,6 +119,7 @@ def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest
     assert deployed.state() == RUNNING
 
 
+@pytest.mark.slow
 def test_the_status_says_what_runs_and_what_it_costs(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("status"))
     assert code == 0

@@ -29,7 +29,6 @@ from tests.cooling import (
     tools,
 )
 from tests.state import query
-from tests.tiers import few
 
 
 @pytest.fixture
@@ -214,7 +213,8 @@ def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> N
     assert any(id_ == "b0039" and "does not lead" in why for _, id_, why in told)
 
 
-@pytest.mark.parametrize("step", few(FOLD_STEPS[::-1], 4))
+@pytest.mark.few(4)
+@pytest.mark.parametrize("step", FOLD_STEPS[::-1])
 def test_a_day_that_is_being_folded_is_verified_as_it_is(instance: Instance, model: Model, step: str) -> None:
     """Also between the moment when its blocks are there and the one when its pointers are gone."""
     cooling.offload(tools(instance), None, False)

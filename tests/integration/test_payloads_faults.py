@@ -34,7 +34,6 @@ from tests.cooling import (
     tools,
 )
 from tests.state import query
-from tests.tiers import few
 
 
 @pytest.fixture
@@ -224,15 +223,13 @@ def dies(instance: Instance, dsn: str, work: str, step: str, count: int) -> None
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "dies\n"), done.stderr
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("step", "count"),
-    few(
-        [
+    [
             ("uploaded", 2), ("pointers", 2), ("committed", 2), ("swapping", 1), ("leased", 1),
             ("prepared", 1), ("page", 2), ("upload", 1), ("copied", 1), ("verified", 1), ("swapped", 1),
         ],
-        4,
-    ),
 )  # fmt: skip
 def test_a_killed_offload_is_gone_on_with(
     instance: Instance, model: Model, dsn: str, step: str, count: int
@@ -255,15 +252,13 @@ def test_a_killed_offload_is_gone_on_with(
     model.check(key("b0001"))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("step", "count"),
-    few(
-        [
+    [
             ("committed", 1), ("activated", 1), ("swapping", 1), ("prepared", 1), ("kept", 1),
             ("uploaded", 1), ("copied", 1), ("swapped", 1),
         ],
-        3,
-    ),
 )  # fmt: skip
 def test_a_killed_fold_is_gone_on_with(
     instance: Instance, model: Model, dsn: str, step: str, count: int

@@ -42,6 +42,7 @@ def model(instance: Instance) -> Model:
     return Model.filled(instance, 40)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rows", [1, 2, 3, 39, 40, 41, 1_000])
 def test_every_row_is_moved_once_whatever_the_page(instance: Instance, model: Model, rows: int) -> None:
     [done] = cooling.offload(tools(instance, page_rows_max=rows), None, False).days
@@ -336,6 +337,7 @@ def test_writers_of_a_stricter_isolation_lose_nothing(
     model.check()
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
     """Payloads that compress a thousandfold: a page of them is many times what is in memory at once."""
     count, megabyte = 48, 2**20

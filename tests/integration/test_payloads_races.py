@@ -78,6 +78,7 @@ def model(instance: Instance) -> Model:
     return made
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_write_at_any_step_of_an_offload_stays(
@@ -98,6 +99,7 @@ def test_a_write_at_any_step_of_an_offload_stays(
     )
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("step", FOLD_STEPS)
 def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, step: str, kind: str) -> None:

@@ -151,6 +151,7 @@ def test_what_is_held_is_not_deleted(instance: Instance, model: Model) -> None:
     assert known_objects(instance) == {}
 
 
+@pytest.mark.slow
 def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         model = Model(instance.payloads)

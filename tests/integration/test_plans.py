@@ -130,6 +130,7 @@ def looks(table: TableContext, leaves: list[str]) -> Iterator[Step]:
     yield "jobs that are due", table.jobs.due
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("analyzed", ["never", "empty", "with one file"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_eight_times_the_files_are_at_most_twelve_times_the_work(

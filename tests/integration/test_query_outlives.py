@@ -55,6 +55,7 @@ def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "where",
     [
@@ -305,6 +306,7 @@ def test_files_that_are_collected_all_the_time_end_a_query(
         query(lake.context).read_all()
 
 
+@pytest.mark.slow
 def test_queries_of_objects_in_s3_outlive_them(
     dsn: str,
     supplier: ConnectionSupplier,

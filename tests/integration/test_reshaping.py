@@ -32,7 +32,6 @@ from tests.reshaped import (
     swap_names,
     widen,
 )
-from tests.tiers import few
 
 
 @pytest.fixture
@@ -40,7 +39,8 @@ def shaped(instance: Instance) -> Shaped:
     return Shaped.begun(instance)
 
 
-@pytest.mark.parametrize("change", few(CHANGES, 4))
+@pytest.mark.few(4)
+@pytest.mark.parametrize("change", CHANGES)
 def test_every_reader_has_the_columns_of_now_of_files_of_every_version(
     shaped: Shaped, change: Callable[[Shaped], None]
 ) -> None:

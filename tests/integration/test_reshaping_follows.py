@@ -291,6 +291,7 @@ def test_an_open_query_keeps_the_columns_that_it_began_with(shaped: Shaped) -> N
     assert streamed.read_all().to_pylist() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropped", [False, True])
 def test_an_open_query_outlives_its_files_as_long_as_its_columns_are_there(
     instance: Instance, dropped: bool

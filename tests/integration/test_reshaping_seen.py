@@ -107,6 +107,7 @@ def test_a_consumer_goes_on_with_the_columns_of_now(shaped: Shaped) -> None:
     assert read["remark"].to_pylist() == ["y"]
 
 
+@pytest.mark.slow
 def test_the_command_line_changes_columns_and_shows_them(cli: Cli) -> None:
     create = ("table", "create", "t", "--row-key", "k:long", "--value", "i:int?", "--value", "note:string?")
     assert cli(*create)[0] == 0

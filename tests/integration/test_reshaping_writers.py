@@ -25,7 +25,6 @@ from dormouse.spark import compaction_tasks
 from dormouse.spark import ingest as spark_ingest
 from tests.ingested import attempts
 from tests.reshaped import Shaped
-from tests.tiers import few
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], values=[dm.Field("even", dm.LONG), dm.Field("odd", dm.LONG, nullable=True)]
@@ -91,7 +90,8 @@ def late_rows(before: Shaped, *keys: int) -> None:
     before.model = type(model)(model.names, (*model.rows, *found), model.last_id)
 
 
-@pytest.mark.parametrize("change", few(READABLE, 4))
+@pytest.mark.few(4)
+@pytest.mark.parametrize("change", READABLE)
 def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
     """Of the columns of then, whatever is called so now."""
 
@@ -121,7 +121,8 @@ def test_an_ingest_without_a_column_that_must_not_be_null_is_refused(shaped: Sha
     assert shaped.table.ingest(table_of(3).append_column("new", pa.array([8])), ingest_id="july").applied
 
 
-@pytest.mark.parametrize("change", few([add_whole, *READABLE], 5))
+@pytest.mark.few(5)
+@pytest.mark.parametrize("change", [add_whole, *READABLE])
 def test_a_compaction_that_began_before_loses_nothing(
     shaped: Shaped, change: Callable[[Shaped], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_compaction_that_began_before_loses_nothing(
     shaped.check()
 
 
+@pytest.mark.slow
 def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
     """It knows the table by its address of before the change."""
     shaped.ingest(*rows(3))
@@ -161,6 +163,7 @@ def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
     shaped.check()
 
 
+@pytest.mark.slow
 def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: Shaped) -> None:
     """Its driver made the job of them, with a handle of before the change."""
     context = shaped.table._context
@@ -214,6 +217,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_changes_ingests_compactions_and_queries_at_once(dsn: str, tmp_path: Path) -> None:
     """Names are swapped again and again, in which rows would be mixed up; a column comes and goes beside."""
     url = (tmp_path / "objects").as_uri()

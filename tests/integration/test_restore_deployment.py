@@ -90,6 +90,7 @@ def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, 
     assert {step.outcome for step in again.steps} == {"already"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instance_id", ["ab", "prod", "prod-west-eu", "prod-eu-west-1-of-us"])
 def test_each_moment_has_a_snapshot_of_its_own(deployed: Deployed, instance_id: str) -> None:
     """The name of the cluster, which CloudFormation makes, may be as long as RDS lets names be."""

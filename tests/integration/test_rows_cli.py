@@ -186,6 +186,7 @@ def test_a_look_into_a_file(run: Run) -> None:
     assert "2 rows in all" in run("preview", "-", "--separator", "tab", stdin="a\tb\n1\tx\n2\ty\n")[1]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -65,6 +65,7 @@ def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, ro
     assert {job.kind for job in instance.jobs.list(state="COMPLETE")} == {"index_rows"}
 
 
+@pytest.mark.slow
 def test_no_answer_is_older_than_the_question(rows: RowTable) -> None:
     for number in range(15):
         version = rows.change([dm.Patch([(1, None, {"n": 1_000 + number})])]).versions[-1]

@@ -96,6 +96,7 @@ def test_a_run_that_is_killed_leaves_nothing(
     soon(lambda: is_gone(folder))
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_leaves_nothing(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
         eventually(lambda: idle(url))
 
 
+@pytest.mark.slow
 def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
     """It takes longer in all than it may stall."""
     source = pa.table({"text": ["x" * 1_000] * 20_000})
@@ -206,6 +207,7 @@ def test_an_answer_that_fails_on_its_way_breaks_off(
             assert rows == metric(url, "dormouse_query_rows_total", kind="sql")
 
 
+@pytest.mark.slow
 def test_a_time_that_ends_amid_a_piece_is_told_to_a_client_that_reads_on() -> None:
     """What tells why stands behind whole pieces, as this one is that no socket's buffer takes."""
     source = Endless(rows=1, text="x" * 20_000_000)

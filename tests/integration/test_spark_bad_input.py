@@ -20,7 +20,6 @@ from dormouse.objects import open_store
 from dormouse.spark.worker import check_arrived
 from dormouse.table import Table
 from tests.small_tables import SCHEMA, add, keys, made
-from tests.tiers import few
 
 Change = Callable[[Instance], object]
 SECONDS_MAX = 300
@@ -60,7 +59,8 @@ def written(frame: DataFrame, table: Table, options: dict[str, str], by: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", few(["sink", "function"], 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("by", ["sink", "function"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [

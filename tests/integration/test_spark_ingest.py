@@ -34,7 +34,6 @@ from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark, split_points
-from tests.tiers import few
 
 NewTable = Callable[..., TableContext]
 
@@ -66,7 +65,8 @@ def test_each_target_has_a_key_that_spark_sends_there(spark: SparkSession) -> No
         assert [hashes[key][0] % partitions for key in keys] == list(range(partitions))
 
 
-@pytest.mark.parametrize("writing", few(["one_file_per_leaf", "one_reference_per_leaf"], 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("writing", ["one_file_per_leaf", "one_reference_per_leaf"])
 def test_rows_of_a_dataframe_and_of_files_reach_their_leaves(
     spark: SparkSession, new_flights: NewTable, files: Path, writing: str
 ) -> None:
@@ -90,6 +90,7 @@ def test_rows_of_a_dataframe_and_of_files_reach_their_leaves(
     assert attempts(table) == 0
 
 
+@pytest.mark.slow
 def test_one_leaf_takes_all_rows_and_no_rows_are_fine(
     spark: SparkSession, new_flights: NewTable, files: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_one_leaf_takes_all_rows_and_no_rows_are_fine(
     check_holds(table, rows)
 
 
+@pytest.mark.slow
 def test_an_empty_table_is_divided_where_its_rows_will_be(
     spark: SparkSession, new_flights: NewTable, files: Path
 ) -> None:
@@ -155,7 +157,8 @@ def test_what_repeated_tasks_wrote_is_removed(
     check_holds(table, rows)
 
 
-@pytest.mark.parametrize("lost", few(["rows", "tally"], 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("lost", ["rows", "tally"])
 def test_rows_that_the_shuffle_loses_fail_the_ingest(
     spark: SparkSession, new_flights: NewTable, monkeypatch: pytest.MonkeyPatch, files: Path, lost: str
 ) -> None:
@@ -196,6 +199,7 @@ def test_bad_data_is_one_clear_line_and_leaves_nothing(
         check_untouched(table)
 
 
+@pytest.mark.slow
 def test_a_task_that_cannot_write_leaves_nothing(
     spark: SparkSession, new_flights: NewTable, files: Path
 ) -> None:

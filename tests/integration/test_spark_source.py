@@ -23,7 +23,6 @@ from dormouse.model.values import json_value
 from dormouse.table import Table
 from tests.small_tables import clock
 from tests.state import query, wait_until
-from tests.tiers import few
 
 SCHEMA = dm.Schema(
     row_keys=[dm.Field("k", dm.LONG), dm.Field("name", dm.STRING)],
@@ -133,7 +132,8 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", few(QUESTIONS, 3), ids=repr)
+@pytest.mark.few(3)
+@pytest.mark.parametrize("asked", QUESTIONS, ids=repr)
 def test_spark_reads_what_a_query_reads(
     spark: SparkSession, table: Table, load: Load, asked: dict[str, Any]
 ) -> None:
@@ -178,6 +178,7 @@ def test_a_leaf_is_a_partition_of_spark_until_they_reach_split_bytes(table: Tabl
     assert load().select("k").rdd.getNumPartitions() == leaves
 
 
+@pytest.mark.slow
 def test_each_action_reads_the_newest_rows_and_a_moment_stays(
     spark: SparkSession, table: Table, load: Load
 ) -> None:
@@ -190,7 +191,8 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pushes", few(["false", "true"], 1))
+@pytest.mark.few(1)
+@pytest.mark.parametrize("pushes", ["false", "true"])
 def test_a_query_has_its_own_filter_and_none_of_another(
     spark: SparkSession, table: Table, load: Load, pushes: str
 ) -> None:
@@ -314,38 +316,36 @@ def test_a_write_that_fails_leaves_nothing(
     assert query(instance._supplier, "select count(*) from write_attempt where table_id > 0")[0][0] == 0
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("options", "message"),
-    few(
-        [
-            ({"tabel": "t"}, r"InvalidInput: unknown option 'tabel'; did you mean 'table'\?"),
-            ({"table": "u"}, "TableNotFound: table 'u' does not exist"),
-            ({"where": "carrier=UA"}, "InvalidQuery: the option where is JSON"),
-            ({"where": '{"kk": 1}'}, "InvalidQuery: unknown column 'kk'; did you mean 'k'"),
-            ({"columns": "k,zz"}, "InvalidQuery: unknown column 'zz'"),
-            ({"as_of": "2026-01-01T00:00"}, "InvalidCut: the time .* has no zone"),
-            ({"as_of": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
-            (
-                {"as_of": "before", "changes_after": "before"},
-                "InvalidInput: the options changes_after and as_of do not",
-            ),
-            ({"changes_after": "before", "max_rows_per_batch": "9"}, "max_rows_per_batch is for streams"),
-            ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
-            (
-                {"metadata": "file"},
-                "InvalidInput: the option metadata is one of files, partitions, cuts, jobs, consumers",
-            ),
-            (
-                {"split_bytes": "1 GB"},
-                "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'",
-            ),
-            (
-                {"instance": "/nowhere"},
-                "InvalidInput: give the option instance, or dsn and objects, not both",
-            ),
-        ],
-        3,
-    ),
+    [
+        ({"tabel": "t"}, r"InvalidInput: unknown option 'tabel'; did you mean 'table'\?"),
+        ({"table": "u"}, "TableNotFound: table 'u' does not exist"),
+        ({"where": "carrier=UA"}, "InvalidQuery: the option where is JSON"),
+        ({"where": '{"kk": 1}'}, "InvalidQuery: unknown column 'kk'; did you mean 'k'"),
+        ({"columns": "k,zz"}, "InvalidQuery: unknown column 'zz'"),
+        ({"as_of": "2026-01-01T00:00"}, "InvalidCut: the time .* has no zone"),
+        ({"as_of": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
+        (
+            {"as_of": "before", "changes_after": "before"},
+            "InvalidInput: the options changes_after and as_of do not",
+        ),
+        ({"changes_after": "before", "max_rows_per_batch": "9"}, "max_rows_per_batch is for streams"),
+        ({"changes_till": "before"}, "InvalidInput: the option changes_till needs changes_after"),
+        (
+            {"metadata": "file"},
+            "InvalidInput: the option metadata is one of files, partitions, cuts, jobs, consumers",
+        ),
+        (
+            {"split_bytes": "1 GB"},
+            "InvalidInput: the option split_bytes is a whole number above 0, not '1 GB'",
+        ),
+        (
+            {"instance": "/nowhere"},
+            "InvalidInput: give the option instance, or dsn and objects, not both",
+        ),
+    ],
 )
 def test_bad_options_are_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, options: dict[str, str], message: str
@@ -355,6 +355,7 @@ def test_bad_options_are_one_line(
         spark.read.format("dormouse").options(**named).load().count()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_refused_before_a_task_runs(
     spark: SparkSession, instance: Instance, dsn: str, table: Table
 ) -> None:
@@ -370,6 +371,7 @@ def test_what_cannot_be_written_is_refused_before_a_task_runs(
     assert query(instance._supplier, "select count(*) from write_attempt")[0][0] == 0
 
 
+@pytest.mark.slow
 def test_what_is_changed_or_not_there_is_one_line(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, load: Load, tmp_path: Path
 ) -> None:

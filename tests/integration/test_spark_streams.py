@@ -32,7 +32,6 @@ from dormouse.spark.frames import struct_of
 from dormouse.table import Table
 from tests.small_tables import add, keys, made
 from tests.state import query
-from tests.tiers import few
 
 CHANGES = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("_change", dm.STRING)])
 SECONDS_MAX = 300
@@ -379,16 +378,14 @@ def test_a_batch_has_no_more_rows_than_are_asked_for(
     assert keys(sink)[-20:] == list(range(300, 320) if limit == 1 else range(400, 420))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "message"),
-    few(
-        [
-            ({"where": "{}"}, "InvalidInput: the options changes_after and where do not go together"),
-            ({"changes_after": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
-            ({"stream": ""}, "InvalidInput: the option stream is missing"),
-        ],
-        1,
-    ),
+    [
+        ({"where": "{}"}, "InvalidInput: the options changes_after and where do not go together"),
+        ({"changes_after": "nothing"}, "InvalidCut: table 't' has no cut 'nothing'"),
+        ({"stream": ""}, "InvalidInput: the option stream is missing"),
+    ],
 )
 def test_bad_options_are_one_line(
     source: Table, sink: Table, run: Run, options: dict[str, Any], message: str

@@ -86,6 +86,7 @@ def ctrl_c(computing: threading.Event) -> Iterator[None]:
     pressing.join()
 
 
+@pytest.mark.few(2)
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("statement", [HEAVY, f"explain analyze {HEAVY}", SEARCH, FEW_FOUND])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "calls begin anew"])

@@ -67,6 +67,7 @@ def lent(session: WorkerSession) -> int:
     return session._worker.process_id
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("statement", "parameters"),
     [
@@ -104,6 +105,7 @@ def test_what_a_statement_names_and_wants_is_told(workers: Workers, tmp_path: Pa
         assert wanted.ranges["t"]["k"] == (Range.exactly(3), Range.exactly(5))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("statement", "kind", "message"),
     [
@@ -126,6 +128,7 @@ def test_errors_come_with_their_class(
     assert one(workers) == 42
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("number", "message"),
     [(signal.SIGKILL, "was killed, as the system does when memory is short"), (signal.SIGSEGV, "SIGSEGV")],
@@ -215,6 +218,7 @@ def test_a_worker_that_gives_no_memory_back_is_replaced(tmp_path: Path) -> None:
         assert one(workers) == 42
 
 
+@pytest.mark.slow
 def test_the_worker_of_a_session_that_is_dropped_is_replaced(tmp_path: Path) -> None:
     with pool(tmp_path) as workers:
         session = workers.session(Interruption())
@@ -226,6 +230,7 @@ def test_the_worker_of_a_session_that_is_dropped_is_replaced(tmp_path: Path) -> 
         assert one(workers) == 42
 
 
+@pytest.mark.slow
 def test_whoever_waits_gets_a_worker_in_turn_or_is_refused(tmp_path: Path) -> None:
     with pool(tmp_path) as workers, ThreadPoolExecutor(3) as threads:
         session = workers.session(Interruption())

@@ -192,6 +192,7 @@ def test_a_moment_that_cannot_be_is_refused_in_one_line(instance: Instance, when
         assert said in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["epoch", "schema_change"])
 def test_a_change_that_is_being_committed_is_waited_for(instance: Instance, changed: str) -> None:
     table = made(instance)

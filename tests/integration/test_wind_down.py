@@ -121,6 +121,7 @@ def test_clusters_of_emr_are_ended_and_waited_for(engine: Engine) -> None:
     assert backend[other].state == "WAITING"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_end_is_an_error_that_names_it() -> None:
     deployed, clock = deploy(engine="emr-ec2-steps"), FakeClock()
     mine = start_emr_cluster(deployed, NAME)
@@ -129,6 +130,7 @@ def test_a_cluster_that_does_not_end_is_an_error_that_names_it() -> None:
         ended(deployed, clock)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("state", ["stopped", "stopping"])
 def test_a_database_that_sleeps_is_woken_and_nothing_puts_it_to_sleep_again(state: str) -> None:
     deployed, clock = deploy(), FakeClock()

@@ -23,6 +23,7 @@ assert not elsewhere, elsewhere
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_lambdas_of_a_kind_are_loaded_from_their_packages_alone(kind: str, tmp_path: Path) -> None:
     for path, source in source_files(ROOT).items():

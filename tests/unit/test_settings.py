@@ -115,6 +115,7 @@ def models() -> list[type[pydantic.BaseModel]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_by_what_it_is_for() -> None:
     """Outside of the settings something asks for it, or for a property that is made of it."""
     files = [ROOT / "app.py", *(path for one in READERS for path in (ROOT / one).rglob("*.py"))]
