@@ -346,6 +346,7 @@ def test_batches_of_other_commits_at_once_share_what_both_want(store: FileRefere
         assert reasons(a) | reasons(b) == {0: FileReferenceAssignedToJob}
 
 
+@pytest.mark.few(6)
 @by_kind
 def test_a_batch_is_one_statement(
     store: FileReferenceStore, isolation: str, kind: Kind, monkeypatch: pytest.MonkeyPatch

@@ -127,6 +127,7 @@ def test_a_pinned_account_is_asked_nothing(changed: Changed) -> None:
     assert found.stack("network")["environment"] == "aws://123456789012/eu-west-1"
 
 
+@pytest.mark.slow
 def test_a_cluster_from_a_snapshot_changes_nothing_else(
     changed: Changed, synthesized: Callable[[str], Assembly]
 ) -> None:

@@ -54,6 +54,7 @@ def running(deployed: Deployed) -> str:
     return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}["Running"]
 
 
+@pytest.mark.slow
 def test_it_sleeps_and_wakes_with_the_rest(deployed: Deployed) -> None:
     clock = FakeClock().clock
     assert (status(deployed.find()).access, status(deployed.find()).summary) == ("running", "running")

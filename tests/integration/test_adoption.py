@@ -95,6 +95,7 @@ def frozen(dsn: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_a_deletion_that_was_begun_is_waited_for(dsn: str, url: str, copy: str) -> None:
     """It would delete what the adopted database refers to, at any time."""
     told: list[str] = []
@@ -192,6 +193,7 @@ def test_a_process_is_gone_when_it_surely_is(tmp_path: Path) -> None:
     assert replace(me, pid=child.pid, started="").is_gone()
 
 
+@pytest.mark.slow
 def test_what_the_dead_have_announced_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with dm.local(tmp_path / "lake") as instance:
         instance.create_table("t", SCHEMA)

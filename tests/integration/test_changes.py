@@ -172,6 +172,7 @@ def told(table: Table, after: Cut) -> list[tuple[str, int]]:
     return [(row["_change"], row["k"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_the_files_are_looked_up_once_however_many_deletions_there_are(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

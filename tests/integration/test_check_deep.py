@@ -102,7 +102,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> 
     pq.write_table(table, path, **how)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "change"),
     [

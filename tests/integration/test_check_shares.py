@@ -114,6 +114,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
         shares.checks(*how)["check 0"]()
 
 
+@pytest.mark.slow
 def test_a_round_of_before_there_were_shares_is_divided(instance: Instance, days: Days) -> None:
     """One that failed had each of them fail, until it is done."""
     text = "insert into instance_round values ('check', now(), now(), %s, null) returning 1"

@@ -233,6 +233,7 @@ def test_objects_that_the_database_does_not_know_are_looked_at(instance: Instanc
     assert is_erased(tmp_path)
 
 
+@pytest.mark.slow
 def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
     table = made(instance)
     table.ingest(data(*range(10)))

@@ -223,7 +223,7 @@ def dies(instance: Instance, dsn: str, work: str, step: str, count: int) -> None
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "dies\n"), done.stderr
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("step", "count"),
     [
@@ -252,7 +252,7 @@ def test_a_killed_offload_is_gone_on_with(
     model.check(key("b0001"))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("step", "count"),
     [

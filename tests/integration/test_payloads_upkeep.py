@@ -192,40 +192,43 @@ def stop(step: str) -> None:
         raise KeyboardInterrupt
 
 
-def test_the_commands(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at, where = "2026-03-05T12:00:00Z", ("--instance", str(tmp_path / "lake"))
-    with dm.local(tmp_path / "lake") as instance:
-        instance.payloads.put("t", "i", AT, "k", [1])
+def test_the_commands(
+    cli: Cli, instance: Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", instance._objects.url)
+    at = "2026-03-05T12:00:00Z"
+    instance.payloads.put("t", "i", AT, "k", [1])
     file = tmp_path / "x.json"
     file.write_text('{"a": [1, null]}')
-    assert cli("payloads", "put", "t", "j", at, "k", "--file", str(file), *where) == (
+    assert cli("payloads", "put", "t", "j", at, "k", "--file", str(file)) == (
         0,
         "kept k j of t\n",
         "",
     )
-    assert cli("payloads", "get", "t", "j", at, "k", *where) == (0, '{"a": [1, null]}\n', "")
-    code, out, _ = cli("payloads", "offload", "--dry-run", "--json", *where)
+    assert cli("payloads", "get", "t", "j", at, "k") == (0, '{"a": [1, null]}\n', "")
+    code, out, _ = cli("payloads", "offload", "--dry-run", "--json")
     assert (code, json.loads(out)) == (0, {"would_offload": ["2026-03-05"]})
-    code, out, _ = cli("payloads", "offload", *where)
+    code, out, _ = cli("payloads", "offload")
     assert code == 0
     assert out.startswith("2026-03-05 offloaded: 2 payloads in 1 object, ")
     assert "\n2026-03-05 folded: " in out
-    assert cli("payloads", "offload", *where) == (0, "nothing to offload or fold\n", "")
-    code, out, _ = cli("payloads", "days", "--json", *where)
+    assert cli("payloads", "offload") == (0, "nothing to offload or fold\n", "")
+    code, out, _ = cli("payloads", "days", "--json")
     assert [(one["day"], one["state"], one["objects"]) for one in json.loads(out)] == [
         ("2026-03-05", "folded", 1)
     ]
-    assert "2026-03-05" in cli("payloads", "days", *where)[1]
-    assert json.loads(cli("payloads", "status", "--json", *where)[1])["backlog_days"] == 0
-    assert "backlog days" in cli("payloads", "status", *where)[1]
-    code, out, _ = cli("payloads", "verify", "2026-03-05", *where)
+    assert "2026-03-05" in cli("payloads", "days")[1]
+    assert json.loads(cli("payloads", "status", "--json")[1])["backlog_days"] == 0
+    assert "backlog days" in cli("payloads", "status")[1]
+    code, out, _ = cli("payloads", "verify", "2026-03-05")
     assert (code, out[:33]) == (0, "read 2 payloads of 1 object, 333 "[:29] + out[29:33])
-    assert cli("payloads", "rehydrate", "2026-03-05", *where) == (0, "2 payloads made hot again\n", "")
-    assert cli("payloads", "offload", "--day", "2026-03-05", *where)[0] == 0
-    assert cli("payloads", "fold", "2026-03-05", *where)[0] == 0
-    assert cli("payloads", "expire", "2026-03-06", "--dry-run", *where) == (0, "2026-03-05\n", "")
-    assert cli("payloads", "expire", "2026-03-06", *where)[0] == 2
-    assert cli("payloads", "expire", "2026-03-06", "--yes", *where)[:2] == (
+    assert cli("payloads", "rehydrate", "2026-03-05") == (0, "2 payloads made hot again\n", "")
+    assert cli("payloads", "offload", "--day", "2026-03-05")[0] == 0
+    assert cli("payloads", "fold", "2026-03-05")[0] == 0
+    assert cli("payloads", "expire", "2026-03-06", "--dry-run") == (0, "2026-03-05\n", "")
+    assert cli("payloads", "expire", "2026-03-06")[0] == 2
+    assert cli("payloads", "expire", "2026-03-06", "--yes")[:2] == (
         0,
         "dropped 1 day; busy, for another time: 0\n",
     )
@@ -236,11 +239,11 @@ def test_the_commands(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (("fold", "never"), 2, "write it like 2026-03-05"),
         (("put", "t", "j", at, "k", "--file", str(tmp_path)), 2, "cannot read"),
     ):
-        code, out, err = cli("payloads", *arguments, *where)
+        code, out, err = cli("payloads", *arguments)
         assert (code, out, err.count("\n")) == (expected, "", 1)
         assert why in err
     file.write_text("{")
-    assert "is not JSON" in cli("payloads", "put", "t", "j", at, "k", "--file", str(file), *where)[2]
+    assert "is not JSON" in cli("payloads", "put", "t", "j", at, "k", "--file", str(file))[2]
 
 
 def test_a_damaged_day_is_told_by_the_command(instance: Instance, model: Model, dsn: str, cli: Cli) -> None:

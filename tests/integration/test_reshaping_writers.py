@@ -177,6 +177,7 @@ def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: 
     shaped.check()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("change", "is_refused"), [(swap, False), (add_whole, True)])
 def test_a_bulk_ingest_on_spark_that_began_before(
     spark: SparkSession, shaped: Shaped, change: Any, is_refused: bool, monkeypatch: pytest.MonkeyPatch

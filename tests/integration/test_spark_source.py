@@ -288,6 +288,7 @@ def test_a_write_adds_its_rows_in_one_commit(
     assert {report.kind for report in instance.check(deep=True).problems} == set()
 
 
+@pytest.mark.slow
 def test_the_same_ingest_id_adds_nothing(
     spark: SparkSession, instance: Instance, dsn: str, table: Table
 ) -> None:
@@ -390,6 +391,7 @@ def test_what_is_changed_or_not_there_is_one_line(
         spark.read.format("dormouse").options(instance=str(tmp_path / "nowhere"), table="t").load()
 
 
+@pytest.mark.slow
 def test_moments_of_the_function_are_those_of_queries(
     spark: SparkSession, instance: Instance, table: Table
 ) -> None:
