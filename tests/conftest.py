@@ -68,7 +68,7 @@ HURRY = (
 )
 os.environ |= {"SPARK_SUBMIT_OPTS": HURRY, "SPARK_LAUNCHER_OPTS": HURRY}
 # How long an example takes is the machine's; what was found is told in the failure.
-settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=100)
+settings.register_profile("thorough", deadline=None, database=None, print_blob=True, max_examples=60)
 settings.register_profile("fast tier", settings.get_profile("thorough"), max_examples=10)
 # What a client of AWS is made from is read once, and not by each session anew; so are all commands.
 botocore.session.create_loader = cache(botocore.session.create_loader)

@@ -26,7 +26,8 @@ from dormouse.errors import CutExpired
 from dormouse.files.layout import LAYOUTS
 from dormouse.table import Table
 
-SECONDS, PATIENCE_SECONDS = 60, 600
+SECONDS = dict.fromkeys(LAYOUTS, 20) | {"file_table": 60}
+PATIENCE_SECONDS = 600
 CUTS, WRITERS, ROWS = 5, 3, 20
 ROLES = (*(f"ingest {n}" for n in range(WRITERS)), "split", "merge", "compact", "compact", "collect")
 WORKER = dedent("""
@@ -230,12 +231,12 @@ def storm(
     table: Table, workers: Workers, answers: list[Any], failed: list[BaseException], read: Callable[[], None]
 ) -> None:
     """Records cuts while it goes on."""
-    rng, began = random.Random(26), time.monotonic()
+    rng, began, lasts = random.Random(26), time.monotonic(), SECONDS[table._context.table.layout]
     while not failed and (seconds := time.monotonic() - began) < PATIENCE_SECONDS:
-        if seconds > SECONDS and len(answers) == 2 * CUTS and is_scaled(table):
+        if seconds > lasts and len(answers) == 2 * CUTS and is_scaled(table):
             break
         workers.check()
-        if len(answers) < 2 * CUTS and seconds > len(answers) // 2 * SECONDS / CUTS:
+        if len(answers) < 2 * CUTS and seconds > len(answers) // 2 * lasts / CUTS:
             cut = table.history.record_cut()
             answers.append((cut, rows_of(table.query(as_of=cut))))
             now = datetime.now(UTC)

@@ -397,4 +397,4 @@ def test_the_store_does_what_the_model_does_over_many_updates(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:
     """Other updates each time; what fails is printed as a program that repeats it."""
-    compare(new_table, layout, isolation, max_examples=20, stateful_step_count=50)
+    compare(new_table, layout, isolation, max_examples=12, stateful_step_count=50)

@@ -369,4 +369,4 @@ def test_each_reader_sees_the_rows_of_a_naive_list(instance: Instance, layout: s
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_reader_sees_the_rows_of_a_naive_list_in_many_lives(instance: Instance, layout: str) -> None:
-    run_machine(DeletesMachine, instance, layout, 3 * EXAMPLES, 2 * STEPS)
+    run_machine(DeletesMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)

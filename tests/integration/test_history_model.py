@@ -184,4 +184,4 @@ def test_a_history_is_what_a_naive_one_says(instance: Instance) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_history_is_what_a_naive_one_says_in_many_lives(instance: Instance, layout: str) -> None:
-    run_machine(HistoryMachine, instance, layout, 12, 50)
+    run_machine(HistoryMachine, instance, layout, 8, 50)

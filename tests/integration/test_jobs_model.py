@@ -224,4 +224,4 @@ def test_jobs_are_what_the_model_says_for_long(supplier: ConnectionSupplier, tmp
         (Jobs,),
         {"store": job_store(supplier, tmp_path / "objects"), "supplier": supplier},  # type: ignore[operator]
     )
-    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=60))
+    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=60))

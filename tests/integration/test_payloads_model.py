@@ -138,5 +138,5 @@ def test_payloads_are_as_a_dictionary(databases: Databases) -> None:
 def test_payloads_are_as_a_dictionary_for_long(databases: Databases) -> None:
     Payloads.databases = databases
     run_state_machine_as_test(
-        Payloads, settings=settings(max_examples=100, stateful_step_count=30, deadline=None)
+        Payloads, settings=settings(max_examples=60, stateful_step_count=30, deadline=None)
     )

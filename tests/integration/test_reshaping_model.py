@@ -145,4 +145,4 @@ def test_any_changes_in_any_order(instance: Instance, layout: str) -> None:
 
 @pytest.mark.slow
 def test_many_changes_in_any_order(instance: Instance) -> None:
-    run_machine(Machine, instance, "file_table", 12, 30)
+    run_machine(Machine, instance, "file_table", 8, 30)

@@ -199,4 +199,4 @@ def test_each_version_of_each_row_is_that_of_a_naive_dict(instance: Instance) ->
 def test_each_version_of_each_row_is_that_of_a_naive_dict_in_many_lives(
     instance: Instance, layout: str
 ) -> None:
-    run_machine(RowMachine, instance, layout, 4 * EXAMPLES, 2 * STEPS)
+    run_machine(RowMachine, instance, layout, 3 * EXAMPLES, 2 * STEPS)
