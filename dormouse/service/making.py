@@ -1,4 +1,4 @@
-"""The pieces of one answer, made in a thread, one ahead of those that are taken."""
+"""The pieces of one answer, made in a thread, two ahead of those that are taken."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from dormouse.service.work import Piece
 
 _Made = Piece | BaseException | None
 """A piece, why there is none, or that there are no more."""
+
+MADE_AHEAD = 2
+"""Of a short answer the end is known with its first piece; of Arrow, it is a piece of its own."""
+
+WHOLE_BYTES_MAX = 64 * 1024
 
 
 class Making:
@@ -28,7 +33,7 @@ class Making:
         self._loop = asyncio.get_running_loop()
         self._made: deque[_Made] = deque()
         self._waiting: asyncio.Future[Piece | None] | None = None
-        self._may_make = threading.Semaphore(1)
+        self._may_make = threading.Semaphore(MADE_AHEAD)
         self._is_over = False
 
     def begin(self, in_thread: Callable[[Callable[[], None]], asyncio.Future[None]]) -> None:
@@ -39,6 +44,15 @@ class Making:
         self._waiting = self._loop.create_future()
         self._give()
         return self._waiting
+
+    def whole(self, first: Piece) -> Piece | None:
+        """All pieces as one, of which this is the first, when all are made by now and small; or None."""
+        if not self._made or self._made[-1] is not None:
+            return None
+        pieces = [first, *(piece for piece in self._made if isinstance(piece, Piece))]
+        if sum(len(piece.data) for piece in pieces) > WHOLE_BYTES_MAX:
+            return None
+        return Piece(b"".join(bytes(piece.data) for piece in pieces), sum(piece.rows for piece in pieces))
 
     def may_go_on(self) -> None:
         """A piece was taken: one more may be made."""

@@ -159,11 +159,16 @@ class Answer(Response):
             while (piece := await _first(making.next(), gone, deadline)) is not None:
                 if not connection.begun:
                     self._observe(admitted_at)
+                    if (whole := making.whole(piece)) is not None:
+                        self.rows = whole.rows
+                        await connection.send_whole(self.work.content_type, bytes(whole.data))
+                        break
                     await connection.begin(self.work.content_type)
                 await connection.send_piece(piece.data, deadline)
                 making.may_go_on()
                 self.rows += piece.rows
-            await connection.end()
+            else:
+                await connection.end()
         except ClientGone:
             raise
         except Exception as error:
@@ -223,10 +228,16 @@ class Sending:
         """What is sent now would be taken for the rest of a piece."""
         self.byte_count = 0
 
-    async def begin(self, content_type: str) -> None:
-        headers = [(b"content-type", content_type.encode("ascii")), (b"cache-control", b"no-store")]
+    async def begin(self, content_type: str, *more: tuple[bytes, bytes]) -> None:
+        headers = [(b"content-type", content_type.encode("ascii")), (b"cache-control", b"no-store"), *more]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         self.begun = True
+
+    async def send_whole(self, content_type: str, data: bytes) -> None:
+        """A short answer at once: what is written apart costs a call of the system each."""
+        await self.begin(content_type, (b"content-length", b"%d" % len(data)))
+        await self._sent({"type": "http.response.body", "body": data, "more_body": False}, math.inf)
+        self.byte_count += len(data)
 
     async def send_piece(self, data: Any, deadline: float = math.inf) -> None:
         """Raises ClientGone for a client that takes nothing.

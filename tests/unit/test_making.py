@@ -6,9 +6,12 @@ import asyncio
 import gc
 import threading
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
-from dormouse.service.making import Making
+import pytest
+
+from dormouse.service.making import WHOLE_BYTES_MAX, Making
 from dormouse.service.work import Piece
 
 
@@ -41,3 +44,37 @@ def test_an_error_that_comes_when_nobody_waits_any_more_is_not_reported() -> Non
 
 def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
     return asyncio.get_running_loop().run_in_executor(None, function)
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "whole"),
+    [
+        ([b"a", b"b"], None, Piece(b"ab", 2)),
+        ([b"a", b"b"], OSError(), None),
+        ([b"a", bytes(WHOLE_BYTES_MAX)], None, None),
+        ([b"a", b"b", b"c"], None, None),  # not made yet
+    ],
+)
+def test_a_short_answer_is_whole_once_it_is_made(
+    data: list[bytes], error: Exception | None, whole: Piece | None
+) -> None:
+    def pieces() -> Generator[Piece]:
+        for one in data:
+            yield Piece(one, 1)
+        if error is not None:
+            raise error
+
+    async def ask() -> Piece | None:
+        making = Making(pieces())
+        making.begin(_in_thread)
+        first = await making.next()
+        assert first is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(making.ended), 0.05)
+        await asyncio.sleep(0)  # what the thread has told arrives
+        found = making.whole(first)
+        making.stop()
+        await making.ended
+        return found
+
+    assert asyncio.run(ask()) == whole
