@@ -11,6 +11,7 @@ from data_files import add_file
 from state import remove
 
 import dormouse as dm
+from dormouse.errors import CommitOutcomeUnknown, InvalidData
 from dormouse.objects.folder import FolderStore
 
 pytestmark = pytest.mark.usefixtures("table_t")
@@ -93,6 +94,26 @@ def test_an_ingest_that_is_repeated_says_so(command: Cli, tmp_path: Path) -> Non
     assert command("ingest", "t", "a.csv", "--id", "x")[1].startswith("added 1 row in 1 file (")
     _, out, _ = command("ingest", "t", "a.csv", "--id", "x")
     assert out.startswith("nothing was added to t: an ingest with the id 'x' is there already (")
+
+
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("error", [InvalidData("bad"), CommitOutcomeUnknown("cut")])
+def test_a_load_that_fails_takes_no_rows_of_others_with_it(
+    command: Cli, instance: dm.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
+    others: bool,
+) -> None:  # fmt: skip
+    path = tmp_path / "rows.csv"
+    path.write_text("k\n1\n")
+
+    def fails(table: dm.Table, *data: object, **how: object) -> None:
+        if others:
+            add_file(instance.table("new")._context, "theirs", [7])
+        raise error
+
+    monkeypatch.setattr(dm.Table, "ingest", fails)
+    assert command("ingest", "new", str(path), "--create", "--key", "k")[0] == 1
+    stays = others or isinstance(error, CommitOutcomeUnknown)
+    assert ["new"] * stays == [one.name for one in instance.tables() if one.name != "t"]
 
 
 def test_the_help_of_properties_lists_them_all(cli: Cli) -> None:
