@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dormouse.cli.parsing import parse_type
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.verbs import Session, TableName, confirmed, plural, verb
 from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
@@ -213,7 +213,7 @@ def _made(
         if not session.as_json:
             _show_inferred(table, found)
         is_asked = ask and sys.stdin.isatty() and sys.stderr.isatty()
-        if is_asked and not typer.confirm(f"Make table {table}?", default=True, err=True):
+        if is_asked and not confirmed(f"Make table {table}?", default=True):
             raise InvalidInput("nothing was made; --type column=type gives a column another type")
         with dropped_if_it_fails(instance, instance.create_table(table, found.schema)):
             yield found.files

@@ -1,7 +1,8 @@
-"""The program's help, its completion, and failures as JSON."""
+"""The program's help, its completion, what it refuses and asks, and failures as JSON."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 
@@ -11,6 +12,7 @@ import typer
 from dormouse.cli import main
 from dormouse.cli.groups import GROUPS
 from dormouse.cli.program import whole
+from dormouse.cli.verbs import confirmed
 from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidInput
 
@@ -51,6 +53,35 @@ def test_a_command_line_that_cannot_be_read_is_one_too(run) -> None:
     code, _, err = run("query", "--no-such", "--json")
     assert (code, json.loads(err)["error"], json.loads(err)["exit_code"]) == (2, "BadUsage", 2)
     assert run("query", "--no-such")[2].startswith("dormouse: No such option")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["jobs", "--instance", "x", "list"],
+        ["jobs", "--limit", "3", "show", "0198c0de-0000-7000-8000-000000000000"],
+        *(
+            ["restore", "--instance", "prod", "--to", "2026-11-20 14:00", *more]
+            for more in (["--check"], ["--into", "x"], ["--backup", "x"], ["--despite-damage"])
+        ),
+        *(
+            ["restore", "backups", "--into", "x", *more]
+            for more in (["--commits", "purge"], ["--region", "eu-west-1"], ["--profile", "x"])
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert " go " in err
+
+
+@pytest.mark.parametrize(("typed", "agrees"), [("y\n", True), ("n\n", False), ("", False)])
+def test_a_person_who_ends_the_input_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch, typed: str, agrees: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert confirmed("Make it?", default=True) is agrees
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
