@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dormouse.errors import CommitOutcomeUnknown, JobNotFound
+from dormouse.errors import CommitOutcomeUnknown, JobNotFound, ObjectNotFound, RowNotFound
 from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
@@ -130,7 +130,13 @@ def one_file(
         "cache-control": "no-store",
         "x-content-type-options": "nosniff",
     }
-    here.instance.objects.size(file.object_name)  # 404 before an answer has begun
+    try:
+        here.instance.objects.size(file.object_name)  # before an answer has begun
+    except ObjectNotFound:
+        raise RowNotFound(
+            f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
+            f"{file.object_name!r} does not exist"
+        ) from None
     return StreamingResponse(found.files.chunks(file), headers=headers, media_type=_BINARY)
 
 
