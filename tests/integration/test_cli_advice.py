@@ -116,6 +116,18 @@ def test_a_load_that_fails_takes_no_rows_of_others_with_it(
     assert ["new"] * stays == [one.name for one in instance.tables() if one.name != "t"]
 
 
+def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Instance) -> None:
+    """A console takes them for its markup, or for an error in it."""
+    instance.table("t").add_column(dm.Field("[/x]", dm.LONG, nullable=True))
+    instance.table("t").set_properties(bloom_filter_columns="[/x]")
+    code, out, err = command("table", "describe", "t")
+    assert (code, err) == (0, "")
+    assert "bloom_filter_columns=[/x]\n" in out and "version 2 of its columns" in out
+    instance.create_row_table("r", [dm.Column("n", "INTEGER")]).snapshot("v[1] [/]")
+    code, out, err = command("rows", "show", "r")
+    assert (code, err, "snapshots v[1] [/] (0)" in " ".join(out.split())) == (0, "", True)
+
+
 def test_the_help_of_properties_lists_them_all(cli: Cli) -> None:
     assert "table set --help" in " ".join(cli("table", "create", "--help")[1].split())
     listed = " ".join(cli("table", "set", "--help")[1].split())
