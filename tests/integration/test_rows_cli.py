@@ -210,7 +210,7 @@ def test_a_look_into_a_file(run: Run) -> None:
         (["create", "u"], 2, "give its columns by --column, by --schema FILE or by --like FILE"),
         (
             ["create", "u", "--column", "n"],
-            1,
+            2,
             "--column 'n': write NAME:TYPE, like name:STRING(50) or n:INTEGER=0",
         ),
         (
