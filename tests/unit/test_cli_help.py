@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
-from dormouse.cli import main
+from dormouse.cli import main, serve
 from dormouse.cli.groups import GROUPS
 from dormouse.cli.program import whole
-from dormouse.cli.verbs import confirmed
+from dormouse.cli.verbs import Session, confirmed
 from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidInput
+from dormouse.settings.service import ServiceSettings
 
 
 @pytest.fixture
@@ -47,6 +49,19 @@ def test_a_failure_is_a_document_with_json(run, tmp_path) -> None:
         "exit_code": 1,
     }
     assert str(tmp_path / "none") in json.loads(err)["message"]
+
+
+def test_a_worker_of_a_service_that_cannot_start_says_so_as_its_command_was_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The command line with `--json` is not its own."""
+    session = Session(instance=tmp_path / "none", as_json=True)
+    monkeypatch.setattr("dormouse.service.worker_given", lambda: (session, ServiceSettings()))
+    monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        serve.serve_as_worker()
+    found = json.loads(capsys.readouterr().err)
+    assert (ended.value.code, found["error"], found["exit_code"]) == (1, "NotAnInstance", 1)
 
 
 def test_a_command_line_that_cannot_be_read_is_one_too(run) -> None:
