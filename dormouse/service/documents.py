@@ -90,7 +90,8 @@ class StatementRequest(_OfMoment):
     parameters: list[Any] | dict[str, Any] | None = Field(
         default=None,
         description="a list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: "
-        '{"bytes": base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"decimal": "0.10"}, '
+        '{"bytes": base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, '
+        '{"interval": "P1DT12H"}, {"uuid": "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, '
         '{"double": "NaN"}',
         examples=[["BOS"]],
     )
