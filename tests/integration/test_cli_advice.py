@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from data_files import add_file
 from state import remove
 
 import dormouse as dm
-from dormouse.errors import CommitOutcomeUnknown, InvalidData
+from dormouse.durability.instance_rounds import InstanceRound
+from dormouse.errors import CommitOutcomeUnknown, InstanceIsACopy, InvalidData
+from dormouse.files.holds import Hold
 from dormouse.objects.folder import FolderStore
 
 pytestmark = pytest.mark.usefixtures("table_t")
@@ -114,6 +118,27 @@ def test_a_load_that_fails_takes_no_rows_of_others_with_it(
     assert command("ingest", "new", str(path), "--create", "--key", "k")[0] == 1
     stays = others or isinstance(error, CommitOutcomeUnknown)
     assert ["new"] * stays == [one.name for one in instance.tables() if one.name != "t"]
+
+
+def test_a_program_is_told_of_the_instance_what_a_person_is(
+    command: Cli, instance: dm.Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    failed = InstanceRound("check", now, now, "it is damaged", None)
+    monkeypatch.setattr(dm.Instance, "rounds", lambda _: [failed])
+    monkeypatch.setattr(dm.Instance, "holds", lambda _: [Hold("adoption 2", now, now)])
+    monkeypatch.setattr(dm.Instance, "refusal", InstanceIsACopy("it is a copy"))
+    for name in ("t", None):
+        [shown] = json.loads(command("status", "--json")[1])
+        assert (shown.get("name"), shown["refusal"]) == (name, "it is a copy")
+        assert (shown["instance_rounds"][0]["error"], shown["holds"][0]["holder"]) == (
+            "it is damaged",
+            "adoption 2",
+        )
+        if name is not None:
+            instance.drop_table(name)
+    monkeypatch.setattr(dm.Instance, "refusal", None)
+    assert command("status", "--json")[1] == "[]\n"
 
 
 def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Instance) -> None:
