@@ -141,6 +141,18 @@ def test_a_program_is_told_of_the_instance_what_a_person_is(
     assert command("status", "--json")[1] == "[]\n"
 
 
+def test_an_explanation_takes_no_format_and_no_unknown_column(command: Cli, tmp_path: Path) -> None:
+    for asked in (["query", "t"], ["sql", "select * from t"]):
+        for more in (["-f", "csv"], ["-f", "csv", "-o", "rows.csv"]):
+            code, out, err = command(*asked, *more, "--explain")
+            assert (code, out) == (2, "")
+            assert "--explain reads no rows" in err
+    code, out, err = command("query", "t", "--columns", "kee", "--explain")
+    assert (code, out) == (2, "")
+    assert "did you mean 'key'?" in err
+    assert command("query", "t", "--columns", "key", "--explain")[0] == 0
+
+
 def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Instance) -> None:
     """A console takes them for its markup, or for an error in it."""
     instance.table("t").add_column(dm.Field("[/x]", dm.LONG, nullable=True))
