@@ -67,8 +67,11 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert pq.read_table(saved).to_pylist() == [{"n": 500, "v": "v999"}]
     assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
-    with pytest.raises(FileExistsError):
-        client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
+    for which in (job_id, "none"):  # before it is asked for
+        with pytest.raises(InvalidInput, match=r"answer\.parquet' is there already"):
+            client.jobs.save_answer(which, saved)
+    with pytest.raises(InvalidInput, match=r"cannot write .*: No such file or directory"):
+        client.jobs.save_answer(job_id, tmp_path / "none" / "answer.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.parquet", "objects"]
 
 
