@@ -141,7 +141,7 @@ def test_a_program_is_told_of_the_instance_what_a_person_is(
     assert command("status", "--json")[1] == "[]\n"
 
 
-def test_an_explanation_takes_no_format_and_no_unknown_column(command: Cli, tmp_path: Path) -> None:
+def test_an_explanation_takes_no_format_and_no_unknown_column(command: Cli) -> None:
     for asked in (["query", "t"], ["sql", "select * from t"]):
         for more in (["-f", "csv"], ["-f", "csv", "-o", "rows.csv"]):
             code, out, err = command(*asked, *more, "--explain")
