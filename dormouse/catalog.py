@@ -10,7 +10,7 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
-from dormouse.errors import TableAlreadyExists, TableNotFound
+from dormouse.errors import TableAlreadyExists, TableBusy, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.conversion import convert
 from dormouse.files.layout import layout as known_layout
@@ -146,11 +146,18 @@ class Catalog:
         Waits until no other transaction uses it, and holds up none meanwhile. Raises `TableNotFound` and
         `TableBusy`.
         """
-        found = self.get(name)
+        return self._drop(self.get(name))
 
+    def drop_unused(self, made: TableRecord) -> TableRecord:
+        """As `drop`, whatever the table's name is now, of one that never had rows; `TableBusy` for others."""
+        return self._drop(made, only_unused=True)
+
+    def _drop(self, found: TableRecord, *, only_unused: bool = False) -> TableRecord:
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
             table = self._held(conn, found)
             conn.execute(known_layout(table.layout).on("lock", table.table_id))
+            if only_unused and not FileReferenceStore(self._supplier, table).is_unused(conn):
+                raise TableBusy(f"table {table.name!r} has been used since it was made")
             conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id})
             FileReferenceStore(self._supplier, table).drop(conn)
             self._attempts.abandon_table(conn, table)

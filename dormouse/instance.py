@@ -219,7 +219,13 @@ class Instance(ShownInstance, RowTables, Durable):
     def drop_table(self, name: str) -> None:
         """Drops a table and deletes its files; `TableNotFound`."""
         self._check_writable()
-        record = self._catalog.drop(name)
+        self._clear_up(self._catalog.drop(name))
+
+    def drop_unused(self, table: Table) -> None:
+        # for commands that made it for rows which then did not come: others may have added theirs
+        self._clear_up(self._catalog.drop_unused(table.context.table))
+
+    def _clear_up(self, record: TableRecord) -> None:
         self._trees.drop(record.table_id)
         self._attempts.collect_abandoned(record.table_id)
         self._tables.note_activity()

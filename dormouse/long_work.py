@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -45,14 +46,19 @@ class QueryAsked(WorkAsked):
     where: dict[str, Any] | None = None
     columns: list[str] | None = None
     limit: int | None = Field(default=None, ge=0, le=LIMIT_MAX)
+    offset: int = Field(default=0, ge=0, le=LIMIT_MAX)
+    descending: bool = False
     as_of: str | int | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.statement is None) == (self.table is None):
             raise ValueError("give a statement, or a table")
-        if self.statement is not None and (self.where, self.columns, self.limit) != (None, None, None):
-            raise ValueError("where, columns and limit go with a table: a statement says them itself")
+        of_table = self.where, self.columns, self.limit, self.offset or None, self.descending or None
+        if self.statement is not None and any(given is not None for given in of_table):
+            raise ValueError(
+                "where, columns, limit, offset and descending go with a table: a statement says them itself"
+            )
         if self.table is not None and self.parameters is not None:
             raise ValueError("parameters go with a statement")
         return self
@@ -165,14 +171,20 @@ def _answer(
 def _rows(
     instance: Instance, asked: QueryAsked, interruption: Interruption, sessions: Sessions | None
 ) -> pa.RecordBatchReader:
-    as_of = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
+    as_of: Any = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
     more: dict[str, Any] = {"as_of": as_of, "interruption": interruption}
     if asked.table is None:
         parameters = parse_parameters(asked.parameters)
         return instance.sql(str(asked.statement), parameters, sessions=sessions, **more)
     table = instance.table(asked.table)
-    where = parse_where(table.schema, asked.where)
-    return table.query(where, asked.columns, limit=asked.limit, **more)
+    schema = table.known_schema if as_of is None else table.schema_at(as_of)
+    where = parse_where(schema, asked.where)
+    if asked.descending:
+        from dormouse.sql.descending import descending
+
+        sql = partial(instance.sql, sessions=sessions, **more)
+        return descending(sql, table.name, schema, where, asked.columns, asked.limit, asked.offset)
+    return table.query(where, asked.columns, limit=asked.limit, offset=asked.offset, **more)
 
 
 class _Watched:

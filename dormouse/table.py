@@ -131,10 +131,12 @@ class Table(ShownTable, Reading, Changing):
         return self._load(data, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress)
 
     def _load(self, data: Any, **how: Any) -> IngestReport:
+        from dormouse.data.data_files import Files
         from dormouse.rounds.ingest import ingest
 
-        if (column := getattr(data, "row_number", None)) is not None:
-            data = replace(data, first_row_number=self._next_number(column))
+        # a DataFrame may have a column of this name
+        if isinstance(data, Files) and data.row_number is not None:
+            data = replace(data, first_row_number=self._next_number(data.row_number))
         with self.changing():
             return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from dormouse.data.transform import quoted
-from dormouse.errors import not_installed
 from dormouse.model.cut import When
 from dormouse.model.region import Region
+from dormouse.query.frames import pandas_of, polars_of
 from dormouse.shaped_table import ShapedTable
 
 if TYPE_CHECKING:
@@ -83,17 +82,11 @@ class Reading(ShapedTable):
 
     def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
         """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
-        if find_spec("pandas") is None:
-            raise not_installed("pandas", "pandas")
-        return self.query(where, columns, **how).read_all().to_pandas()
+        return pandas_of(lambda: self.query(where, columns, **how))
 
     def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
         """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
-        try:
-            import polars
-        except ImportError:
-            raise not_installed("polars", "polars") from None
-        return polars.from_arrow(self.query(where, columns, **how).read_all())
+        return polars_of(lambda: self.query(where, columns, **how))
 
     def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does.

@@ -124,10 +124,14 @@ def restore(
     if instance is not None or to is not None:
         if instance is None or to is None or place is not None:
             raise InvalidInput("a deployed instance is restored by --instance ID --to TIME, without a backup")
+        if into is not None or backup is not None or check or despite_damage:
+            raise InvalidInput("--into, --backup, --check and --despite-damage go with a place of backups")
         restore_deployed(session, find(instance, region, profile), to, commits, dry_run=dry_run)
         return
     if place is None or into is None:
         raise InvalidInput("give a place with backups and --into FOLDER, or --instance ID --to TIME")
+    if commits != "keep" or region is not None or profile is not None:
+        raise InvalidInput("--commits, --region and --profile go with --instance ID --to TIME")
     with progress("restore", unit="objects") as moved:
         made = restored(
             place,

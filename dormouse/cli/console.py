@@ -53,7 +53,8 @@ def _table(
     text: Callable[[Any], str],
     title: str | None = None,
 ) -> RichTable:
-    table = RichTable(title=title, title_justify="left", title_style="bold", header_style="bold")
+    titled = None if title is None else escape(printable(title))
+    table = RichTable(title=titled, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         numeric = any(_is_number(row[number]) for row in rows)
         table.add_column(escape(printable(column)), justify="right" if numeric else "left", overflow="fold")

@@ -127,18 +127,21 @@ def query(
     explain: ExplainOption = False,
 ) -> None:
     """The rows that meet conditions, in key order. Values with a colon: write it as \\:."""
-    check_output(session, format, output)
+    check_output(session, format, output, explain=explain)
     with session.open(read_only=True) as instance:
         found = instance.table(table)
         moment = moment_of(as_of)
         schema = found.schema if moment is None else found.schema_at(moment)
-        condition = parse_where(schema, where or [])
+        condition, named = parse_where(schema, where or []), listed(columns) if columns else None
         if explain:
+            from dormouse.query.where import question
+
+            question(schema, condition, named, limit)  # its columns are there
             show_plans(session, {table: found.explain(condition, as_of=moment)})
             return
         reader = found.query(
             condition,
-            listed(columns) if columns else None,
+            named,
             limit=limit,
             offset=offset,
             descending=descending,
@@ -164,7 +167,7 @@ def sql(
     explain: ExplainOption = False,
 ) -> None:
     """The answer of a SELECT over the instance's tables, in DuckDB's dialect."""
-    check_output(session, format, output)
+    check_output(session, format, output, explain=explain)
     text, parameters = read_statement(statement, file), parse_parameters(param or [])
     with session.open(read_only=True) as instance:
         if explain:
@@ -235,8 +238,12 @@ def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
     )
 
 
-def check_output(session: Session, file_format: Format, output: Path | None) -> None:
+def check_output(
+    session: Session, file_format: Format, output: Path | None, *, explain: bool = False
+) -> None:
     """Before any work is done."""
+    if explain and (output is not None or file_format != "table"):
+        raise InvalidInput("--explain reads no rows that --output or --format could be of: leave these out")
     if output is not None and file_format == "table":
         raise InvalidInput("--output needs --format csv, json, arrow or parquet")
     if output is None and file_format in _BINARY and sys.stdout.isatty():

@@ -70,7 +70,7 @@ def cost(
     from dormouse.system.month import Assumptions, estimate
 
     assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})
-    settings, variables = _settings(config), environment()
+    settings, variables = _settings(session, config), environment()
     here = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or PRICED_REGION
     found = estimate(settings, region or settings.region or here, assumptions)
     totals = {"running": found.running, "auto_paused": found.auto_paused, "paused": found.paused}
@@ -81,7 +81,7 @@ def doctor(session: Session, config: Config, region: Region = None, profile: Pro
     """Check what a deploy needs, on this machine and in the account; nothing is changed."""
     from dormouse.system.doctor import examine
 
-    checks = examine(_settings(config), region=region, profile=profile, root=Path.cwd())
+    checks = examine(_settings(session, config), region=region, profile=profile, root=Path.cwd())
     wrong = sum(check.result == "wrong" for check in checks)
     session.show({"checks": checks, "wrong": wrong}, lambda: _findings(checks))
     if wrong:
@@ -102,7 +102,7 @@ def destroy(
     from dormouse.system import destroy as system
     from dormouse.system.aws import Aws, open_session
 
-    settings = _settings(config)
+    settings = _settings(session, config)
     system.refuse_protected(settings)
     aws = open_session(region or settings.region, profile)
     found = system.doomed(settings, aws)
@@ -123,13 +123,15 @@ def destroy(
     session.show({**asdict(found), "steps": steps, "destroyed": True}, lambda: f"{found.id} is destroyed")
 
 
-def _settings(config: Path) -> DeploymentSettings:
-    """With a line on stderr for each problem of the file."""
+def _settings(session: Session, config: Path) -> DeploymentSettings:
+    """With a line on stderr for each problem of the file, or one document."""
     from dormouse.settings.config_file import load
 
     try:
         return load(config)
     except InvalidInput as error:
+        if session.as_json:
+            raise
         for line in str(error).split("\n"):
             say(line)
         raise typer.Exit(BAD_USAGE) from None

@@ -38,15 +38,18 @@ def exit_code_of(error: BaseException) -> int:
     return BAD_USAGE if usage else FAILED
 
 
-def report(error: BaseException, *, debug: bool) -> int:
-    """Says what went wrong in one line, with a traceback before it when asked; gives the exit code."""
+def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
+    """Says what went wrong in one line, with a traceback before it when asked; gives the exit code.
+
+    `as_json`: the command line with `--json` is that of another process.
+    """
     if isinstance(error, ReaderGone):
         return exit_code_of(error)
     error = _came[0] if _came else error
     if debug:
         traceback.print_exception(error)
     code = exit_code_of(error)
-    _fail(_message(error, debug=debug), type(error).__name__, code)
+    _fail(_message(error, debug=debug), type(error).__name__, code, as_json=as_json)
     return code
 
 
@@ -138,9 +141,9 @@ def _message(error: BaseException, *, debug: bool) -> str:
     return f"unexpected {type(error).__name__}: {error}{hint}"
 
 
-def _fail(message: str, kind: str, code: int) -> None:
+def _fail(message: str, kind: str, code: int, *, as_json: bool = False) -> None:
     """Says a failure on stderr; with `--json` as the last line there, a document."""
-    if "--json" in sys.argv:
+    if as_json or "--json" in sys.argv:
         document = {"error": kind, "message": " ".join(message.split()), "exit_code": code}
         _write(json.dumps(document))
     else:

@@ -33,8 +33,11 @@ def add_to(root: typer.Typer) -> None:
     options = list(inspect.signature(listing).parameters.values())
 
     def jobs(context: typer.Context, **given: Any) -> None:
-        if context.invoked_subcommand is None:
+        command = context.invoked_subcommand
+        if command is None:
             listing(**given)
+        elif any(given[option.name] != option.default for option in options):
+            raise InvalidInput(f"options go after the command: dormouse jobs {command} --…")
 
     of_context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     jobs.__signature__ = inspect.Signature([of_context, *options])  # type: ignore[attr-defined]

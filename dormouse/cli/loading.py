@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dormouse.cli.parsing import parse_type
-from dormouse.cli.verbs import Session, TableName, plural, verb
-from dormouse.errors import DormouseError, InvalidInput, InvalidSchema, TableAlreadyExists, TableNotFound
+from dormouse.cli.verbs import Session, TableName, confirmed, plural, verb
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    DormouseError,
+    InvalidInput,
+    InvalidSchema,
+    TableAlreadyExists,
+    TableNotFound,
+)
 from dormouse.model.names import listed
 
 if TYPE_CHECKING:
@@ -206,18 +213,27 @@ def _made(
         if not session.as_json:
             _show_inferred(table, found)
         is_asked = ask and sys.stdin.isatty() and sys.stderr.isatty()
-        if is_asked and not typer.confirm(f"Make table {table}?", default=True, err=True):
+        if is_asked and not confirmed(f"Make table {table}?", default=True):
             raise InvalidInput("nothing was made; --type column=type gives a column another type")
-        instance.create_table(table, found.schema)
-    elif set(before.schema.names) != set(found.schema.names):
+        with dropped_if_it_fails(instance, instance.create_table(table, found.schema)):
+            yield found.files
+        return
+    if set(before.schema.names) != set(found.schema.names):
         columns = ", ".join(before.schema.names)
         raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")
+    yield found.files
+
+
+@contextmanager
+def dropped_if_it_fails(instance: Instance, made: Table) -> Iterator[None]:
+    """A table that was made for a load goes if that fails, unless it has rows by then: those of others."""
     try:
-        yield found.files
+        yield
+    except CommitOutcomeUnknown:
+        raise  # the rows may come yet
     except BaseException:
-        if before is None:
-            with suppress(DormouseError):
-                instance.drop_table(table)
+        with suppress(DormouseError):
+            instance.drop_unused(made)
         raise
 
 

@@ -177,7 +177,10 @@ def status(
         tables = [instance.table(table)] if table is not None else instance.tables()
         found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()
     refusal = None if instance.refusal is None else str(instance.refusal)
-    shown = [{**asdict(one), "refusal": refusal} for one in found]
+    of_instance = {"refusal": refusal, "instance_rounds": rounds, "holds": held}
+    shown = [{**asdict(one), **of_instance} for one in found]
+    if not found and refusal is not None:
+        shown = [of_instance]  # a program must see it
     session.show(shown, lambda: _table(found, rounds, held) if found else "there are no tables yet")
     if refusal is not None:
         say(refusal)

@@ -103,7 +103,7 @@ def _column(text: str) -> Column:
 
     found = _COLUMN.fullmatch(text)
     if found is None:
-        raise InvalidColumn(f"--column {text!r}: write NAME:TYPE, like name:STRING(50) or n:INTEGER=0")
+        raise InvalidInput(f"--column {text!r}: write NAME:TYPE, like name:STRING(50) or n:INTEGER=0")
     size = None if found["size"] is None else int(found["size"])
     plain = Column(found["name"].strip(), found["type"].upper(), size)  # type: ignore[arg-type]
     return replace(plain, default=_default(plain, found["default"]))

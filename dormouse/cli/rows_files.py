@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dormouse.cli.loading import dropped_if_it_fails
 from dormouse.cli.rows_options import (
     ChangeId,
     CsvChosen,
@@ -27,7 +28,7 @@ from dormouse.cli.rows_options import (
     show_changed,
 )
 from dormouse.cli.verbs import Session, TableName, plural, verb
-from dormouse.errors import CommitOutcomeUnknown, InvalidInput
+from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
@@ -77,18 +78,13 @@ def upload(
     with _file(file) as path, session.open(create=create) as instance, ExitStack() as made:
         if create and table not in {one.name for one in instance.row_tables()}:
             look = preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
-            instance.create_row_table(table, look.columns)
-            made.callback(instance.drop_table, table)
+            new = instance.create_row_table(table, look.columns)
+            made.enter_context(dropped_if_it_fails(instance, new.table))
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
-            try:
-                done = instance.row_table(table).upload_csv(
-                    path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how
-                )
-            except CommitOutcomeUnknown:
-                made.pop_all()  # the rows may be there
-                raise
-        made.pop_all()
+            done = instance.row_table(table).upload_csv(
+                path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how
+            )
     show_changed(session, table, done, dry_run=dry_run)
 
 

@@ -80,7 +80,7 @@ def serve_as_worker() -> None:
         _log_to_stderr()
         _serve(session, settings, lambda server: worker_ready(server.stop))
     except Exception as error:
-        sys.exit(report(error, debug=session.debug))
+        sys.exit(report(error, debug=session.debug, as_json=session.as_json))
 
 
 def _options() -> list[inspect.Parameter]:

@@ -244,6 +244,7 @@ def _picture(found: Mapping[str, Any]) -> Any:
 
 def _summary(found: Mapping[str, Any]) -> Any:
     from rich.console import Group
+    from rich.text import Text
 
     from dormouse.cli.console import byte_size, count, grid
 
@@ -264,6 +265,7 @@ def _summary(found: Mapping[str, Any]) -> Any:
         f"{plural(found['references'], 'reference')}; {plural(found['leaves'], 'leaf partition')}; "
         f"layout {found['layout']}",
         grid(("id", "column", "type", "part"), columns),
-        *[f"version {version} of its columns: {_changes(found)}"] * (version > 1),
-        *[f"{name}={value}" for name, value in changed.items()],
+        # no markup: a column's name may have brackets
+        *[Text(f"version {version} of its columns: {_changes(found)}")] * (version > 1),
+        *[Text(f"{name}={value}") for name, value in changed.items()],
     )

@@ -146,4 +146,12 @@ def agreed(doing: str, question: str) -> bool:
     """Asks a person, whether to do it; `InvalidInput` where there is none."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InvalidInput(f"--yes is needed to {doing}, as nobody can be asked here")
-    return typer.confirm(question, err=True)
+    return confirmed(question)
+
+
+def confirmed(question: str, *, default: bool = False) -> bool:
+    """What a person answers; to end the input is a no."""
+    try:
+        return typer.confirm(question, default=default, err=True)
+    except typer.Abort:
+        return False

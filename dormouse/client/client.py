@@ -22,6 +22,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
+from dormouse.query.frames import pandas_of, polars_of
 from dormouse.query.parameters_json import parameters_json
 from dormouse.query.planner import PlanSummary
 from dormouse.query.where import checked_offset, question
@@ -209,6 +210,41 @@ class RemoteTable:
             return _summary(self._http.json("POST", _path(self.name, "plan"), body))
 
         return self._asked(ask, as_of)
+
+    def head(
+        self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
+    ) -> pa.Table:
+        """The first rows in key order, at most so many. Raises as `query` does."""
+        return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
+
+    def to_pandas(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        columns: Sequence[str] | None = None,
+        **how: Any,
+    ) -> Any:
+        """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        return pandas_of(lambda: self.query(where, columns, **how))
+
+    def to_polars(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        columns: Sequence[str] | None = None,
+        **how: Any,
+    ) -> Any:
+        """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        return polars_of(lambda: self.query(where, columns, **how))
+
+    def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
+        """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does."""
+
+        def ask(schema: Schema) -> int:
+            return sum(batch.num_rows for batch in self.query(where, schema.key_names[:1], as_of=as_of))
+
+        if where:
+            return self._asked(ask, as_of)
+        answer = self.sql(f'select count(*) from "{self.name}"', as_of=as_of)
+        return int(answer.read_all().column(0)[0].as_py())
 
     def sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None

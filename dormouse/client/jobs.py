@@ -10,7 +10,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from dormouse.client.http import Http
+from dormouse.errors import InvalidInput
 from dormouse.jobs.job import Job, JobState, new_job_id
+from dormouse.whole_file import whole_file
 
 PARQUET = "application/vnd.apache.parquet"
 
@@ -52,19 +54,25 @@ class RemoteJobs:
         return [_job(found) for found in self._http.json("GET", f"/v1/jobs?{query}")["jobs"]]
 
     def save_answer(self, job_id: str, path: str | os.PathLike[str]) -> Path:
-        """Writes the rows of a query to a new Parquet file, whole or not at all. Raises as `result`."""
+        """Writes the rows of a query to a new Parquet file, whole or not at all.
+
+        Raises as `result`, and `InvalidInput` when there is such a file, or it cannot be written.
+        """
         target = Path(path)
-        staged = target.with_name(f".{target.name}.{new_job_id()}")
+        _check_new(target)
         response = self._http.open("GET", _path(job_id, "answer"), accept=PARQUET)
         try:
-            with self._http.named_failures(), staged.open("xb") as file:
-                for chunk in response.iter_raw():
-                    file.write(chunk)
-            os.link(staged, target)
+            with self._http.named_failures(), whole_file(target) as file:
+                file.writelines(response.iter_raw())
+                _check_new(target)  # it may have come meanwhile
         finally:
             response.close()
-            staged.unlink(missing_ok=True)
         return target
+
+
+def _check_new(target: Path) -> None:
+    if target.exists():
+        raise InvalidInput(f"file {str(target)!r} is there already, and is not written over")
 
 
 def _path(job_id: str, *rest: str) -> str:

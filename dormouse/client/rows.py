@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -13,7 +14,7 @@ from urllib.parse import quote, urlencode
 from dormouse import errors
 from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
-from dormouse.errors import DormouseError, InvalidInput, JobCancelled, JobFailed
+from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
 from dormouse.model.parameters import Parameters, given
 from dormouse.model.values import json_value
@@ -28,6 +29,9 @@ from dormouse.rows.pages import Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
 
 CHUNK_BYTES = 1 << 20
+WAIT_SECONDS_MAX = 60.0
+"""For so long a service waits for an index, at most; then it is asked again."""
+
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -97,8 +101,14 @@ class RemoteRowTable:
             body["parameters"] = parameters_json(given(parameters))
 
         def ask(**more: Any) -> dict[str, Any]:
-            wait = {"wait_seconds": min(float(wait_seconds), 60.0)}
-            return dict(self._http.json("POST", self._path("query"), body | wait | more))
+            left, till = float(wait_seconds), time.monotonic() + wait_seconds
+            while True:
+                wait = {"wait_seconds": min(left, WAIT_SECONDS_MAX)}
+                try:
+                    return dict(self._http.json("POST", self._path("query"), body | wait | more))
+                except IndexNotReady:
+                    if (left := till - time.monotonic()) <= 0:
+                        raise
 
         return _page(ask(), lambda: int(ask(count=True)["count"]))
 
@@ -161,22 +171,30 @@ class RemoteRowTable:
         path: str | PathLike[str],
         sql: str | None = None,
         *,
+        parameters: Parameters | None = None,
         version: int | None = None,
         snapshot: str | None = None,
         separator: str | None = None,
         header: bool = True,
-    ) -> Path:
-        """Writes the rows, of the table or of a query, to a file of CSV or TSV that is whole or not there."""
+    ) -> int:
+        """Writes the rows, of the table or of a query, to a file of CSV or TSV that is whole or not there.
+
+        Gives how many there were: as `RowTable.download_csv`.
+        """
+        given_json = None if parameters is None else json.dumps(parameters_json(given(parameters)))
         how = CsvFormat.of_file(path, separator=separator, header=header)
         asked = self._path(
             "csv",
             sql=sql,
+            parameters=given_json,
             version=version,
             snapshot=snapshot,
             separator=how.separator,
             header="true" if header else "false",
         )
-        return self._saved(asked, _CSV, path)
+        lines: list[int] = []
+        self._saved(asked, _CSV, path, lambda chunks: _counted(chunks, lines))
+        return sum(lines) - header
 
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
         """Sends a file; gives what a FILE cell is to hold of it: as `RowTable.put_file`."""
@@ -190,11 +208,17 @@ class RemoteRowTable:
         asked = self._path("rows", str(row_id), "files", column, version=version)
         return self._saved(asked, "*/*", path)
 
-    def _saved(self, asked: str, accept: str, path: str | PathLike[str]) -> Path:
+    def _saved(
+        self,
+        asked: str,
+        accept: str,
+        path: str | PathLike[str],
+        seen: Callable[[Iterator[bytes]], Iterator[bytes]] = iter,
+    ) -> Path:
         response = self._http.open("GET", asked, accept=accept)
         try:
             with self._http.named_failures():
-                return save(response.iter_raw(), path)
+                return save(seen(response.iter_raw()), path)
         finally:
             response.close()
 
@@ -280,6 +304,16 @@ def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise InvalidInput(f"cannot read {fspath(path)!r}: {error.strerror or error}") from None
+
+
+def _counted(chunks: Iterator[bytes], lines: list[int]) -> Iterator[bytes]:
+    """The chunks of CSV as they are; `lines` has how many lines end in each, outside of quotes."""
+    quoted = False
+    for chunk in chunks:
+        parts = chunk.split(b'"')
+        lines.append(sum(part.count(b"\n") for part in parts[quoted::2]))
+        quoted ^= len(parts) % 2 == 0
+        yield chunk
 
 
 def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:

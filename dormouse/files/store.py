@@ -156,6 +156,11 @@ class FileReferenceStore(Updates):
         """Makes the table's own PostgreSQL tables; part of creating the table."""
         conn.execute(self._layout.create(self.table.table_id))
 
+    def is_unused(self, conn: psycopg.Connection[Any]) -> bool:
+        """Whether the table never had rows; part of dropping it, when no other can add any."""
+        [(unused,)] = self._execute(conn, "is_unused", {}).fetchall()
+        return bool(unused)
+
     def drop(self, conn: psycopg.Connection[Any]) -> None:
         """Drops what `create` made; part of dropping the table."""
         conn.execute(self._layout.on("drop", self.table.table_id))

@@ -366,6 +366,16 @@ differences_gone as (delete from difference where table_id = %(table_id)s),
 rounds_gone as (delete from last_round where table_id = %(table_id)s)
 {forget_all};
 
+-- name: is_unused
+-- Whether the table never had rows, under a lock that keeps all others from it. A change of a row table is waited for.
+with edited as materialized (
+    select version from row_table where table_id = %(table_id)s for update
+)
+select not exists ({file_facts})
+    and not exists (select from applied_commit where table_id = %(table_id)s and expires_at is null)
+    and not exists (select from applied_commit where table_id = %(table_id)s and expires_at is not null)
+    and not exists (select from edited where version > 0);
+
 -- name: forget_table
 -- Forgets the commits and jobs of a table that is being dropped; no foreign keys do it, as each check of
 -- theirs would lock the one row of the table that all commits would meet in.

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any
+from uuid import UUID
+
+from pydantic import TypeAdapter
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.values import base64_text, bytes_of_base64
 
+_INTERVAL = TypeAdapter(timedelta)
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {
     "bytes": (bytes, base64_text, bytes_of_base64, "base64"),
     "timestamp": (
@@ -20,6 +25,14 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
         "a time in ISO 8601, like 2026-01-31T12:00:00Z",
     ),
     "date": (date, date.isoformat, date.fromisoformat, "a date, like 2026-01-31"),
+    "time": (time, time.isoformat, time.fromisoformat, "a time of day, like 12:00:00"),
+    "interval": (
+        timedelta,
+        partial(_INTERVAL.dump_python, mode="json"),
+        _INTERVAL.validate_python,
+        "an interval in ISO 8601, like P1DT12H",
+    ),
+    "uuid": (UUID, str, UUID, "a UUID, like 0198c0de-0000-7000-8000-000000000000"),
     "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
     "double": (float, str, float, "a number, NaN, Infinity or -Infinity"),
 }

@@ -71,18 +71,25 @@ class CellFiles:
         return CellFile(self._prefix + file_id, int(size), digest, name)
 
     def chunks(self, file: CellFile) -> Iterator[bytes]:
-        """Its bytes; `ObjectNotFound`, and at their end `ObjectDamaged` when they are not what was put."""
-        digest, size = hashlib.sha256(), 0
+        """Its bytes; `ObjectNotFound`, and before their end `ObjectDamaged` when they are not what was put.
+
+        The last of them come when all are known to be right: a reader who counts them takes no others.
+        """
+        digest, size, held = hashlib.sha256(), 0, b""
         with self._objects.reader(file.object_name) as source:
             while chunk := source.read(CHUNK_BYTES):
                 digest.update(chunk)
                 size += len(chunk)
-                yield chunk
+                if held and size <= file.byte_count:
+                    yield held
+                held = chunk
         if (size, digest.hexdigest()) != (file.byte_count, file.sha256):
-            raise ObjectDamaged(
+            raise ObjectDamaged.told(
                 f"table {self._table!r}: object {file.object_name!r} is not the file that was put there: it "
                 f"has {size:,} bytes, and {file.byte_count:,} were written, or others"
             )
+        if held:
+            yield held
 
 
 def put(files: CellFiles, path: str | PathLike[str], name: str | None) -> str:

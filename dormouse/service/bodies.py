@@ -76,17 +76,17 @@ class JsonRoute(APIRoute):
         return handler
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes, what: str = "the body") -> Any:
     """JSON as RFC 8259 has it: no NaN, no name twice, and only texts that UTF-8 can have."""
     try:
         found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
-        raise InvalidInput("the body is not valid Unicode") from None
+        raise InvalidInput(f"{what} is not valid Unicode") from None
     except RecursionError:
-        raise InvalidInput("the body is nested too deeply") from None
+        raise InvalidInput(f"{what} is nested too deeply") from None
     except ValueError as error:
-        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+        raise InvalidInput(f"{what} is not valid JSON: {error}") from None
     return found
 
 

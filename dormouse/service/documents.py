@@ -90,7 +90,8 @@ class StatementRequest(_OfMoment):
     parameters: list[Any] | dict[str, Any] | None = Field(
         default=None,
         description="a list for $1, $2, … or ?, an object for $name. For what JSON has no word, an object: "
-        '{"bytes": base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"decimal": "0.10"}, '
+        '{"bytes": base64}, {"timestamp": ISO 8601}, {"date": "2026-01-31"}, {"time": "12:00:00"}, '
+        '{"interval": "P1DT12H"}, {"uuid": "0198c0de-0000-7000-8000-000000000000"}, {"decimal": "0.10"}, '
         '{"double": "NaN"}',
         examples=[["BOS"]],
     )
@@ -214,11 +215,11 @@ class JobRequest(Request):
         examples=["query", "ingest", "compact", "split", "row_change"],
     )
     request: dict[str, Any] = Field(
-        description="of a query a statement with parameters, or a table with where, columns and limit, and "
-        "as_of; of an ingest a table, the names of objects below incoming/ in the instance's store, and an "
-        "ingest_id; of a compaction or split a table; of row_change a table and changes, of row_upsert "
-        "a table, rows and on, of row_query a table and sql or page, of row_snapshot a table and a name, of "
-        "row_create a name and columns",
+        description="of a query a statement with parameters, or a table with where, columns, limit, offset "
+        "and descending, and as_of; of an ingest a table, the names of objects below incoming/ in the "
+        "instance's store, and an ingest_id; of a compaction or split a table; of row_change a table and "
+        "changes, of row_upsert a table, rows and on, of row_query a table and sql or page, of row_snapshot "
+        "a table and a name, of row_create a name and columns",
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(

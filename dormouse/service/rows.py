@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dormouse.errors import CommitOutcomeUnknown, JobNotFound
+from dormouse.errors import CommitOutcomeUnknown, InvalidQuery, JobNotFound, ObjectNotFound, RowNotFound
 from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
@@ -24,7 +24,7 @@ from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
-from dormouse.service.bodies import JsonRoute
+from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, check_may, told
@@ -130,7 +130,13 @@ def one_file(
         "cache-control": "no-store",
         "x-content-type-options": "nosniff",
     }
-    here.instance.objects.size(file.object_name)  # 404 before an answer has begun
+    try:
+        here.instance.objects.size(file.object_name)  # before an answer has begun
+    except ObjectNotFound:
+        raise RowNotFound(
+            f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
+            f"{file.object_name!r} does not exist"
+        ) from None
     return StreamingResponse(found.files.chunks(file), headers=headers, media_type=_BINARY)
 
 
@@ -166,6 +172,9 @@ async def download_rows(
     here: Here,
     table: TableNamed,
     sql: Annotated[str | None, Query(description="a SELECT from the table; all rows if left out")] = None,
+    parameters: Annotated[
+        str | None, Query(description="JSON: a list for $1, $2, …, an object for $name")
+    ] = None,
     version: Annotated[int | None, Query(ge=0, description="as of a version")] = None,
     snapshot: Annotated[str | None, Query(description="of a snapshot")] = None,
     separator: Annotated[str, Query(description="between cells, or tab")] = ",",
@@ -176,11 +185,22 @@ async def download_rows(
 
     def open_rows() -> Any:
         return here.instance.row_table(table).rows_of(
-            sql, version=version, snapshot=snapshot, wait_seconds=here.lookups.settings.seconds_max
+            sql,
+            parameters=_parameters(parameters),
+            version=version,
+            snapshot=snapshot,
+            wait_seconds=here.lookups.settings.seconds_max,
         )
 
     answer = CsvAnswer(how.separator, header=header)
     return Answer(here.lookups, "rows_csv", QueryWork(open_rows, answer, here.limits, lambda: None))
+
+
+def _parameters(text: str | None) -> list[Any] | dict[str, Any] | None:
+    found = None if text is None else parse_json(text.encode(), "what is given as parameters")
+    if text is not None and not isinstance(found, list | dict):
+        raise InvalidQuery("parameters are a list for $1, $2, … or an object for $name")
+    return parse_parameters(found)
 
 
 class CsvGiven:

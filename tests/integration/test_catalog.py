@@ -11,13 +11,21 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
-from state import at_once, blocked, live, query, ref, wait_until
+from state import at_once, blocked, file, live, query, ref, wait_until
 
 from dormouse import catalog as module
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
-from dormouse.errors import InvalidInput, InvalidName, TableAlreadyExists, TableNotFound, TooManyRetries
+from dormouse.errors import (
+    InvalidInput,
+    InvalidName,
+    TableAlreadyExists,
+    TableBusy,
+    TableNotFound,
+    TooManyRetries,
+)
 from dormouse.files.attempts import WriteAttempts
+from dormouse.files.layout import LAYOUTS
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LIST, LONG, MAP, STRING
@@ -207,6 +215,39 @@ def test_a_dropped_tables_postgresql_tables_are_gone(catalog: Catalog, supplier:
     catalog.drop("gone")
     assert tables_of_postgresql(supplier) == before
     assert {row[0] for row in query(supplier, "select table_id from partition")} == {kept.table_id}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_table_that_had_rows_is_not_dropped_as_unused(
+    catalog: Catalog, dsn: str, supplier: ConnectionSupplier, tmp_path: Path, layout: str
+) -> None:
+    made = catalog.create("t", SCHEMA, TableProperties(), layout)
+    store = opened(dsn, supplier, tmp_path, made).store
+    store.add_files_with_references([file("a")], commit_id="c")
+    with pytest.raises(TableBusy, match="'t' has been used"):
+        catalog.drop_unused(made)
+    store.delete_collected_files(["a"])
+    with pytest.raises(TableBusy):  # what committed it may be asked for
+        catalog.drop_unused(made)
+    unused = catalog.create("u", SCHEMA, TableProperties(), layout)
+    catalog.rename("u", "v")
+    catalog.drop_unused(unused)
+    assert catalog.names() == ["t"]
+
+
+def test_a_change_of_a_row_table_is_waited_for_before_it_counts_as_unused(
+    catalog: Catalog, supplier: ConnectionSupplier
+) -> None:
+    made = create(catalog)
+    with ThreadPoolExecutor(1) as threads, supplier.connection() as conn:
+        conn.execute("insert into row_table (table_id) values (%s)", [made.table_id])
+        with conn.transaction():
+            conn.execute("update row_table set version = 1")
+            dropping = threads.submit(catalog.drop_unused, made)
+            wait_until(lambda: blocked(supplier))
+        with pytest.raises(TableBusy):
+            dropping.result()
+    assert catalog.names() == ["t"]
 
 
 def test_of_drops_at_once_one_wins(catalog: Catalog) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from data_files import add_file
 from state import remove
 
 import dormouse as dm
+from dormouse.durability.instance_rounds import InstanceRound
+from dormouse.errors import CommitOutcomeUnknown, InstanceIsACopy, InvalidData
+from dormouse.files.holds import Hold
 from dormouse.objects.folder import FolderStore
 
 pytestmark = pytest.mark.usefixtures("table_t")
@@ -93,6 +98,71 @@ def test_an_ingest_that_is_repeated_says_so(command: Cli, tmp_path: Path) -> Non
     assert command("ingest", "t", "a.csv", "--id", "x")[1].startswith("added 1 row in 1 file (")
     _, out, _ = command("ingest", "t", "a.csv", "--id", "x")
     assert out.startswith("nothing was added to t: an ingest with the id 'x' is there already (")
+
+
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize("error", [InvalidData("bad"), CommitOutcomeUnknown("cut")])
+def test_a_load_that_fails_takes_no_rows_of_others_with_it(
+    command: Cli, instance: dm.Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception,
+    others: bool,
+) -> None:  # fmt: skip
+    path = tmp_path / "rows.csv"
+    path.write_text("k\n1\n")
+
+    def fails(table: dm.Table, *data: object, **how: object) -> None:
+        if others:
+            add_file(instance.table("new")._context, "theirs", [7])
+        raise error
+
+    monkeypatch.setattr(dm.Table, "ingest", fails)
+    assert command("ingest", "new", str(path), "--create", "--key", "k")[0] == 1
+    stays = others or isinstance(error, CommitOutcomeUnknown)
+    assert ["new"] * stays == [one.name for one in instance.tables() if one.name != "t"]
+
+
+def test_a_program_is_told_of_the_instance_what_a_person_is(
+    command: Cli, instance: dm.Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC)
+    failed = InstanceRound("check", now, now, "it is damaged", None)
+    monkeypatch.setattr(dm.Instance, "rounds", lambda _: [failed])
+    monkeypatch.setattr(dm.Instance, "holds", lambda _: [Hold("adoption 2", now, now)])
+    monkeypatch.setattr(dm.Instance, "refusal", InstanceIsACopy("it is a copy"))
+    for name in ("t", None):
+        [shown] = json.loads(command("status", "--json")[1])
+        assert (shown.get("name"), shown["refusal"]) == (name, "it is a copy")
+        assert (shown["instance_rounds"][0]["error"], shown["holds"][0]["holder"]) == (
+            "it is damaged",
+            "adoption 2",
+        )
+        if name is not None:
+            instance.drop_table(name)
+    monkeypatch.setattr(dm.Instance, "refusal", None)
+    assert command("status", "--json")[1] == "[]\n"
+
+
+def test_an_explanation_takes_no_format_and_no_unknown_column(command: Cli) -> None:
+    for asked in (["query", "t"], ["sql", "select * from t"]):
+        for more in (["-f", "csv"], ["-f", "csv", "-o", "rows.csv"]):
+            code, out, err = command(*asked, *more, "--explain")
+            assert (code, out) == (2, "")
+            assert "--explain reads no rows" in err
+    code, out, err = command("query", "t", "--columns", "kee", "--explain")
+    assert (code, out) == (2, "")
+    assert "did you mean 'key'?" in err
+    assert command("query", "t", "--columns", "key", "--explain")[0] == 0
+
+
+def test_names_in_brackets_are_shown_as_they_are(command: Cli, instance: dm.Instance) -> None:
+    """A console takes them for its markup, or for an error in it."""
+    instance.table("t").add_column(dm.Field("[/x]", dm.LONG, nullable=True))
+    instance.table("t").set_properties(bloom_filter_columns="[/x]")
+    code, out, err = command("table", "describe", "t")
+    assert (code, err) == (0, "")
+    assert "bloom_filter_columns=[/x]\n" in out and "version 2 of its columns" in out
+    instance.create_row_table("r", [dm.Column("n", "INTEGER")]).snapshot("v[1] [/]")
+    code, out, err = command("rows", "show", "r")
+    assert (code, err, "snapshots v[1] [/] (0)" in " ".join(out.split())) == (0, "", True)
 
 
 def test_the_help_of_properties_lists_them_all(cli: Cli) -> None:

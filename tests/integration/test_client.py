@@ -212,6 +212,18 @@ def test_columns_and_limits_are_those_of_the_table(
         )
 
 
+@pytest.mark.parametrize("where", [None, {"k": [-1, 0, 2**53 + 1]}, {"d": None}, {"none": 1}])
+def test_rows_are_counted_and_gathered_as_those_of_the_table(
+    instance: dm.Instance, client: Client, where: Any
+) -> None:
+    here, there = instance.table("mixed"), client.table("mixed")
+    same(lambda: here.count(where), lambda: there.count(where))
+    same(lambda: here.head(2, ["d"]), lambda: there.head(2, ["d"]))
+    if where != {"none": 1}:
+        assert there.to_pandas(where, ["k", "d"]).equals(here.to_pandas(where, ["k", "d"]))
+        assert there.to_polars(where, limit=2).equals(here.to_polars(where, limit=2))
+
+
 @pytest.mark.parametrize("offset", [-1, True, 1.5, "1", 2**63, None])
 @pytest.mark.parametrize("descending", [False, True])
 def test_an_offset_is_a_number_of_rows(

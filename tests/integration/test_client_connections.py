@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from served import SECONDS_MAX, answering, http_answer, listening, request_on
 
 from dormouse.client import Client, connect
+from dormouse.client.http import Http
+from dormouse.client.rows import RemoteRowTable
 from dormouse.client.streams import ARROW
 from dormouse.errors import (
     BatchFailed,
     DormouseError,
     FileNotFound,
+    IndexNotReady,
     InstanceError,
     InvalidQuery,
     ObjectNotFound,
@@ -354,3 +357,21 @@ def stream_parts(batch: pa.RecordBatch) -> tuple[bytes, bytes]:
     whole = bytes(sink.getvalue())
     first = pa.ipc.MessageReader.open_stream(whole).read_next_message().serialize().size
     return whole[:first], whole[first:]
+
+
+def test_an_index_is_waited_for_longer_than_a_service_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again, until the wait is over."""
+    waits: list[float] = []
+
+    def behind(http: Http, method: str, path: str, body: Any) -> Any:
+        waits.append(body["wait_seconds"])
+        time.sleep(body["wait_seconds"])
+        raise IndexNotReady("ask again")
+
+    monkeypatch.setattr("dormouse.client.rows.WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(Http, "json", behind)
+    table = RemoteRowTable(Http("http://localhost:1", None, None, 1.0), "t")
+    with pytest.raises(IndexNotReady):
+        table.query("select * from t", wait_seconds=0.12)
+    assert waits[:2] == [0.05, 0.05]
+    assert 0 < waits[2] < 0.05

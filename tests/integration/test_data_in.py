@@ -75,6 +75,14 @@ def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Pa
     assert cli("table", "list", "--json")[1].strip() == "[]"
 
 
+def test_data_may_have_a_column_row_number(lake: Instance) -> None:
+    """As `Files` has an attribute, by which it says that numbers are to be added."""
+    data = pa.table({"row_number": [1, 2], "v": ["a", "b"]})
+    table = lake.create_table("t", like=data, row_keys=["row_number"])
+    table.ingest(data.to_pandas())
+    assert table.query().read_all().to_pylist() == data.to_pylist()
+
+
 def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:
     rows = [{"k": 1, "v": "<b>"}, {"k": 2, "v": None}]
     table = lake.create_table("people", like=rows, row_keys=["k"])

@@ -118,6 +118,9 @@ def test_each_problem_of_a_file_is_a_line(cli: Cli, tmp_path: Path) -> None:
     for command in ("cost", "doctor", "destroy"):
         code, out, err = cli(command, "--config", "bad.toml")
         assert (code, out, err.count("\n")) == (2, "", 2)
+        code, out, err = cli(command, "--config", "bad.toml", "--json")
+        assert (code, out, json.loads(err)["exit_code"]) == (2, "", 2)
+        assert "zoo" in json.loads(err)["message"]
 
 
 def test_a_protected_instance_is_refused_with_what_to_do(cli: Cli, moto: None) -> None:

@@ -67,8 +67,11 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert pq.read_table(saved).to_pylist() == [{"n": 500, "v": "v999"}]
     assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
-    with pytest.raises(FileExistsError):
-        client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
+    for which in (job_id, "none"):  # before it is asked for
+        with pytest.raises(InvalidInput, match=r"answer\.parquet' is there already"):
+            client.jobs.save_answer(which, saved)
+    with pytest.raises(InvalidInput, match=r"cannot write .*: No such file or directory"):
+        client.jobs.save_answer(job_id, tmp_path / "none" / "answer.parquet")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.parquet", "objects"]
 
 
@@ -112,6 +115,24 @@ def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> No
     assert ended(client, job_id)["rows"] == 5
     saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert pq.read_table(saved).column("v").to_pylist() == [f"v{n}" for n in range(10, 15)]
+
+
+def test_rows_are_those_that_a_query_would_give(instance: Instance, client: Client, tmp_path: Path) -> None:
+    """By the columns of the moment that is asked for, which had other names."""
+    table = instance.table("t")
+    then = str(table.history.record_cut("before").name)
+    table.rename_column("v", "w")
+    asks = [
+        ({"where": {"v": "v7"}, "as_of": then}, ["v7"]),
+        ({"where": {"v": ["v7", "v8"]}, "as_of": then, "descending": True}, ["v8", "v7"]),
+        ({"where": {"k": {"min": 10}}, "offset": 3, "limit": 2}, ["v13", "v14"]),
+        ({"offset": 3, "limit": 2, "descending": True}, ["v996", "v995"]),
+    ]
+    for number, (asked, values) in enumerate(asks):
+        job_id = client.jobs.start("query", {"table": "t", **asked})
+        ended(client, job_id)
+        saved = client.jobs.save_answer(job_id, tmp_path / f"{number}.parquet")
+        assert pq.read_table(saved).column(1).to_pylist() == values
 
 
 def test_objects_of_the_store_are_ingested_once(instance: Instance, client: Client) -> None:
@@ -183,6 +204,7 @@ def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
         ("query", {}, InvalidInput),
         ("query", {"statement": "select 1", "table": "t"}, InvalidInput),
         ("query", {"statement": "select 1", "limit": 1}, InvalidInput),
+        ("query", {"statement": "select 1", "descending": True}, InvalidInput),
         ("query", {"table": "none"}, TableNotFound),
         ("query", {"statement": 7}, InvalidInput),
         ("query", {"statement": "select 1", "more": 1}, InvalidInput),

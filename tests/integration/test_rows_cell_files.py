@@ -12,6 +12,7 @@ import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import (
     BackupDamaged,
+    InstanceError,
     InvalidColumn,
     InvalidInput,
     InvalidName,
@@ -101,8 +102,33 @@ def test_damage_is_told_and_nothing_is_left(
     path = instance.objects.local_path(objects_of(instance)[0])
     assert path is not None
     path.write_bytes(BYTES[:-1] + b"x")
-    with pytest.raises(ObjectDamaged, match="is not the file that was put there"):
+    with pytest.raises(
+        ObjectDamaged, match=r"^table 'samples': object .* is not the file that was put there"
+    ):
         rows.save_file(1, "photo", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    path.write_bytes(BYTES + BYTES)
+    read: list[bytes] = []
+    with pytest.raises(ObjectDamaged):
+        read.extend(rows.files.chunks(rows.file(1, "photo")))
+    assert sum(map(len, read)) < len(BYTES)
+
+
+def test_damage_over_http_is_no_whole_file(
+    instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path
+) -> None:
+    """An answer of the right length would be taken for one. A file that is lost is not asked for again."""
+    rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
+    path = instance.objects.local_path(objects_of(instance)[0])
+    assert path is not None
+    with serving(instance) as url, connect(url) as client:
+        for damaged in (BYTES[:-1] + b"x", BYTES + BYTES, BYTES[:-1]):
+            path.write_bytes(damaged)
+            with pytest.raises(InstanceError, match="broke"):
+                client.row_table("samples").save_file(1, "photo", tmp_path / "saved")
+        path.unlink()
+        with pytest.raises(RowNotFound, match="'photo' of row 1 is lost"):
+            client.row_table("samples").save_file(1, "photo", tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+import dormouse as dm
 from dormouse.cli import main
+from dormouse.errors import InvalidData
+from dormouse.rows.row_table import RowTable
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -100,6 +103,21 @@ def test_a_table_whose_file_is_refused_is_not_made(run: Run) -> None:
     code, said = failed(run, "upload", "t", "rows.csv", "--create")
     assert (code, "no row" in said or "unknown" in said) == (1, True)
     assert told(run, "show") == []
+
+
+@pytest.mark.parametrize("theirs", [dm.Insert([{"n": 7}]), dm.AddColumn(dm.Column("m", "INTEGER"))])
+def test_an_upload_that_fails_takes_no_change_of_others_with_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, theirs: Any
+) -> None:
+    Path("rows.csv").write_text("n\n1\n")
+
+    def fails(table: RowTable, *data: object, **how: object) -> None:
+        table.change([theirs])
+        raise InvalidData("bad")
+
+    monkeypatch.setattr(RowTable, "upload_csv", fails)
+    assert failed(run, "upload", "t", "rows.csv", "--create") == (1, "bad")
+    assert [(one["table"], one["version"]) for one in told(run, "show")] == [("t", 1)]
 
 
 def test_pages_of_a_query(run: Run) -> None:
@@ -193,7 +211,7 @@ def test_a_look_into_a_file(run: Run) -> None:
         (["create", "u"], 2, "give its columns by --column, by --schema FILE or by --like FILE"),
         (
             ["create", "u", "--column", "n"],
-            1,
+            2,
             "--column 'n': write NAME:TYPE, like name:STRING(50) or n:INTEGER=0",
         ),
         (

@@ -118,11 +118,13 @@ def test_download_edit_upload(rows: RemoteRowTable, tmp_path: Path) -> None:
     assert rows.upload_csv(path, dry_run=True).changed["inserted"] == 30_000
     done = rows.upload_csv(path)
     assert (len(done.row_ids), list(done.versions)) == (30_000, [1, 2])
-    rows.download_csv(path)
+    assert rows.download_csv(path) == 30_000
     text = path.read_text("utf-8").replace('1\t1\t"row\n0"\t0', '1\t1\t"edited"\t0')
     path.write_text(text, "utf-8")
     assert rows.upload_csv(path).changed["inserted"] == 0
-    rows.download_csv(path, "select name from samples where n = 0")
+    text = "select name from samples where n = $n"
+    assert rows.download_csv(path, text, parameters={"n": 5}, header=False) == 1
+    assert rows.download_csv(path, text, parameters={"n": 0}) == 1
     assert path.read_text("utf-8") == '"ROW_ID"\t"ROW_VERSION"\t"name"\n1\t3\t"edited"\n'
     assert [one.name for one in tmp_path.glob(".*")] == []
 

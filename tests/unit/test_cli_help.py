@@ -1,18 +1,22 @@
-"""The program's help, its completion, and failures as JSON."""
+"""The program's help, its completion, what it refuses and asks, and failures as JSON."""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
-from dormouse.cli import main
+from dormouse.cli import main, serve
 from dormouse.cli.groups import GROUPS
 from dormouse.cli.program import whole
+from dormouse.cli.verbs import Session, confirmed
 from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidInput
+from dormouse.settings.service import ServiceSettings
 
 
 @pytest.fixture
@@ -47,10 +51,52 @@ def test_a_failure_is_a_document_with_json(run, tmp_path) -> None:
     assert str(tmp_path / "none") in json.loads(err)["message"]
 
 
+def test_a_worker_of_a_service_that_cannot_start_says_so_as_its_command_was_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The command line with `--json` is not its own."""
+    session = Session(instance=tmp_path / "none", as_json=True)
+    monkeypatch.setattr("dormouse.service.worker_given", lambda: (session, ServiceSettings()))
+    monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        serve.serve_as_worker()
+    found = json.loads(capsys.readouterr().err)
+    assert (ended.value.code, found["error"], found["exit_code"]) == (1, "NotAnInstance", 1)
+
+
 def test_a_command_line_that_cannot_be_read_is_one_too(run) -> None:
     code, _, err = run("query", "--no-such", "--json")
     assert (code, json.loads(err)["error"], json.loads(err)["exit_code"]) == (2, "BadUsage", 2)
     assert run("query", "--no-such")[2].startswith("dormouse: No such option")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["jobs", "--instance", "x", "list"],
+        ["jobs", "--limit", "3", "show", "0198c0de-0000-7000-8000-000000000000"],
+        *(
+            ["restore", "--instance", "prod", "--to", "2026-11-20 14:00", *more]
+            for more in (["--check"], ["--into", "x"], ["--backup", "x"], ["--despite-damage"])
+        ),
+        *(
+            ["restore", "backups", "--into", "x", *more]
+            for more in (["--commits", "purge"], ["--region", "eu-west-1"], ["--profile", "x"])
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert " go " in err
+
+
+@pytest.mark.parametrize(("typed", "agrees"), [("y\n", True), ("n\n", False), ("", False)])
+def test_a_person_who_ends_the_input_does_not_agree(
+    monkeypatch: pytest.MonkeyPatch, typed: str, agrees: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert confirmed("Make it?", default=True) is agrees
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,13 +1,18 @@
-"""Parameters in JSON that cannot be: one line that says which, and what it must be."""
+"""Parameters in JSON: all that there are, and back; of those that cannot be which, and what it must be."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.query.parameters_json import parse_parameters
+from dormouse.model.parameters import given as checked
+from dormouse.query.parameters_json import parameters_json, parse_parameters
 
 
 @pytest.mark.parametrize(
@@ -18,6 +23,9 @@ from dormouse.query.parameters_json import parse_parameters
         ({"decimal": "a"}, ": it must be a decimal number, like 0.10"),
         ({"double": "nought"}, ": it must be a number, NaN, Infinity or -Infinity"),
         ({"bytes": "?"}, ": it must be base64"),
+        ({"time": "25:00"}, ": it must be a time of day, like 12:00:00"),
+        ({"interval": "soon"}, ": it must be an interval in ISO 8601, like P1DT12H"),
+        ({"uuid": "x"}, ": it must be a UUID, like 0198c0de-0000-7000-8000-000000000000"),
         ({"date": 5}, ": it must be a date, like 2026-01-31"),
         ({"day": "x"}, ""),
     ],
@@ -28,3 +36,30 @@ def test_a_value_that_is_not_of_its_kind_is_told_what_it_must_be(value: Any, mus
         with pytest.raises(InvalidQuery) as error:
             parse_parameters([given])
         assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        7,
+        0.5,
+        float("-inf"),
+        "a",
+        b"\0\xff",
+        Decimal("0.10"),
+        date(2026, 1, 31),
+        datetime(2026, 1, 31, 12, 0, 0, 1),
+        datetime(2026, 1, 31, 12, tzinfo=UTC),
+        time(23, 59, 59, 999_999),
+        timedelta(days=400, microseconds=1),
+        timedelta(microseconds=-1),
+        UUID("0198c0de-0000-7000-8000-000000000000"),
+        [UUID(int=0), None],
+    ],
+)
+def test_all_that_a_statement_takes_comes_over_as_it_is(value: Any) -> None:
+    sent = json.dumps(parameters_json(checked([value])))
+    [found] = parse_parameters(json.loads(sent)) or []
+    assert (found, type(found)) == (value, type(value))

@@ -1,0 +1,28 @@
+"""Answers as DataFrames of other libraries, where these are installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from dormouse.errors import not_installed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
+    """All rows of an answer; `DependencyMissing` before it is asked for."""
+    if find_spec("pandas") is None:
+        raise not_installed("pandas", "pandas")
+    return ask().read_all().to_pandas()
+
+
+def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
+    """As `pandas_of`."""
+    try:
+        import polars
+    except ImportError:
+        raise not_installed("polars", "polars") from None
+    return polars.from_arrow(ask().read_all())
