@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
 from pathlib import Path
 from typing import BinaryIO
@@ -28,7 +28,8 @@ def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)
-        sync(target.parent)
+        with suppress(OSError):  # the file is there; not every folder may be read, or can be synced
+            sync(target.parent)
     except OSError as error:
         raise InvalidInput(f"cannot write {fspath(path)!r}: {error.strerror or error}") from None
     finally:

@@ -174,12 +174,14 @@ def _migrate(event: Mapping[str, Any], call: Call[MigrateEnvironment]) -> str:
     connecting = partial(_connected, call.environment)
     if properties.get("RowsOnly"):
         return make_row_databases(dsn, [field(properties, "Database", str)], connecting)
-    lines = [str(bring_up_to_date(dsn, connecting))]
+    report = bring_up_to_date(dsn, connecting)
+    lines = [str(report)]
     if names := str(properties.get("RowDatabases") or "").split():
         lines.append(make_row_databases(dsn, names, connecting))
     moved = any(properties.get(name) != old.get(name) for name in _WHERE)
     if moved:  # also back, when CloudFormation rolls back
-        adopted = own(dsn, open_store(call.environment.objects), replaces=bool(old), connecting=connecting)
+        objects, began = open_store(call.environment.objects), report.began_xid
+        adopted = own(dsn, objects, replaces=bool(old), connecting=connecting, began_xid=began)
         lines += [] if adopted is None else [f"the object store is adopted, as incarnation {adopted}"]
     logger.info("%s", "; ".join(lines))
     return "; ".join(lines)

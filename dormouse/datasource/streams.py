@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, files_of, told
-from dormouse.errors import InvalidInput, InvalidSchema, JobFailed, TableNotFound
+from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
@@ -191,6 +191,10 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
                 )
             except InvalidInput:
                 _discard(context, attempts)
+                raise
+            except AttemptAbandoned:
+                for one in attempts:
+                    context.attempts.withdraw(one)
                 raise
             if is_new:
                 note_if_shared(context.objects)

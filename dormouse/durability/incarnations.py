@@ -59,11 +59,13 @@ def on_disk(conn: psycopg.Connection[Any]) -> None:
     conn.execute(_QUERIES["on_disk"].on())
 
 
-def intend(conn: psycopg.Connection[Any], number: int, reason: Reason) -> Incarnation:
+def intend(
+    conn: psycopg.Connection[Any], number: int, reason: Reason, began_xid: int | None = None
+) -> Incarnation:
     """In a transaction: one that the store does not have yet. Raises `UniqueViolation`."""
     on_disk(conn)
     values = {"number": number, "reason": reason, "cluster": cluster_of(conn.info.host)}
-    conn.execute(_QUERIES["intend"].on(), values)
+    conn.execute(_QUERIES["intend"].on(), {**values, "began_xid": began_xid})
     return _latest(1)(conn)[0]
 
 

@@ -28,8 +28,9 @@ set local synchronous_commit = on;
 
 -- name: intend
 -- An incarnation that the store does not have yet.
-insert into incarnation (number, reason, cluster, system_identifier, timeline, database_oid)
-select %(number)s, %(reason)s, %(cluster)s::text, d.* from this_database() d;
+insert into incarnation (number, reason, cluster, added_xid, system_identifier, timeline, database_oid)
+select %(number)s, %(reason)s, %(cluster)s::text, coalesce(%(began_xid)s::bigint::text::xid8, pg_current_xact_id()), d.*
+from this_database() d;
 
 -- name: confirm
 -- The store has it, too; forgets those of long ago, but not the last adoption.

@@ -164,14 +164,16 @@ class Ownership:
         wait_seconds: float = WAIT_SECONDS,
         force: bool = False,
         tell: Callable[[str], object] = lambda line: None,
+        began_xid: int | None = None,
     ) -> int:
         """Makes this database the owner, whoever was; gives the incarnation's number.
 
         Writers, leases and hidden messages of before are forgotten. What was written by other timelines stays
         in the store, as orphans; what this one knows is not collected for `keep_days`. Deletions that the
         owner of before has begun are waited for, up to `wait_seconds`, and then taken for ended with `force`;
-        `tell` is told. Raises `NotAnInstance` for a store of another instance, and `InstanceLocked` when such
-        a deletion may go on: the owner of before is refused by then, and another call goes on from there.
+        `tell` is told. Transactions before `began_xid`, or now, are those of the databases before. Raises
+        `NotAnInstance` for a store of another instance, and `InstanceLocked` when such a deletion may go on:
+        the owner of before is refused by then, and another call goes on from there.
         """
         check_mark(instance_id, self._objects, owned=True)
         ours, last = known(self._supplier), records(self._objects).last
@@ -183,7 +185,7 @@ class Ownership:
             wait_for_deletions, self._objects, number, seconds_max=wait_seconds, force=force, tell=tell
         )
         if begun is None:
-            self._claim("adoption", number, over, keep_days)
+            self._claim("adoption", number, over, keep_days, began_xid)
         else:
             keep = rows_of(_QUERIES["keep"], {"number": number, "days": keep_days})
             run_transaction(self._supplier, keep, operation="hold files")
@@ -299,12 +301,13 @@ class Ownership:
         number: int,
         over: Callable[[], object] = lambda: None,
         keep_days: float = 0.0,
+        began_xid: int | None = None,
     ) -> None:
         def work(conn: psycopg.Connection[Any]) -> Incarnation:
             if reason == "adoption":
                 conn.execute(_QUERIES["forget_writers"].on())
                 conn.execute(_QUERIES["keep"].on(), {"number": number, "days": keep_days})
-            return intend(conn, number, reason)
+            return intend(conn, number, reason, began_xid)
 
         with suppress(psycopg.errors.UniqueViolation):  # another process makes the same one
             self._give(run_transaction(self._supplier, work, operation="intend an incarnation"), over)

@@ -38,7 +38,10 @@ def checks(
     known: Known,
     seconds_left: Callable[[], float] = lambda: math.inf,
 ) -> Mapping[str, Callable[[], None]]:
-    """The checks of today, by the kinds of their rounds: first those that failed when they were last done."""
+    """The checks of today, and those that failed when they were last done, by the kinds of their rounds.
+
+    In any order, so that none takes always the time of the others.
+    """
     rounds, tables = InstanceRounds(supplier), catalog.tables()
     shares: dict[str, list[TableRecord]] = {f"{KIND} {number}": [] for number in range(SHARES)}
     kinds = [*shares]
@@ -57,7 +60,7 @@ def checks(
         else:
             _check_tables(checker, shares[kind], seconds_left)
 
-    return {kind: partial(check, kind) for kind in due}
+    return {kind: partial(check, kind) for kind in random.sample(due, len(due))}
 
 
 def _check_tables(checker: Checker, tables: Sequence[TableRecord], seconds_left: Callable[[], float]) -> None:

@@ -95,8 +95,7 @@ class WriteAttempts:
         except CommitOutcomeUnknown:
             raise
         except AttemptAbandoned:
-            self._delete_objects(attempt.object_prefix)  # also what came after its collection
-            self.discard(attempt, leftovers=leftovers)
+            self.withdraw(attempt, leftovers=leftovers)
             raise
         except BaseException:
             self.discard(attempt, leftovers=leftovers)
@@ -145,8 +144,17 @@ class WriteAttempts:
         one = {"table_id": attempt.table_id, "attempt_ids": [attempt.attempt_id]}
         if leftovers and self._execute("finish_for_now", one):
             self._delete_objects(attempt.object_prefix)
-        elif self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
+            return
+        if self.abandon(attempt) and not self._delete_objects(attempt.object_prefix):
             self._execute("forget", attempt._key)
+        if leftovers:
+            # it was abandoned, and perhaps collected: what is written after that is looked for, too
+            self._execute("remember", {**attempt._key, "prefix": attempt.object_prefix})
+
+    def withdraw(self, attempt: WriteAttempt, *, leftovers: bool = False) -> None:
+        """As `discard`, of an attempt that was abandoned: also what was written after its collection goes."""
+        self._delete_objects(attempt.object_prefix)
+        self.discard(attempt, leftovers=leftovers)
 
     def abandon_each(self, attempt_ids: Sequence[str], table: TableRecord) -> None:
         """Attempts of a table commit nothing any more; `collect` deletes their objects."""

@@ -42,6 +42,19 @@ where table_id = %(table_id)s and attempt_id = any(%(attempt_ids)s::uuid[])
     and abandoned_at is null and finished_at is null
 returning attempt_id;
 
+-- name: remember
+-- As finish_for_now without a commit, of an attempt that is not known any more, of a table that is there. After an adoption,
+-- what lies under earlier incarnations may be another timeline's.
+insert into write_attempt (table_id, attempt_id, object_prefix, finished_at)
+select table_id, %(attempt_id)s::uuid, %(prefix)s::text, clock_timestamp()
+from tables
+where table_id = %(table_id)s
+    and split_part(%(prefix)s::text, '/', -3)::bigint >= (
+        select coalesce(max(number), 0) from incarnation where reason = 'adoption'
+    )
+on conflict do nothing
+returning attempt_id;
+
 -- name: finished
 -- A table's attempts whose end is so long ago that no task writes objects of theirs any more.
 select table_id, attempt_id, object_prefix

@@ -108,12 +108,16 @@ where c.table_id = %(table_id)s and c.snapshot is not null and exists (
 order by c.name;
 
 -- name: writers
--- The attempts that were begun before a deletion, and have not ended: where their objects are.
+-- The attempts that were begun before a deletion, or have their place before it, and have not ended: where their objects
+-- are. A load that began while the deletion was not committed did not see it.
 select replace(attempt_id::text, '-', ''), object_prefix
 from write_attempt
 where table_id = %(table_id)s and abandoned_at is null and finished_at is null
-    and started_at < (
-        select min(deleted_at) from deletion where table_id = %(table_id)s and deletion_id = %(deletion_id)s
+    and (
+        deletions_till < %(deletion_id)s
+        or started_at < (
+            select min(deleted_at) from deletion where table_id = %(table_id)s and deletion_id = %(deletion_id)s
+        )
     )
 order by started_at;
 

@@ -150,6 +150,12 @@ where q.deletions_till is null and {deletions_pending} > 0 and exists (
     )
 )
 
+-- name: deletions_told
+-- Part of a query: deletions d, each with its condition, and whether it is an erasure.
+json_agg(json_build_array(d.deletion_id, d.condition, exists (
+    select from erasure e where e.table_id = d.table_id and e.deletion_id = d.deletion_id
+)))
+
 -- name: may_be_of
 -- Part of a query: whether a pending deletion d is to be applied to a file f, and may be of its rows, as the keys tell.
 (d.deletion_id > f.deletions_till or d.deletion_id = any(f.deletions_left)) and (f.max_key < d.min_key) is not true

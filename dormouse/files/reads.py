@@ -33,8 +33,8 @@ from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.transaction import run_statement, run_transaction
 
 T = TypeVar("T")
-DeletionRows = Sequence[tuple[int, str]]
-"""Deletions by their numbers, in no order, each with its condition as JSON."""
+DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
+"""Deletions by their numbers, in no order, each with its condition as JSON, and whether it is an erasure."""
 PAGE_ROWS = 10_000
 _FACTS = ("filename", "byte_count", "row_count", "min_key", "max_key", "last_updated", "digest")
 ATTEMPTS_MAX = 30
@@ -90,11 +90,10 @@ class FileDeletions(NamedTuple):
 
 
 class FilesDeletions(NamedTuple):
-    """The number of the last deletion of a table, deletions, which are `erasures`, and files by turn."""
+    """The number of the last deletion of a table, deletions, and files by turn."""
 
     till: int
     deletions: DeletionRows
-    erasures: list[int]
     files: list[FileDeletions]
 
 
@@ -218,8 +217,8 @@ class FileReferenceReads:
             "file_ids": Uuids(list(map(narrow_bytes, filenames))),
             "retired_too": retired_too,
         }
-        till, deletions, erasures, *facts = self._rows("deletions_of", values, run=run_statement)[0]
-        return FilesDeletions(till, deletions or (), erasures, list(map(FileDeletions, *facts)))
+        till, deletions, *facts = self._rows("deletions_of", values, run=run_statement)[0]
+        return FilesDeletions(till, deletions or (), list(map(FileDeletions, *facts)))
 
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""

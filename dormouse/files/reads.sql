@@ -24,7 +24,7 @@ order by f.filename, r.partition_id;
 -- references of some partitions with what is known of their files.
 select t.epoch,
     (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
-        select json_agg(json_build_array(d.deletion_id, d.condition))
+        select {deletions_told}
         from deletion d
         where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}
     ) as deletions, null as partition_id, null as filename, null::boolean as only_contains_data,
@@ -63,7 +63,7 @@ from (
 -- holds: that it is there and can be read, and the columns and properties of the table; and last whether the log has all that
 -- was removed since the snapshot.
 select (
-        select json_agg(json_build_array(d.deletion_id, d.condition))
+        select {deletions_told}
         from deletion d
         where d.table_id = %(table_id)s and pg_visible_in_snapshot(d.added_xid, %(snapshot)s::pg_snapshot)
             and pg_visible_in_snapshot(d.retired_xid, %(snapshot)s::pg_snapshot) is not true and {may_meet}
@@ -147,7 +147,7 @@ from replaced;
 
 -- name: deletions_of
 -- What a job must know of the deletions before it reads some files: the last number, the pending ones that may be of their
--- rows, which of the pending ones are erasures; and up to which number they are done with in each file, and its smallest and largest key, and which are left.
+-- rows; and up to which number they are done with in each file, and its smallest and largest key, and which are left.
 with input as materialized (
     select i.number, f.deletions_till, f.min_key, f.max_key, f.deletions_left
     from unnest(%(file_ids)s::uuid[]) with ordinality as i (file_id, number)
@@ -156,18 +156,13 @@ with input as materialized (
     ) f on true
 )
 select {deletions_seen}, (
-        select json_agg(json_build_array(d.deletion_id, d.condition))
+        select {deletions_told}
         from deletion d
         where d.table_id = %(table_id)s and (d.retired_xid is null or %(retired_too)s)
             and (
                 d.deletion_id > (select min(deletions_till) from input)
                 or d.deletion_id in (select unnest(deletions_left) from input)
             ) and exists (select from input f where {may_be_of})
-    ), array(
-        select e.deletion_id
-        from erasure e
-        join deletion d on d.table_id = e.table_id and d.deletion_id = e.deletion_id
-        where e.table_id = %(table_id)s and d.retired_xid is null
     ), array(select deletions_till from input order by number), array(select min_key from input order by number),
     array(select max_key from input order by number), (select json_agg(deletions_left order by number) from input);
 

@@ -38,7 +38,7 @@ def commit_batch(
     """Adds a batch's files and ends the attempts that wrote them; False when it was committed before.
 
     `InvalidInput` when the stream is of another checkpoint, whose batches begin again, and would be taken for
-    those that were committed; and when batches between are missing. Else raises as an ingest does.
+    those that were committed; and when batches before are missing. Else raises as an ingest does.
     """
 
     def work(conn: psycopg.Connection[Any]) -> bool:
@@ -56,12 +56,15 @@ def _advance(conn: psycopg.Connection[Any], store: FileReferenceStore, batch: St
     values |= {"query_id": batch.query_id, "batch_id": batch.batch_id}
     if rows_of(_QUERIES["advance"].on(), values)(conn):
         return True
-    [(found, last)] = rows_of(_QUERIES["standing"].on(), values)(conn)
+    standing = rows_of(_QUERIES["standing"].on(), values)(conn)
+    found, last = standing[0] if standing else (batch.query_id, -1)
     if found == batch.query_id and last < batch.batch_id:
+        has = f"its batches up to {last}" if standing else "no batch"
         raise InvalidInput(
-            f"the stream {batch.name!r} of table {store.table.name!r} has its batches up to {last} here, and "
-            f"not all up to {batch.batch_id}: the database was restored to before; read what is missing "
-            "again, with a checkpoint of its own and another name in the option stream"
+            f"the stream {batch.name!r} of table {store.table.name!r} has {has} here, and not all up to "
+            f"{batch.batch_id}: the database was restored to before, or the checkpoint wrote under another "
+            "name, or elsewhere; read what is missing again, with a checkpoint of its own and another name "
+            "in the option stream"
         )
     if found != batch.query_id:
         raise InvalidInput(

@@ -32,6 +32,11 @@ _SETTINGS = {**SESSION_SETTINGS, "default_transaction_isolation": Isolation.READ
 _QUERIES = load(__file__, "roles")
 
 
+def next_xid(conn: psycopg.Connection[Any]) -> int:
+    """The first transaction that the database has not begun."""
+    return int(conn.execute(_QUERIES["next_xid"].on()).fetchall()[0][0])
+
+
 def make_roles(conn: psycopg.Connection[Any]) -> None:
     """Makes the roles that are not there, and gives their sessions the settings of ours."""
     conn.execute(_QUERIES["make_roles"].on())

@@ -6,6 +6,10 @@ select pg_advisory_lock(7236154098213002);
 -- Lets the next one in.
 select pg_advisory_unlock(7236154098213002);
 
+-- name: next_xid
+-- The first transaction that the database has not begun.
+select pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+
 -- name: make_roles
 -- The roles, and what they are to each other and to the database.
 do $$

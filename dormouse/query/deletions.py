@@ -24,7 +24,8 @@ PARSED_MAX = 16_384
 class Deletion:
     """What is gone of the files that came before it: rows in the ranges that meet all conditions.
 
-    A row of which that is not known, as a value is null, is not gone. Compaction leaves nothing of erasures.
+    A row of which that is not known, as a value is null, is not gone. Rows of an erasure hide no
+    older ones: nothing is left of them.
     """
 
     deletion_id: int
@@ -37,10 +38,10 @@ class Deletion:
 def deletions_of(schema: Schema, rows: DeletionRows, wanted: KeyRanges | None = None) -> tuple[Deletion, ...]:
     """Those that may be of wanted rows, by their numbers."""
     found = []
-    for deletion_id, condition in sorted(rows):
+    for deletion_id, condition, *is_erasure in sorted(rows):
         asked = _parsed(schema, schema.shape if schema.was_changed else None, condition)
         if not asked.ranges.intersect(wanted or KeyRanges()).is_empty:
-            found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions))
+            found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions, any(is_erasure)))
     return tuple(found)
 
 

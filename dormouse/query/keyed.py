@@ -86,12 +86,12 @@ class KeyedScans:
     def _ways(self) -> dict[tuple[Deletion, ...], list[Scan]]:
         """Scans by the deletions of them; without those that leave out rows as they are read."""
         ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
+        # without newest_by what is older than a row that is gone is gone with it
+        may_hide = self.properties.newest_by is not None
         for scan in self.scans:
-            if self.properties.newest_by is None:
-                # what is older than a row that is gone is gone with it
-                ways[()].append(scan)
-            else:
-                ways[scan.deletions].append(replace(scan, deletions=()))
+            hiding = tuple(one for one in scan.deletions if may_hide and not one.is_erasure)
+            others = tuple(one for one in scan.deletions if not may_hide or one.is_erasure)
+            ways[hiding].append(replace(scan, deletions=others))
         return ways
 
     def _filtered(self, rows: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:

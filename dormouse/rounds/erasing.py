@@ -102,12 +102,16 @@ def erase(
     erasure, at, condition = on_current(context, lambda now: _begun(now, where))
     work = _Erasing(context, erasure, engine, wait_seconds, progress, on_spark)
     work.rewrite()
-    still = work.end_writers(abandon=abandon_writers)
-    # what a load of a keyed table committed meanwhile came before the deletion, as the load did
-    work.rewrite()
+    loads_have_places = is_keyed(context.properties)
+    if loads_have_places:
+        still = work.end_writers(abandon=abandon_writers)
+        # what a load committed meanwhile came before the deletion, as the load did
+        work.rewrite()
     late = work.wait_for_readers()
     elsewhere = Elsewhere(context, erasure, condition)
     versions = work.free(elsewhere)
+    if not loads_have_places:
+        still = work.end_writers(abandon=abandon_writers)
     elsewhere.look(still, lambda more: progress(work.looked + more, None))
     looked, files, rows = erasure.counts()
     report = EraseReport(

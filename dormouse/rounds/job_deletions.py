@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dormouse.context import TableContext
@@ -33,8 +33,6 @@ class JobDeletions:
         """As they are now: each that comes later is of all rows of the output, as the inputs were there."""
         found = context.store.deletions_of([item.filename for item in job.inputs])
         context, pending = on_current(context, lambda now: (now, deletions_of(now.schema, found.deletions)))
-        erasures = set(found.erasures)
-        pending = tuple(replace(one, is_erasure=one.deletion_id in erasures) for one in pending)
         reach = Reach(context.schema, pending)
         files = tuple(reach.of(one.till or 0, one.min_key, one.max_key, one.left) for one in found.files)
         return JobDeletions(found.till, files, context)

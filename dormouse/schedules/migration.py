@@ -20,10 +20,14 @@ from dormouse.postgres.migrate import MIGRATIONS, Migration, lacking
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """The migrations that were applied, and how many things the schema's role owns from now on."""
+    """The migrations that were applied, and how many things the schema's role owns from now on.
+
+    And the first transaction of those that it took: a copy has those before from the database that it is of.
+    """
 
     applied: tuple[Migration, ...]
     adopted: int
+    began_xid: int
 
     def __str__(self) -> str:
         names = ", ".join(map(str, self.applied)) or "none"
@@ -46,13 +50,14 @@ def bring_up_to_date(
     does, also when the role may not do what must be done.
     """
     with closing(connecting(dsn)) as supplier, roles.alone(supplier) as conn, roles.privileged():
+        began_xid = roles.next_xid(conn)
         lacking(supplier, folder)
         roles.make_roles(conn)
         adopted = roles.adopt(conn)
         with closing(connecting(roles.acting_as_schema(dsn))) as owner:
             applied = migrate(owner, folder)
             roles.grant(owner)
-    return MigrationReport(tuple(applied), adopted)
+    return MigrationReport(tuple(applied), adopted, began_xid)
 
 
 def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = ConnectionSupplier) -> str:
@@ -75,13 +80,19 @@ def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = 
 
 
 def own(
-    dsn: str, objects: ObjectStore, *, replaces: bool, connecting: Connecting = ConnectionSupplier
+    dsn: str,
+    objects: ObjectStore,
+    *,
+    replaces: bool,
+    connecting: Connecting = ConnectionSupplier,
+    began_xid: int | None = None,
 ) -> int | None:
     """Makes a database that a deployment has begun to use the owner of the object store.
 
     A new one and an empty store become each other's. A copy, and whatever `replaces` another database, adopts
     the store: the number of its incarnation is given. Safe to run again. Raises `NotAnInstance` for a store
-    of another instance, and `ObjectStoreIsNotOurs` for one without the database's files.
+    of another instance, and `ObjectStoreIsNotOurs` for one without the database's files. `began_xid`: as of a
+    `MigrationReport`, as what brought a copy up to date is nothing that the other has.
     """
     with closing(connecting(roles.acting_as_schema(dsn))) as supplier:
         instance_id = Catalog(supplier, WriteAttempts(supplier, objects)).instance_id()
@@ -90,4 +101,10 @@ def own(
         if not replaces and refusal is None:
             return None
         # AWS has ended by then what a paused instance ran, and with it deletions that nobody took back
-        return ownership.adopt(instance_id, wait_seconds=OLD_DELETIONS_SECONDS, force=True)
+        return ownership.adopt(
+            instance_id,
+            wait_seconds=OLD_DELETIONS_SECONDS,
+            force=True,
+            # the owner itself, at another address, has gone on meanwhile
+            began_xid=None if refusal is None else began_xid,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import starmap
 
 from dormouse.context import TableContext
@@ -86,14 +87,19 @@ class Select:
         if not is_as_stored(written, now):
             index = [INDEX] if asks_index(scans) else []
             read = f"(SELECT {', '.join([*starmap(_now, pairs(written, now)), *index])} FROM {read})"
-        left = left_of(self._schema, scans, lambda field: _computed(field, unbounded) or quoted(field.name))
+
+        def value(field: Field) -> str:
+            return _computed(field, unbounded) or quoted(field.name)
+
+        left = left_of(self._schema, scans, value)
+        if told and self._properties.newest_by is not None:
+            # an older row comes before none that is gone, where such a row can come, unless that was erased
+            columns += told_by(self._properties, left)
+            left = left_of(self._schema, list(map(_erasures_alone, scans)), value)
+        elif told:
+            columns += told_by(self._properties, None)
         conditions = [rows_of(self._schema, scans), left]
-        if told:
-            # an older row comes before none that is gone, where such a row can come
-            marks = self._properties.newest_by is not None
-            columns += told_by(self._properties, left if marks else None)
-            conditions = conditions[:1] if marks else conditions
-        elif is_keyed(self._properties):
+        if is_keyed(self._properties) and not told:
             conditions.append(THERE)
         return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
 
@@ -121,6 +127,10 @@ class Select:
             return None
         field, name = self._schema.field(age_off.field), quoted(age_off.field)
         return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
+
+
+def _erasures_alone(scan: Scan) -> Scan:
+    return replace(scan, deletions=tuple(one for one in scan.deletions if one.is_erasure))
 
 
 def _now(field: Field, column: Column, before: Field | None) -> str:

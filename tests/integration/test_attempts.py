@@ -265,12 +265,18 @@ def test_what_is_written_after_a_commit_that_expects_it_goes_when_the_attempt_ex
     assert (names(table), remembered(table)) == ([name, name + SKETCHES_SUFFIX], 0)
 
 
-def test_what_is_written_after_an_attempt_is_given_up_goes_when_that_is_long_ago(table: TableContext) -> None:
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_what_is_written_after_an_attempt_is_given_up_goes_when_that_is_long_ago(
+    table: TableContext, is_collected: bool
+) -> None:
     with (
         pytest.raises(OSError, match="a task failed"),
         table.attempts.attempt(table.table, leftovers=True) as attempt,
     ):
         put(table, attempt)
+        if is_collected:
+            table.attempts.abandon(attempt)
+            assert (table.attempts.collect(table.table), remembered(table)) == (1, 0)
         raise OSError("a task failed")
     assert names(table) == []
     late = put(table, attempt, 1)

@@ -176,6 +176,16 @@ def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instan
     assert table.erasures() == [report, again, last]
 
 
+def test_writers_are_waited_for_when_the_files_are_gone(
+    instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup that begins meanwhile needs none of them."""
+    table, gone = made(instance), list[bool]()
+    table.ingest(data(*range(5)))
+    monkeypatch.setattr(Erasure, "writers", lambda self: (gone.append(is_erased(tmp_path)), [])[1])
+    assert (quick(table).is_finished, gone) == (True, [True])
+
+
 def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
     instance: Instance, tmp_path: Path
 ) -> None:

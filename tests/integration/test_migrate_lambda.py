@@ -191,9 +191,8 @@ def owners(tmp_path: Path) -> list[str]:
 def test_a_new_database_and_an_empty_store_become_each_others(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str, tmp_path: Path
 ) -> None:
-    handler(event, Context())
-    handler(event, Context())  # delivered twice
-    handler(updated(event, migrations="c1"), Context())
+    for one in (event, event, updated(event, migrations="c1")):  # the first is delivered twice
+        handler(one, Context())
     assert [answer["Status"] for answer in cloudformation.answers] == ["SUCCESS"] * 3
     assert owners(tmp_path) == ["1.json"]
     objects = open_store(tmp_path / "objects")
@@ -232,14 +231,17 @@ def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a lambda that was killed had begun to delete fails no deployment."""
+    """What a lambda had begun to delete fails none. Its life begins before it is brought up to date."""
     monkeypatch.setattr("dormouse.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
     objects = open_store(tmp_path / "objects")
     objects.put("owner/now/deletion-1-ab.json", b'{"host": "169.254.1.1", "pid": 8, "since": "then"}')
     with psycopg.connect(dsn, autocommit=True) as conn:  # what a restored cluster differs in
         conn.execute("update dormouse.incarnation set system_identifier = system_identifier + 1")
-    handler(event, Context())
+        [(next_xid,)] = conn.execute("select pg_snapshot_xmax(pg_current_snapshot())::text::int").fetchall()
+        handler(event, Context())
+        began = "select added_xid::text::int from dormouse.incarnation where reason = 'adoption'"
+        assert next_xid <= conn.execute(began).fetchall()[0][0] < next_xid + 5
     assert "adopted, as incarnation 2" in cloudformation.answers[-1]["Data"]["Result"]
     assert owners(tmp_path) == ["1.json", "2.json"]
     with Instance(dsn, objects, load_settings()).open() as instance:
@@ -338,8 +340,7 @@ def test_the_login_comes_from_the_secret(
     aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
     begin(of_cloudformation(event), Context())
     assert cloudformation.answers == [], "the other lambda answers"
-    [handed] = aws.handed
-    handler(handed, Context())
+    handler(*aws.handed, Context())
     assert cloudformation.answer["Status"] == "SUCCESS" and schema(dsn) is not None
 
 
@@ -393,8 +394,7 @@ def test_what_fails_in_a_rollback_is_no_failure(
 
 
 def test_delete_needs_no_secret(event: dict[str, Any], cloudformation: CloudFormation, aws: Aws) -> None:
-    begin(
-        {**of_cloudformation(event), "RequestType": "Delete", "PhysicalResourceId": "of a failure"}, Context()
-    )
+    gone = {"RequestType": "Delete", "PhysicalResourceId": "of a failure"}
+    begin(of_cloudformation(event) | gone, Context())
     assert cloudformation.answer["Status"] == "SUCCESS"
     assert cloudformation.answer["PhysicalResourceId"] == "of a failure"

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,11 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 import dormouse as dm
 import dormouse.datasource.sink
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.datasource import streams
-from dormouse.datasource.options import ReadOptions, StreamOptions
+from dormouse.datasource.options import ReadOptions
 from dormouse.datasource.sink import Load, files_of
-from dormouse.datasource.streams import ChangesStream, StreamWriter
+from dormouse.datasource.streams import ChangesStream
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.files.attempts import WriteAttempts
-from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.lives import lives
 from dormouse.instance import Instance
 from dormouse.rounds.ingest_commit import commit_files
@@ -282,16 +279,6 @@ def test_a_checkpoint_of_after_what_a_database_was_restored_to_is_refused(
         stream.partitions({**before, "life": "one that is not known"}, after)
 
 
-def test_batches_that_a_restored_sink_has_lost_are_missed(instance: Instance, sink: Table) -> None:
-    context = sink._context
-    commit = partial(commit_batch, context.supplier, context.store)
-    assert commit(StreamBatch("copy", "query", 5), [], [])
-    assert not commit(StreamBatch("copy", "query", 5), [], [])
-    assert commit(StreamBatch("copy", "query", 6), [], [])
-    with pytest.raises(InvalidInput, match="has its batches up to 6 here, and not all up to 8"):
-        commit(StreamBatch("copy", "query", 8), [], [])
-
-
 def keyed_load(table: Table) -> Load:
     return Load.begun(table._context, struct_of(arrow_schema(table.schema)))
 
@@ -308,30 +295,6 @@ def test_rows_of_a_later_task_win(instance: Instance, monkeypatch: pytest.Monkey
         assert keyed_tables.seen(table, instance) == {7: 1}
         table.compact()
         assert keyed_tables.seen(table, instance) == {7: 1}
-
-
-def test_a_batch_of_a_stream_brings_back_nothing_that_was_deleted_meanwhile(
-    instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = keyed_tables.keyed(instance)
-    options = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", "stream": "copy"}
-    writer = StreamWriter(StreamOptions.parse(options), struct_of(arrow_schema(table.schema)))
-    monkeypatch.setattr(streams, "TaskContext", OfAQuery)
-    part = writer.write(iter(keyed_tables.data([(7, 1), (8, 1)]).to_batches()))
-    table.delete({"k": 7})
-    writer.commit([part], 0)
-    assert keyed_tables.seen(table, instance) == {8: 1}
-
-
-class OfAQuery:
-    """What Spark tells a task."""
-
-    @staticmethod
-    def get() -> OfAQuery:
-        return OfAQuery()
-
-    def getLocalProperty(self, name: str) -> str:  # noqa: N802 Spark's name
-        return name
 
 
 def test_a_task_writes_the_columns_that_its_attempt_is_of(

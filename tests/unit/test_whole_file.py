@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,21 @@ def test_a_file_is_durable_before_its_name_and_its_name_before_the_end(
     assert done == [unfinished, tmp_path]
     assert [*tmp_path.iterdir()] == [path]
     assert path.read_bytes() == b"new"
+
+
+def test_a_folder_that_cannot_be_synced_has_the_file_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of another user, or of some network file systems."""
+
+    def no_folders(number: int) -> None:
+        if stat.S_ISDIR(os.fstat(number).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", no_folders)
+    with whole_file(tmp_path / "a") as file:
+        file.write(b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"
 
 
 def test_a_file_stays_what_it_was_when_the_block_raises(tmp_path: Path) -> None:
