@@ -191,7 +191,6 @@ def test_each_action_reads_the_newest_rows_and_a_moment_stays(
 
 
 @pytest.mark.slow
-@pytest.mark.few(1)
 @pytest.mark.parametrize("pushes", ["false", "true"])
 def test_a_query_has_its_own_filter_and_none_of_another(
     spark: SparkSession, table: Table, load: Load, pushes: str
@@ -289,9 +288,7 @@ def test_a_write_adds_its_rows_in_one_commit(
 
 
 @pytest.mark.slow
-def test_the_same_ingest_id_adds_nothing(
-    spark: SparkSession, instance: Instance, dsn: str, table: Table
-) -> None:
+def test_one_ingest_id_adds_once(spark: SparkSession, instance: Instance, dsn: str, table: Table) -> None:
     for _ in range(2):
         writer(frame_of(spark, 2_000, 10), instance, dsn, ingest_id="monday").save()
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 10
@@ -302,9 +299,8 @@ def test_a_write_that_fails_leaves_nothing(
 ) -> None:
     objects = sorted(tmp_path.rglob("*.parquet"))
     frame = frame_of(spark, 2_000, 90)
-    broken = frame.withColumn(
-        "name", when(col("k") == 1_020, raise_error(lit("no more"))).otherwise(col("name"))
-    )
+    failing = when(col("k") == 1_020, raise_error(lit("no more"))).otherwise(col("name"))
+    broken = frame.withColumn("name", failing)
     with pytest.raises(Exception, match="no more"):
         writer(broken, instance, dsn).save()
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 0
