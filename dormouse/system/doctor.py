@@ -17,12 +17,14 @@ from dormouse.settings.resources import (
     DatabaseResources,
     resources_parameter,
     state_parameter,
+    stack_name,
 )
 from dormouse.system.aws import Aws, AwsRefused, open_session
 from dormouse.system.machine_checks import Check, image, machine, packages
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
+from dormouse.system.query import stack
 """Of the CDK's bootstrap, unless the settings have another."""
 
 BUCKET = "cdk-{qualifier}-assets-{account}-{region}"
@@ -99,6 +101,7 @@ class _Account:
         yield "other clusters", self._other_clusters
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
+        yield "snapshot", self._snapshot
         rows = settings.rows
         clusters = 1 + (rows.databases if rows is not None and rows.own_clusters else 0)
         yield "quotas of the database", lambda: self._quota(CLUSTERS, clusters, len(in_use()))
@@ -189,6 +192,18 @@ class _Account:
         """Those that a restore has replaced: AWS starts again what is stopped, and nobody stops it."""
         if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
             return
+    def _snapshot(self) -> Iterator[Check]:
+        """As the guard of the database says it, which a deploy meets only when it is under way."""
+        name = stack_name(self.settings.id, "database")
+        if self.settings.database.snapshot or stack(self.aws, name) is None:
+            return
+        template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
+        for one in template["Resources"].values():
+            if made := one.get("Properties", {}).get("SnapshotIdentifier"):
+                what = "the database was made of a snapshot: a deploy without it is refused"
+                mend = f'keep database.snapshot = "{made}", or name a newer one'
+                yield Check("snapshot", "wrong", what, mend)
+
         ours = DatabaseResources.model_validate_json(told)
         hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
         tag = {"Key": INSTANCE_TAG, "Value": self.settings.id}
