@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dormouse.errors import InstanceError
-from dormouse.system.database import STOPPING, StartDatabase, usable_status
+from dormouse.system.database import STOPPING, StartDatabase, left_behind, usable_status
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.pause import verify
 from dormouse.system.query import SwitchStack, sleepers
@@ -44,4 +44,7 @@ def resume(
     if not dry_run:
         reports.append(verify(instance, steps, "awake", "resume"))
         ended(reports[-1])
+    if instance.resources.database is not None:
+        for one in left_behind(instance.aws, instance.id, instance.resources.database):
+            tell(f"the database cluster {one}, which {instance.id} no longer uses, costs on: delete it")
     return Report(instance.id, instance.desired, usable_status(instance), tuple(reports), dry_run)

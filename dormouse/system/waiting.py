@@ -72,7 +72,7 @@ def offer(found: tuple[Waiting, ...], instance_id: str) -> str | None:
 
 
 def _counts(instance: DeployedInstance, url: str) -> Iterator[int]:
-    found = depth(instance, url)
+    found = depth(instance.aws, url)
     return (found[name] for name in found if not name.endswith("NotVisible"))
 
 
