@@ -45,8 +45,8 @@ def pause(
     told, rules = instance.resources.pause, schedules(instance)
     if told is None:
         tell(
-            "AWS starts a stopped database after 7 days, and without [pause] nothing stops that of "
-            f"{instance.id} again"
+            f"without [pause] nothing stops the database of {instance.id} again, which AWS starts after 7 "
+            "days, and nothing keeps its messages and dead letters, which SQS forgets after 14 at most"
         )
     if drain_seconds is None:
         drain_seconds = told.drain_seconds if told else DRAIN_SECONDS
