@@ -4,8 +4,8 @@ Its properties are Host, Port, Database, Secret (of the master user), Migrations
 resource changes with them), DeployPaused, and RowDatabases (names with blanks between, where row tables are
 indexed); of a database that has nothing but such indexes RowsOnly. CloudFormation resolves no secrets for
 custom resources, and from within the VPC there is no way to them: so `begin`, outside of it, adds User and
-Password, and hands the event to `handler`. It also makes the desired state, and answers itself while a paused
-instance may sleep on.
+Password, and hands the event to `handler`. It also makes the desired state, and answers itself where nothing
+is to be migrated.
 Every event is answered, with one line of why when it fails; the password is in the event, so the event is
 never logged.
 
@@ -62,15 +62,19 @@ def begin(event: dict[str, Any], context: Any) -> None:
     answer = Answer(event, PHYSICAL_ID)
     try:
         with called(BeginMigrationEnvironment, "migrate", context) as call:
-            state = state_parameter(call.environment.instance_id)
+            name = state_parameter(call.environment.instance_id)
             if request_type(event) == "Delete":
-                _forget(event, call.environment, state)
+                _forget(event, call.environment, name)
                 answer.succeeded(LEFT_ALONE)  # the secret may be gone by now
                 return
             secret, aws = _secret_of(event), Aws(open_session(call.environment.region))
             answer.rolls_back = rolls_back = is_rolled_back(aws, event["StackId"])
-            sleeps = _state(aws, event, state, rolls_back=rolls_back) == "paused"
-            if sleeps and (result := _sleeps_on(event, rolls_back=rolls_back)):
+            there = aws.parameter(name)
+            wanted = _wanted(event, there, rolls_back=rolls_back)
+            result = _without_database(event, there, wanted, rolls_back=rolls_back)
+            if wanted is not None and wanted != there:  # only now: a refusal leaves it as it is
+                _write(aws, name, wanted, anew=there is None)
+            if result is not None:
                 answer.succeeded(result)
             else:
                 _hand_over(aws, event, secret, call.environment, rolls_back=rolls_back)
@@ -115,35 +119,48 @@ def _forget(event: Mapping[str, Any], environment: BeginMigrationEnvironment, st
         logger.warning("%s stays: %s", state, error)
 
 
-def _state(aws: Aws, event: Mapping[str, Any], name: str, *, rolls_back: bool) -> str | None:
+def _wanted(event: Mapping[str, Any], there: str | None, *, rolls_back: bool) -> str | None:
     """The desired state: as the settings say, when it is not there or they have changed, else as it is.
 
     A rollback leaves it: since the settings were as they are again, people may have resumed or paused.
     """
     if event["ResourceProperties"].get("RowsOnly"):
-        return aws.parameter(name)
+        return there
     wanted = event["ResourceProperties"].get("DeployPaused")
-    before = properties_before(event).get("DeployPaused", wanted)
-    given = {"Name": name, "Type": "String", "Value": "paused" if wanted == "true" else "running"}
-    there = frozenset({"ParameterAlreadyExists"})
-    aws.ask("ssm", "put_parameter", refusals=there, Overwrite=before != wanted and not rolls_back, **given)
-    return aws.parameter(name)
+    is_changed = properties_before(event).get("DeployPaused", wanted) != wanted and not rolls_back
+    if there is not None and not is_changed:
+        return there
+    return "paused" if wanted == "true" else "running"
 
 
-def _sleeps_on(event: Mapping[str, Any], *, rolls_back: bool) -> str | None:
-    """The result for a paused instance that has nothing its database must be woken for; None if another
-    database comes in its place, which is awake. Raises InstanceError if it must be woken.
+def _without_database(
+    event: Mapping[str, Any], there: str | None, wanted: str | None, *, rolls_back: bool
+) -> str | None:
+    """The result where the database is not needed, which may sleep; None where it is, and is awake.
+
+    One that comes in place of another is. Raises InstanceError if it is needed and sleeps, or is to.
     """
     new, old = event["ResourceProperties"], properties_before(event)
     if not old or any(new.get(name) != old.get(name) for name in _WHERE):
         return None
     if all(new.get(name) == old.get(name) for name in ("Migrations", "RowDatabases")):
         return "nothing to migrate"
-    if rolls_back:
+    if there == "paused" and rolls_back:
         return "the instance is paused, and its database as it was before"
-    raise InstanceError(
-        "the instance is paused, but there are migrations: resume it, deploy, and pause it again"
-    )
+    if there == "paused":
+        raise InstanceError(
+            "the instance is paused, but there are migrations: resume it, deploy, and pause it again"
+        )
+    if wanted == "paused":
+        raise InstanceError(
+            "deploy_paused has changed, but there are migrations: deploy them first, and it by itself"
+        )
+    return None
+
+
+def _write(aws: Aws, name: str, state: str, *, anew: bool) -> None:
+    there = frozenset({"ParameterAlreadyExists"})
+    aws.ask("ssm", "put_parameter", refusals=there, Name=name, Type="String", Value=state, Overwrite=not anew)
 
 
 def _hand_over(

@@ -73,12 +73,20 @@ def guard(event: dict[str, Any], context: Any) -> None:
 
 
 def _let_through(event: Mapping[str, Any], environment: Environment, answer: Answer) -> str:
-    """Of its properties Snapshot brings another database, and Changes differs with all else of it."""
+    """Of its properties Snapshot brings another database, and Changes differs with all else of it.
+
+    Without the snapshot that it was made of, CloudFormation would delete it for an empty one.
+    """
     if request_type(event) == "Delete":
         return "there is nothing to guard any more"
     aws = Aws(open_session(environment.region))
     answer.rolls_back = is_rolled_back(aws, field(event, "StackId", str))
     new, old = field(event, "ResourceProperties", dict), properties_before(event)
+    if old.get("Snapshot") and not new.get("Snapshot"):
+        raise InstanceError(
+            "the database was made of a snapshot, and without it an empty one would come in its place: "
+            f'keep database.snapshot = "{old["Snapshot"]}", or name a newer one'
+        )
     if old and old.get("Snapshot") != new.get("Snapshot"):
         return "another database comes in its place"
     if aws.parameter(state_parameter(environment.instance_id)) == "paused":

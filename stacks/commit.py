@@ -60,6 +60,7 @@ class CommitStack(InstanceStack):
             visibility_seconds=min(commit.visibility_seconds, VISIBILITY_SECONDS_MAX),
             retention_days=commit.retention_days,
             receives_max=commit.receives_max,
+            removal_policy=self.removal_policy,  # should there be fewer queues, with what is in them
         )
 
     def _mapping(self, queue: Queue, commit: CommitSettings) -> event_sources.SqsEventSource:

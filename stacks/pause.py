@@ -160,8 +160,10 @@ class PauseStack(InstanceStack):
         if (commit := switched.commit) is not None:
             called.append(fact(commit, self, "function", commit.function.function_name))
             for number, (queue, mapping) in enumerate(zip(commit.queues, commit.mappings, strict=True), 1):
-                url = fact(commit, self, f"commits-{number}", queue.queue.queue_arn)
-                lambda_.allow(KEEPS_MESSAGES, [url])
+                name = f"commits-{number}"
+                queues = [fact(commit, self, name, queue.queue.queue_arn)]
+                queues.append(fact(commit, self, f"{name}-dead-letters", queue.dead_letters.queue_arn))
+                lambda_.allow(KEEPS_MESSAGES, queues)
                 uuid = fact(commit, self, f"mapping-{number}", mapping.event_source_mapping_id)
                 lambda_.allow(
                     ["lambda:GetEventSourceMapping", "lambda:UpdateEventSourceMapping"],

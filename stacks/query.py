@@ -126,8 +126,6 @@ class QueryStack(InstanceStack):
             security_group=clients,
             target_group=self.target_group,
             logs=(self._foundation.storage.access_logs.bucket_name, BALANCER_LOGS),
-            # a pause takes it away
-            protected=self.settings.protected and self.settings.pause is None,
         )
         route53.ARecord(
             self.awake,

@@ -100,6 +100,9 @@ class Aws:
         self.state = given["Value"]
 
     def get_parameter(self, **_: Any) -> Any:
+        if self.state is None:
+            error = {"Error": {"Code": "ParameterNotFound", "Message": "it is not there"}}
+            raise ClientError(error, "GetParameter")  # type: ignore[arg-type]
         return {"Parameter": {"Value": self.state}}
 
     def delete_parameter(self, **_: Any) -> Any:

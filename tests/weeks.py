@@ -304,7 +304,7 @@ class Weeks:
 
     def get_queue_attributes(self, **given: Any) -> Any:
         known = {
-            "ApproximateNumberOfMessages": len(self.messages),
+            "ApproximateNumberOfMessages": len(self.messages) if given["QueueUrl"] == QUEUE else 0,
             "MessageRetentionPeriod": int(KEPT_SECONDS),
         }
         return {"Attributes": {name: str(known.get(name, 0)) for name in given["AttributeNames"]}}

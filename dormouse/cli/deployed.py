@@ -177,7 +177,10 @@ def restore_deployed(
             progress=lambda count: moved(count, None),
         )
     back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
-    after = f'Now set database.snapshot = "{report.snapshot}", deploy, and resume {instance.id}'
+    after = (
+        f'Now set database.snapshot = "{report.snapshot}", deploy, and resume {instance.id}. The cluster of '
+        f"before, {instance.cluster}, stays and costs on: delete it when you are content"
+    )
     nothing = f"{instance.id}: nothing was changed"
     session.show(report, lambda: f"{back}\n{nothing if dry_run else after}")
 

@@ -208,6 +208,7 @@ def _picture(found: Status) -> Any:
     heads = ("queue", "waiting", "oldest", "lost on", "in flight", "delayed", "dead")
     parts += [grid(heads, queues)] if queues else []
     parts += [found.offer] if found.offer else []
+    parts += [f"cluster {one}, which it no longer uses, costs on: delete it" for one in found.left_behind]
     usd = [(what, UNKNOWN if price is None else f"{price:,.4f}") for what, price in found.usd_hour]
     known = [price for _, price in found.usd_hour if price is not None]
     total = f"{sum(known):,.4f}" + ("" if len(known) == len(usd) else " and more") if known else UNKNOWN

@@ -114,7 +114,7 @@ def _batches(
     for number, envelope in enumerate(envelopes):
         request, table = envelope.request, found.get((envelope.table_id, envelope.request.table))
         if table is None:
-            missing = TableNotFound(f"table {request.table!r} does not exist")
+            missing = tables.lacks(request.table, envelope.table_uuid)
             outcomes[number] = _answered(request, None, missing)
             continue
         try:

@@ -11,8 +11,8 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_transaction
 
-KEPT_SECONDS = 30 * 86_400.0
-"""Longer than SQS keeps a message, and then a dead letter."""
+KEPT_SECONDS = 2 * 365 * 86_400.0
+"""SQS keeps a message for 14 days, but those of a paused instance are sent again for as long as it sleeps."""
 
 KEPT_SECONDS_IN_DATABASE = 86_400.0
 """Where the queue is in the database, which tells what waits: longer than a sender takes."""

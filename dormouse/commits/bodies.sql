@@ -1,6 +1,6 @@
 -- name: needless
 -- Which bodies no message has any more, by number: those of commits that are applied, after a while; others when they
--- are so old that no queue holds a message that long. A dead letter keeps its own.
+-- are so old that no instance was paused that long. A dead letter keeps its own.
 select b.number
 from unnest(%(commit_keys)s::uuid[], %(table_ids)s::bigint[], %(made_at)s::float8[]) with ordinality
     b (commit_key, table_id, made_at, number)

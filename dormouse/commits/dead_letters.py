@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from dormouse.commits.dead_queue import foreign, received, sent_at
 from dormouse.commits.pointers import object_of
 from dormouse.commits.requests import commit_id_of, decode
 from dormouse.errors import CommitRequestTooNew, InstanceError, InvalidCommitRequest
 from dormouse.system.instance import DeployedInstance
 
-RECEIVED_MAX = 10
 BODY_CHARACTERS_MAX = 1_000
-HIDDEN_SECONDS = 300
-"""Others do not see a message for so long that is looked at here."""
-
-WAIT_SECONDS = 1
-"""Without a wait SQS may answer that there is none though there are some."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = F
     for queue, dead in zip(told.queues, told.dead_letters, strict=True):
         kept: list[str] = []
         try:
-            for message in _received(instance, dead, limit - len(found)):
+            for message in received(instance, dead, limit - len(found)):
                 letter, receipt = _letter(queue, message), message["ReceiptHandle"]
                 if send_again and letter.can_be_sent:
                     instance.aws.call("sqs", "send_message", QueueUrl=queue, MessageBody=message["Body"])
@@ -73,30 +67,11 @@ def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = F
     return found
 
 
-def _received(instance: DeployedInstance, dead: str, limit: int) -> Iterator[Any]:
-    while limit > 0:
-        answer = instance.aws.call(
-            "sqs",
-            "receive_message",
-            QueueUrl=dead,
-            MaxNumberOfMessages=min(limit, RECEIVED_MAX),
-            VisibilityTimeout=HIDDEN_SECONDS,
-            WaitTimeSeconds=WAIT_SECONDS,
-            MessageSystemAttributeNames=["DeadLetterQueueSourceArn", "SentTimestamp"],
-            MessageAttributeNames=["reason"],
-        )
-        messages = answer.get("Messages", ())
-        if not messages:
-            return
-        limit -= len(messages)
-        yield from messages
-
-
 def _letter(queue: str, message: Any) -> SqsDeadLetter:
     body = str(message["Body"])
     why = message.get("MessageAttributes", {}).get("reason", {}).get("StringValue", "")
     commit_id = commit_id_of(body)
-    trouble = _foreign(queue, message)
+    trouble = foreign(queue, message)
     try:
         if commit_id is None or object_of(body) is None:
             decode(body)
@@ -104,16 +79,9 @@ def _letter(queue: str, message: Any) -> SqsDeadLetter:
         trouble = " ".join(str(error).split())
     return SqsDeadLetter(
         queue=queue,
-        sent_at=datetime.fromtimestamp(int(message["Attributes"]["SentTimestamp"]) / 1_000, UTC),
+        sent_at=sent_at(message),
         commit_id=commit_id,
         body=body[:BODY_CHARACTERS_MAX],
         reason=trouble or why,
         can_be_sent=not trouble,
     )
-
-
-def _foreign(queue: str, message: Any) -> str:
-    """Why it is none of the queue's own: any queue of the account can have these dead letters for its own."""
-    source = str(message["Attributes"].get("DeadLetterQueueSourceArn", ""))
-    is_own = not source or source.rpartition(":")[2] == queue.rpartition("/")[2]
-    return "" if is_own else f"it was a dead letter of another queue, {source}"

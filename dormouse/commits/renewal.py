@@ -1,4 +1,4 @@
-"""Keeps the messages of a paused instance, which SQS would forget after 14 days at most.
+"""Keeps the messages and dead letters of a paused instance, which SQS would forget after 14 days at most.
 
 A message that is sent again and then deleted has a new age. Its commit has an id, and so is applied once,
 also when both were there for a moment. Nothing has to be brought back by a resume.
@@ -16,6 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
 
+from dormouse.commits.dead_queue import keep_on
 from dormouse.commits.queue import Message
 from dormouse.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_MAX, SqsQueue
 from dormouse.system.instance import DeployedInstance
@@ -60,13 +61,20 @@ def renew(
     """
     if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
         return True
-    began = now()
-    due = [one for one in waiting(instance) if one.messages and _is_due(instance, one, began)]
+    began, told = now(), instance.resources.commit
+    of_dead = dict(zip(told.dead_letters, told.queues, strict=True)) if told else {}
+    found = (*waiting(instance), *waiting(instance, tuple(of_dead)))
+    due = [one for one in found if one.messages and _is_due(instance, one, began)]
     is_done = True
     for number, one in enumerate(due):
         logger.info("sending those again that are old: %s", one)
+        seconds = one.retention_seconds / 2
         ends = began + WORK_SECONDS_MAX * (number + 1) / len(due)  # so that a long queue keeps none waiting
-        if _renew(open_queue(one.url), one.retention_seconds / 2, ends, now):
+        if one.url in of_dead:
+            is_kept = keep_on(instance, of_dead[one.url], one.url, seconds, ends, now)
+        else:
+            is_kept = _renew(open_queue(one.url), seconds, ends, now)
+        if is_kept:
             at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
             instance.aws.call("sqs", "tag_queue", QueueUrl=one.url, Tags={RENEWED_TAG: at})
         else:

@@ -15,7 +15,7 @@ from dormouse.commits.outcomes import CommitOutcome
 from dormouse.commits.pointers import delete_bodies, with_bodies
 from dormouse.commits.queue import Message
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import InvalidCommitRequest, InvalidInput, TableOfAnotherTimeline
+from dormouse.errors import InvalidCommitRequest, InvalidInput
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.settings.event import field
@@ -37,8 +37,7 @@ class Answer:
 
     `again` has the ids of the messages that SQS shall deliver again. `applied` counts requests that were
     applied now or before, `rejected` those that were refused for good, `later` those that are tried again,
-    and `dead` messages that name no commit, or a table of another timeline, which come again until SQS gives
-    them up.
+    and `dead` what a committer would bury, which comes again until SQS gives it up.
     """
 
     again: frozenset[str]
@@ -60,9 +59,9 @@ def handle(
 
     What waits for its inputs is tried again for `patience_seconds` at most, and only while others like it get
     on, since SQS would deliver it only after the visibility timeout. A request that was refused for good is
-    acknowledged, since its submitter finds why by its commit id. Messages that name no commit, and those for
-    a table of another timeline, are left to the queue's own dead-letter queue. Raises
-    `InvalidCommitRequest` when the event is not one of SQS.
+    acknowledged, since its submitter finds why by its commit id. Messages that cannot be read, requests that
+    never got what they need, and those for a table of another timeline are left to the queue's own
+    dead-letter queue, bodies and all. Raises `InvalidCommitRequest` when the event is not one of SQS.
     """
     handler = Handler(Tables(supplier), receives_max=receives_max)
     handled, unreadable, rest = list[Handled](), list[Message](), _messages(event)
@@ -79,8 +78,8 @@ def handle(
     logger.info("committer: %s", tally.metrics())
     waiting = [*unreadable, *(item.message for item in handled if item.outcome.state == "try_later")]
     later = {message.receipt for message in waiting}
-    dead = {item.message.receipt for item in handled if _is_dead(item)}
-    states = Counter(item.outcome.state for item in handled if not _is_dead(item))
+    dead = {item.message.receipt for item in handled if item.fate == "bury"}
+    states = Counter(item.outcome.state for item in handled if item.fate != "bury")
     return Answer(
         again=frozenset(later | dead),
         applied=states["applied"] + states["applied_before"],
@@ -111,12 +110,6 @@ def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) ->
 
 def _idle_end(end: float) -> float:
     return min(end, time.monotonic() + IDLE_SECONDS_MAX)
-
-
-def _is_dead(item: Handled) -> bool:
-    """Who goes back to another timeline may want what was sent there."""
-    of_another = item.outcome.error_class == TableOfAnotherTimeline.__name__
-    return item.fate == "bury" and (of_another or not item.outcome.commit_id)
 
 
 def _warn(outcome: CommitOutcome) -> None:

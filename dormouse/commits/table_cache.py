@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from dormouse.errors import TableNotFound, TableOfAnotherTimeline
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.table import TableRecord, table_of
 from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_statement
+from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
 KEPT_MAX = 10_000
 LIMITS_MS = {
@@ -72,6 +73,17 @@ class Tables:
                 known[table.record.table_id] = by_name[table.record.name] = table
         found = {key: known.get(key[0]) if key[0] is not None else by_name.get(key[1]) for key in keys}
         return {key: table for key, table in found.items() if table is not None}
+
+    def lacks(self, name: str, table_uuid: str | None) -> TableNotFound:
+        """The error of a table that does not exist; this database may be of a moment before it was made."""
+        if table_uuid is not None:
+            found = run_lookup(self.supplier, rows_of(_QUERIES["was_adopted"]), operation="look at adoptions")
+            if found[0][0]:
+                return TableOfAnotherTimeline(
+                    f"table {name!r} of UUID {table_uuid} does not exist: it was dropped, or this database "
+                    "was restored to a moment before it"
+                )
+        return TableNotFound(f"table {name!r} does not exist")
 
     def _checked_lately(self, ids: set[int]) -> dict[int, CommitTable]:
         """What need not be asked for: an id stays a table's, and its store notices when it is dropped."""

@@ -1,3 +1,7 @@
+-- name: was_adopted
+-- Whether this database was restored or copied, and so may lack tables that requests of before are for.
+select exists (select from incarnation where reason = 'adoption' and confirmed);
+
 -- name: tables
 -- The tables that a batch names by id, or by name when it has no id.
 select table_id, name, schema, properties, layout, created_at, table_uuid, numbered

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from dormouse.errors import InstanceError
+from dormouse.settings.resources import INSTANCE_TAG, DatabaseResources
 from dormouse.system.aws import MISSING, Aws
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import DATABASE_SECONDS_MAX, Left
@@ -40,6 +41,23 @@ def describe(aws: Aws, cluster: str) -> Any:
     """The cluster as RDS describes it; None if there is none."""
     found = aws.look("rds", "describe_db_clusters", DBClusterIdentifier=cluster)
     return found["DBClusters"][0] if found and found["DBClusters"] else None
+
+
+def clusters_of(aws: Aws, instance_id: str) -> list[Any]:
+    """Those with the tag of the instance, as RDS describes them."""
+    tag = {"Key": INSTANCE_TAG, "Value": instance_id}
+    found = aws.all("rds", "describe_db_clusters", "DBClusters")
+    return [one for one in found if tag in one.get("TagList", ())]
+
+
+def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[str, ...]:
+    """The clusters that a restore has replaced: AWS starts again what is stopped, and nobody stops it."""
+    hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
+    return tuple(
+        str(one["DBClusterIdentifier"])
+        for one in clusters_of(aws, instance_id)
+        if one["DBClusterIdentifier"] != ours.cluster and one.get("Endpoint") not in hosts
+    )
 
 
 def stop(aws: Aws, cluster: str) -> bool:

@@ -14,10 +14,10 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import environment
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.system.aws import Aws, AwsRefused
-from dormouse.system.database import describe
+from dormouse.system.database import clusters_of, describe
 from dormouse.system.instance import stacks_of
 from dormouse.system.steps import SYSTEM_CLOCK, Clock, StepReport
-from dormouse.system.wind_down import Listed, physical_ids, wind_down
+from dormouse.system.wind_down import Listed, clusters_in, physical_ids, wind_down
 
 ATTEMPTS_MAX = 2
 COUNTED_MAX = 100_000
@@ -42,6 +42,8 @@ class Doomed:
     stacks: tuple[str, ...]
     buckets: tuple[Bucket, ...]
     clusters: tuple[str, ...]
+    """Also those that a restore has replaced."""
+
     protected_by: tuple[str, ...]
     """What refuses to be deleted: stacks with termination protection, clusters with deletion protection."""
 
@@ -69,12 +71,20 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
     names = tuple(one["StackName"] for one in stacks)
     listed = _listed(aws, settings.id, names)
     found = [resource for resources in listed.values() for resource in resources]
-    clusters = physical_ids(found, "AWS::RDS::DBCluster")
+    clusters = clusters_in(listed)
+    replaced = [one for one in clusters_of(aws, settings.id) if one["DBClusterIdentifier"] not in clusters]
     keepers = [one["StackName"] for one in stacks if one.get("EnableTerminationProtection")]
     keepers += [cluster for cluster in clusters if (describe(aws, cluster) or {}).get("DeletionProtection")]
     if keepers:
         why = f"as deployed it is protected ({', '.join(keepers)})"
         raise InvalidInput(_how_to_unprotect(settings.id, why))
+    if kept := [one["DBClusterIdentifier"] for one in replaced if one.get("DeletionProtection")]:
+        raise InvalidInput(
+            f"{settings.id} is not destroyed: the database cluster {', '.join(kept)}, which a restore has "
+            "replaced, is protected, and keeps the network: delete it, or take its protection off, then "
+            "destroy it again"
+        )
+    clusters += tuple(one["DBClusterIdentifier"] for one in replaced)
     buckets = (Bucket(name, _count(aws, name)) for name in physical_ids(found, "AWS::S3::Bucket"))
     return Doomed(
         settings.id, aws.account, aws.region, names, tuple(buckets), clusters, tuple(keepers),

@@ -14,12 +14,17 @@ from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.resources import (
     INSTANCE_TAG,
+    CommitResources,
     DatabaseResources,
     resources_parameter,
+    stack_name,
     state_parameter,
 )
 from dormouse.system.aws import Aws, AwsRefused, open_session
+from dormouse.system.database import left_behind
+from dormouse.system.drain import depth
 from dormouse.system.machine_checks import Check, image, machine, packages
+from dormouse.system.query import stack
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
@@ -96,7 +101,9 @@ class _Account:
         if boundary := settings.iam.permissions_boundary:
             yield "permissions boundary", partial(self._boundary, boundary)
         yield "state", self._state
+        yield "snapshot", self._snapshot
         yield "other clusters", self._other_clusters
+        yield "queues", self._queues
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
         rows = settings.rows
@@ -185,23 +192,38 @@ class _Account:
             mend = "resume it before a deploy of another version, other tags or another database"
             yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
 
+    def _snapshot(self) -> Iterator[Check]:
+        """As the guard of the database says it, which a deploy meets only when it is under way."""
+        name = stack_name(self.settings.id, "database")
+        if self.settings.database.snapshot or stack(self.aws, name) is None:
+            return
+        template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
+        for one in template["Resources"].values():
+            if made := one.get("Properties", {}).get("SnapshotIdentifier"):
+                what = "the database was made of a snapshot: a deploy without it is refused"
+                mend = f'keep database.snapshot = "{made}", or name a newer one'
+                yield Check("snapshot", "wrong", what, mend)
+
     def _other_clusters(self) -> Iterator[Check]:
-        """Those that a restore has replaced: AWS starts again what is stopped, and nobody stops it."""
         if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
             return
-        ours = DatabaseResources.model_validate_json(told)
-        hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
-        tag = {"Key": INSTANCE_TAG, "Value": self.settings.id}
-        others = [
-            one["DBClusterIdentifier"]
-            for one in self.aws.all("rds", "describe_db_clusters", "DBClusters")
-            if tag in one.get("TagList", ())
-            and one["DBClusterIdentifier"] != ours.cluster
-            and one.get("Endpoint") not in hosts
-        ]
+        others = left_behind(self.aws, self.settings.id, DatabaseResources.model_validate_json(told))
         trouble = f"{', '.join(others)}, which the instance no longer uses, costs on" if others else None
         mend = "delete it once you are content: AWS starts a stopped cluster again after seven days"
         yield Check.of("other clusters", "there are none", trouble, mend, "warning")
+
+    def _queues(self) -> Iterator[Check]:
+        """Those that the settings no longer have: a deploy deletes them, or leaves them to nobody."""
+        if (told := self.aws.parameter(resources_parameter(self.settings.id, "commit"))) is None:
+            return
+        ours, wanted = CommitResources.model_validate_json(told), self.settings.commit
+        number = wanted.queues if wanted else 0
+        urls = [*ours.queues[number:], *ours.dead_letters[number:]]
+        counts = {url.rpartition("/")[2]: sum(depth(self.aws, url).values()) for url in urls}
+        full = [f"about {count:,} in {name}" for name, count in counts.items() if count]
+        trouble = f"commit.queues leaves out queues with messages: {', '.join(full)}" if full else None
+        mend = "have them applied first; of dead letters, see dormouse dead-letters"
+        yield Check.of("queues", "none with messages is left out", trouble, mend)
 
     def _zones(self) -> Iterator[Check]:
         """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives.

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from dormouse.settings.section import SCHEDULED_SECONDS_MAX
+from dormouse.system.aws import Aws
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.steps import STEP_SECONDS_MAX, Left
 
@@ -28,17 +29,17 @@ STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
 
 def in_flight(instance: DeployedInstance) -> int:
     """How many commit requests lambdas have received, and not yet answered; about."""
-    return sum(depth(instance, url)["ApproximateNumberOfMessagesNotVisible"] for url in queues(instance))
+    return sum(depth(instance.aws, url)["ApproximateNumberOfMessagesNotVisible"] for url in queues(instance))
 
 
 def queues(instance: DeployedInstance) -> tuple[str, ...]:
     return instance.resources.commit.queues if instance.resources.commit else ()
 
 
-def depth(instance: DeployedInstance, url: str) -> dict[str, int]:
+def depth(aws: Aws, url: str) -> dict[str, int]:
     """The numbers of messages by their names in SQS; none of a queue that is gone."""
     names = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
-    found = instance.aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names) or {}
+    found = aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names) or {}
     return {name: int(found.get("Attributes", {}).get(name, 0)) for name in names}
 
 

@@ -60,16 +60,12 @@ def follow(cluster: str, step: str, aws: Aws) -> tuple[RunState, str | None]:
     return "RUNNING", None
 
 
-def cancel(cluster: str, step: str, aws: Aws) -> None:
-    """Ends a step. Its cluster goes on, unless it is the step's own."""
-    aws.ask(
-        "emr",
-        "cancel_steps",
-        refusals=_SHUTTING_DOWN,
-        ClusterId=cluster,
-        StepIds=[step],
-        StepCancellationOption="TERMINATE_PROCESS",
-    )
+def cancel(cluster: str, aws: Aws) -> None:
+    """Ends a run with its cluster: a step that is cancelled leaves its driver, which is YARN's, at work.
+
+    Other runs on the cluster end, too, and what they had to do is in the next ones.
+    """
+    aws.ask("emr", "terminate_job_flows", refusals=_SHUTTING_DOWN, JobFlowIds=[cluster])
 
 
 def own_cluster_name(environment: RunsEnvironment, run_id: str) -> str:
@@ -127,8 +123,20 @@ def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
     kept = _earliest_step(cluster, name, aws) or added
     if kept != added:
         logger.warning("step %s was added beside %s, and is cancelled", added, kept)
-        cancel(cluster, added, aws)
+        _cancel_step(cluster, added, aws)
     return kept
+
+
+def _cancel_step(cluster: str, step: str, aws: Aws) -> None:
+    """Of one that waits for the other; its cluster goes on."""
+    aws.ask(
+        "emr",
+        "cancel_steps",
+        refusals=_SHUTTING_DOWN,
+        ClusterId=cluster,
+        StepIds=[step],
+        StepCancellationOption="TERMINATE_PROCESS",
+    )
 
 
 def _clusters(name: str, aws: Aws) -> list[Any]:

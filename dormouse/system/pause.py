@@ -41,12 +41,12 @@ def pause(
     is raised when all else sleeps.
     """
     sleeps = usable_status(instance) in {STOPPING, *ASLEEP}
-    check_not_deployed_to(instance)
+    check_not_deployed_to(instance, "pause")
     told, rules = instance.resources.pause, schedules(instance)
     if told is None:
         tell(
-            "AWS starts a stopped database after 7 days, and without [pause] nothing stops that of "
-            f"{instance.id} again"
+            f"without [pause] nothing stops the database of {instance.id} again, which AWS starts after 7 "
+            "days, and nothing keeps its messages and dead letters, which SQS forgets after 14 at most"
         )
     if drain_seconds is None:
         drain_seconds = told.drain_seconds if told else DRAIN_SECONDS
@@ -84,8 +84,8 @@ def pause(
     return Report(instance.id, instance.desired, status, tuple(reports), dry_run, tuple(said))
 
 
-def check_not_deployed_to(instance: DeployedInstance) -> None:
-    """Raises InstanceError while a stack is changed: a deploy would enable again what a pause has disabled.
+def check_not_deployed_to(instance: DeployedInstance, verb: str) -> None:
+    """Raises InstanceError while a stack is changed: a deploy goes by the desired state that it began with.
 
     Those that sleep are changed by pauses, too: the steps that do so wait for them.
     """
@@ -95,7 +95,7 @@ def check_not_deployed_to(instance: DeployedInstance) -> None:
         if is_changing(status) and name not in sleeping:
             raise InstanceError(
                 f"{instance.id} is being deployed to: its stack {name} is in "
-                f"{status.lower().replace('_', ' ')}: pause it when that has ended"
+                f"{status.lower().replace('_', ' ')}: {verb} it when that has ended"
             )
 
 

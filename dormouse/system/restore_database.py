@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any, Literal
 
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.resources import StorageResources
+from dormouse.settings.resources import INSTANCE_TAG, StorageResources
 from dormouse.system.aws import AwsRefused
 from dormouse.system.database import ASLEEP, describe, usable
 from dormouse.system.instance import DeployedInstance
@@ -152,6 +152,7 @@ class RestoreCluster:
             DBClusterIdentifier=self.cluster,
             SourceDBClusterIdentifier=self.instance.cluster,
             RestoreToTime=self.moment,
+            Tags=[{"Key": INSTANCE_TAG, "Value": self.instance.id}],  # should nobody finish, it is found
             **{name: value for name, value in given.items() if value is not None},
         )
 

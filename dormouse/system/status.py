@@ -11,7 +11,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState
 from dormouse.system import drain
 from dormouse.system.cost import hourly
-from dormouse.system.database import ASLEEP, SERVES, STOPPING, describe
+from dormouse.system.database import ASLEEP, SERVES, STOPPING, describe, left_behind
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.query import GONE, sleeper_state
 from dormouse.system.switches import mapping_state, mappings, rule_state, schedules
@@ -78,6 +78,9 @@ class Status:
     access: str | None
     """Of the host for access, likewise."""
 
+    left_behind: tuple[str, ...]
+    """Database clusters that a restore has replaced, and that cost on."""
+
     usd_hour: tuple[tuple[str, float | None], ...]
     """What costs how much an hour now; None where it is not known."""
 
@@ -90,6 +93,7 @@ def status(instance: DeployedInstance) -> Status:
     query, access = (sleeper_state(instance, one) for one in (told, instance.resources.access))
     live = {**_live(instance, cluster, bool(runs)), **_query_live(instance, query)}
     live["access_sleeps"] = access in ("asleep", GONE)
+    ours = instance.resources.database
     found = Status(
         instance=instance.id,
         account=instance.account,
@@ -106,6 +110,7 @@ def status(instance: DeployedInstance) -> Status:
         query=query,
         query_url=told.url if told else None,
         access=access,
+        left_behind=left_behind(instance.aws, instance.id, ours) if ours else (),
         usd_hour=tuple(hourly(instance.resources, live, instance.region)),
     )
     return replace(found, summary=_summary(found))
@@ -143,8 +148,8 @@ def _queues(instance: DeployedInstance, waits: tuple[Waiting, ...]) -> list[Queu
 
 
 def _queue(instance: DeployedInstance, waits: Waiting, dead_letters: str) -> QueueState:
-    visible, in_flight, delayed = drain.depth(instance, waits.url).values()
-    dead = next(iter(drain.depth(instance, dead_letters).values())) if dead_letters else 0
+    visible, in_flight, delayed = drain.depth(instance.aws, waits.url).values()
+    dead = next(iter(drain.depth(instance.aws, dead_letters).values())) if dead_letters else 0
     return QueueState(waits.url, visible, in_flight, delayed, dead, waits.oldest_seconds, waits.lost_at)
 
 

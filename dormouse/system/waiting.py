@@ -53,9 +53,9 @@ class Waiting:
         )
 
 
-def waiting(instance: DeployedInstance) -> tuple[Waiting, ...]:
-    """Of each commit queue, in their order."""
-    urls = queues(instance)
+def waiting(instance: DeployedInstance, urls: tuple[str, ...] | None = None) -> tuple[Waiting, ...]:
+    """Of each of these, else of each commit queue, in their order."""
+    urls = queues(instance) if urls is None else urls
     ages = _ages(instance, urls)
     return tuple(
         Waiting(url, sum(_counts(instance, url)), ages.get(url), _retention_seconds(instance, url))
@@ -72,7 +72,7 @@ def offer(found: tuple[Waiting, ...], instance_id: str) -> str | None:
 
 
 def _counts(instance: DeployedInstance, url: str) -> Iterator[int]:
-    found = depth(instance, url)
+    found = depth(instance.aws, url)
     return (found[name] for name in found if not name.endswith("NotVisible"))
 
 

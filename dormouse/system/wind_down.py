@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dormouse.settings.resources import (
@@ -17,11 +18,11 @@ from dormouse.settings.resources import (
     ScheduledResources,
     cluster_name,
 )
-from dormouse.system.aws import Aws
-from dormouse.system.database import StartDatabase, describe
+from dormouse.system.aws import MISSING, Aws
+from dormouse.system.database import ASLEEP, SERVES, StartDatabase, clusters_of, describe, start
 from dormouse.system.drain import DrainRuns, StopSpark
 from dormouse.system.instance import DeployedInstance
-from dormouse.system.steps import SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport
+from dormouse.system.steps import DATABASE_SECONDS_MAX, SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
 
 WAKING = frozenset({"stopping", "stopped", "starting"})
@@ -57,6 +58,7 @@ def wind_down(
     ]
     if instance.resources.database is not None:
         steps.append(WakeDatabase(instance))
+    steps.append(DropReplaced(instance, clusters_in(listed)))
     run = Run("running", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)
     return tuple(reports)
@@ -79,6 +81,39 @@ class WakeDatabase(StartDatabase):
         if cluster is None or not {cluster["Status"], self._writer_status(cluster)} & WAKING:
             return []
         return super().left(waited)
+
+
+@dataclass(frozen=True)
+class DropReplaced:
+    """Clusters that a restore has replaced are in no stack, and in security groups of some."""
+
+    instance: DeployedInstance
+    ours: tuple[str, ...]
+    seconds_max = DATABASE_SECONDS_MAX
+    name = "delete the database clusters that a restore has replaced"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        for one in clusters_of(self.instance.aws, self.instance.id):
+            if (name := one["DBClusterIdentifier"]) not in self.ours:
+                yield Left(f"cluster {name} is {one['Status']}", partial(self._drop, one))
+
+    def _drop(self, cluster: Any) -> None:
+        """One that sleeps must wake first; and its instances go before it."""
+        aws, name, status = self.instance.aws, cluster["DBClusterIdentifier"], cluster["Status"]
+        if status in ASLEEP:
+            start(aws, name)
+        elif status in SERVES:
+            ask = partial(aws.ask, "rds", refusals=MISSING)
+            members = [one["DBInstanceIdentifier"] for one in cluster.get("DBClusterMembers", ())]
+            for member in members:
+                ask("delete_db_instance", DBInstanceIdentifier=member)
+            if not members:
+                ask("delete_db_cluster", DBClusterIdentifier=name, SkipFinalSnapshot=True)
+
+
+def clusters_in(listed: Listed) -> tuple[str, ...]:
+    """The database clusters of all stacks."""
+    return physical_ids([one for stack in listed.values() for one in stack], "AWS::RDS::DBCluster")
 
 
 def _resources(instance_id: str, listed: Listed) -> Resources:

@@ -25,7 +25,6 @@ class Balancer(Construct):
         security_group: ec2.SecurityGroup,
         target_group: elbv2.ApplicationTargetGroup,
         logs: tuple[str, str],
-        protected: bool,
     ) -> None:
         super().__init__(scope, construct_id)
         self.load_balancer = elbv2.ApplicationLoadBalancer(
@@ -37,7 +36,7 @@ class Balancer(Construct):
             security_group=security_group,
             idle_timeout=cdk.Duration.seconds(query.idle_seconds),
             drop_invalid_header_fields=True,
-            deletion_protection=protected,
+            deletion_protection=False,  # it holds nothing, and a pause takes it away, of any instance
         )
         # Not by the method for it, which wants to know the region.
         for name, value in (("enabled", "true"), ("bucket", logs[0]), ("prefix", logs[1])):

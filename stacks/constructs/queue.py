@@ -7,7 +7,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 DEAD_LETTER_DAYS = 14
-"""As long as SQS keeps messages at most; a dead letter keeps its age."""
+"""As long as SQS keeps messages at most, counted from when they were sent, and not from when they died."""
 
 RECEIVE_WAIT = cdk.Duration.seconds(20)
 
@@ -28,6 +28,7 @@ class Queue(Construct):
         visibility_seconds: int,
         retention_days: int,
         receives_max: int,
+        removal_policy: cdk.RemovalPolicy = cdk.RemovalPolicy.DESTROY,
     ) -> None:
         super().__init__(scope, construct_id)
         self.dead_letters = sqs.Queue(
@@ -36,6 +37,7 @@ class Queue(Construct):
             encryption=sqs.QueueEncryption.SQS_MANAGED,
             enforce_ssl=True,
             retention_period=cdk.Duration.days(DEAD_LETTER_DAYS),
+            removal_policy=removal_policy,
         )
         self.queue = sqs.Queue(
             self,
@@ -47,4 +49,5 @@ class Queue(Construct):
             receive_message_wait_time=RECEIVE_WAIT,
             redrive_allow_policy=sqs.RedriveAllowPolicy(redrive_permission=sqs.RedrivePermission.DENY_ALL),
             dead_letter_queue=sqs.DeadLetterQueue(max_receive_count=receives_max, queue=self.dead_letters),
+            removal_policy=removal_policy,
         )

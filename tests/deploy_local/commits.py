@@ -25,6 +25,7 @@ LARGE_FILES = 12_000
 
 MALFORMED = ("nonsense", "{}", '{"version": 1, "type": "add_files"}', '["add_files"]')
 UNREADABLE = '{"version": 1, "commit_id": "buried", "type": "nothing"}'
+WITHOUT_FILES = "without files"
 SHUFFLED_TOGETHER = 60
 TWICE = 200
 POLL_SECONDS = 0.5
@@ -82,8 +83,9 @@ def send_bad(cloud: Cloud, instance: Instance, resources: CommitResources, expec
 
 def _refused(expected: Expected) -> Iterator[CommitRequest]:
     table = TABLES[0]
-    yield assignment(table, "job without files", "never added", commit_id="without files")
-    expected.rejected["without files"] = "tried"
+    yield assignment(table, "job without files", "never added", commit_id=WITHOUT_FILES)
+    expected.rejected[WITHOUT_FILES] = "tried"
+    expected.dead += 1
     yield add("bulk", "large-1", "taken")
     expected.rejected["taken"] = "large-1"
     yield add(table, "other contents", f"add {table}-old-0")  # the id of another request
@@ -151,27 +153,37 @@ def send_again(
     expected: Expected,
     operator: Mapping[str, str],
 ) -> str:
-    """Of dead letters, by the command: who can be read is applied, who cannot is named, and stays."""
+    """Of dead letters, by the command: who can be read is applied, once what it lacked has come; who cannot
+    is named, and stays.
+    """
     sqs, table_id = cloud.client("sqs"), instance.table("parts").files.table.table_id
-    request = add("parts", "from the dead")
+    request, lacking = add("parts", "from the dead"), add(TABLES[0], "never added")
+    instance.submit([lacking])
+    expected.applied.append(lacking.commit_id)
+    wait_until_applied(cloud, instance, expected)
     first, *_, last = resources.dead_letters
     for url, body in ((first, encode(request, table_id=table_id)), (last, UNREADABLE)):
         sqs.send_message(QueueUrl=url, MessageBody=body)
-    expected.dead += 1
     given = ("dead-letters", "--instance", "local", "--send-again", "--json")
     found = json.loads(cloud.dormouse(*given, **operator))
-    sent = [one["commit_id"] for one in found if one["is_sent_again"]]
+    sent = {one["commit_id"] for one in found if one["is_sent_again"]}
     kept = {one["body"]: one["reason"] for one in found if not one["is_sent_again"]}
-    if sent != [request.commit_id]:
-        raise RunFailed(f"the commits {sent} were sent again, not {request.commit_id!r}")
+    if sent != {request.commit_id, WITHOUT_FILES}:
+        raise RunFailed(
+            f"the commits {sent} were sent again, not {request.commit_id!r} and {WITHOUT_FILES!r}"
+        )
     if kept.keys() != {*MALFORMED, UNREADABLE} or not all(kept.values()):
         raise RunFailed(f"of what cannot be read, it says {kept}")
-    expected.applied.append(request.commit_id)
-    wait_until_applied(cloud, instance, expected)
-    if (status := instance.commit_status(request.commit_id)).state != "applied":
-        raise RunFailed(f"the commit that was sent again is {status.state}: {status.error}")
+
+    def left() -> str:
+        statuses = instance.commits.statuses(sorted(sent))
+        return "; ".join(
+            f"{one.commit_id!r}, which is {one.state}" for one in statuses if one.state != "applied"
+        )
+
+    wait(cloud, left)
     wait_for_dead_letters(cloud, resources, expected)
-    return f"1 applied, {expected.dead} cannot be read and stay"
+    return f"2 applied, {expected.dead} cannot be read and stay"
 
 
 def wait(cloud: Cloud, look: Callable[[], str]) -> None:

@@ -124,6 +124,11 @@ def test_it_may_read_and_switch_exactly_what_is_this_instances(synthesized: All)
     settings = CONFIGURATIONS["prod"]().commit
     assert settings is not None
     assert len(rights["lambda:UpdateEventSourceMapping"]) == settings.queues
+    kept = rights["sqs:SendMessage"]
+    assert (
+        len(kept) == 2 * settings.queues
+        and sum("deadletters" in one.lower() for one in kept) == settings.queues
+    )
     assert {action for action in rights if any(where.endswith("*") for where in rights[action])} == {
         "cloudformation:DescribeStacks", "cloudwatch:GetMetricData", "rds:DescribeDBInstances",
         "xray:PutTraceSegments", "xray:PutTelemetryRecords",

@@ -55,15 +55,26 @@ def test_logs_of_state_machines_need_no_policy_each(assembly: Assembly) -> None:
         assert name.startswith("/aws/vendedlogs/states/dormouse-") and "StackId" in name
 
 
-@pytest.mark.parametrize(("pause", "wanted"), [(None, "true"), ({}, "false")])
-def test_the_balancer_of_a_protected_instance_is_protected_unless_pauses_take_it_away(
-    pause: Any, wanted: str, tmp_path: Path
-) -> None:
-    asked = settings("minimal", protected=True, query={}, pause=pause)
+def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_path: Path) -> None:
+    """Each instance can be paused, with [pause] or without; what is protected would stay, and cost."""
+    asked = settings("minimal", protected=True, query={})
     found = synthesize(asked, tmp_path / "assembly", checked=False)
     [balancer] = found.resources("AWS::ElasticLoadBalancingV2::LoadBalancer")
     attributes = {one["Key"]: one["Value"] for one in balancer.properties["LoadBalancerAttributes"]}
-    assert attributes["deletion_protection.enabled"] == wanted
+    assert attributes["deletion_protection.enabled"] == "false"
+
+
+@pytest.mark.parametrize(("protected", "wanted"), [(True, KEPT), (False, DELETED)])
+def test_queues_of_a_protected_instance_stay_when_there_are_to_be_fewer(
+    protected: bool, wanted: Any, tmp_path: Path
+) -> None:
+    """With the messages and dead letters that are in them."""
+    asked = settings("minimal", protected=protected, commit={"queues": 2}, pause={})
+    found = synthesize(asked, tmp_path / "assembly", checked=False)
+    queues = {one.name: policies(one) for one in found.resources("AWS::SQS::Queue") if one.stack == "commit"}
+    assert len(queues) == 4 and set(queues.values()) == {wanted}
+    starts = [policies(one) for one in found.resources("AWS::SQS::Queue") if one.stack == "pause"]
+    assert starts == [DELETED] * 2, "which hold nothing that an hour does not bring again"
 
 
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"minor_upgrades": False}, False)])

@@ -105,6 +105,14 @@ def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, 
     assert names(instance) == []
 
 
+def test_a_body_waits_as_long_as_an_instance_may_be_paused(instance: Instance, queue: PointerQueue) -> None:
+    """Whose messages are sent again for as long; all that is known of them is that SQS may have them."""
+    queue.send([large("c")])
+    query(instance._supplier, "delete from commit_message")
+    aged(instance, 365 * DAY_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+
+
 def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
     instance: Instance, queue: PointerQueue
 ) -> None:
@@ -112,7 +120,7 @@ def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
     instance.commits.queues[0].send(['{"version":1,"type":"pointer",forged'])
     assert sorted(o.state for o in instance.committer(receives_max=1).drain()) == ["rejected"] * 2
     query(instance._supplier, "delete from rejected_commit")  # as after a month
-    aged(instance, 100 * DAY_SECONDS)
+    aged(instance, 800 * DAY_SECONDS)
     assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
     instance.drop_table("t")
     assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
@@ -140,7 +148,7 @@ def schedule_sweeps(instance: Instance) -> None:
     garbage.collect(instance._supplier, instance._objects, turn, seconds_left=lambda: 60.0)
 
 
-@pytest.mark.parametrize(("sweeper", "days"), [(committer_sweeps, 2), (schedule_sweeps, 40)])
+@pytest.mark.parametrize(("sweeper", "days"), [(committer_sweeps, 2), (schedule_sweeps, 800)])
 def test_committers_and_scheduled_collection_sweep(
     instance: Instance, queue: PointerQueue, sweeper: Callable[[Instance], None], days: int
 ) -> None:

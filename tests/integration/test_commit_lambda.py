@@ -14,6 +14,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
+from dormouse.commits.pointers import PointerQueue, object_of
+from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.requests import CommitRequest, encode
 from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
 from dormouse.instance import Instance
@@ -77,6 +79,24 @@ def test_what_is_for_a_table_of_another_timeline_goes_to_the_dead_letters(instan
     assert [name for _, name, _, _ in live(instance.table("t").files)] == ["ours"]
 
 
+@pytest.mark.parametrize(("is_adopted", "left"), [(True, ["1"]), (False, [])])
+def test_what_is_for_a_table_that_a_restored_database_never_had_goes_to_the_dead_letters(
+    instance: Instance, is_adopted: bool, left: list[str]
+) -> None:
+    """With its body. A table that another database lacks was dropped."""
+    if is_adopted:
+        query(instance._supplier, "update incarnation set reason = 'adoption'")
+    queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
+    queue.send([encode(add("made later", "x" * 500, "c"), table_id=99, table_uuid=uuid4().hex)])
+    [message] = queue._queue.receive(1)
+    queue._queue.delete([message])  # it is in SQS
+    assert again(record("1", message.body)) == left
+    assert [name for name, _ in instance._objects.list("commits/")] == [object_of(message.body)][: len(left)]
+    assert instance.commit_status("c").state == "rejected"
+    unmarked = encode(add("made later", "y", "d"), table_id=99)
+    assert again(record("2", unmarked)) == [], "of an older Dormouse"
+
+
 def test_what_another_lambda_applies_meanwhile_is_waited_for(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,21 +120,24 @@ def test_records_that_need_each_other_are_applied_together(instance: Instance) -
     assert [name for _, name, _, _ in live(instance.table("t").files)] == ["new 1"]
 
 
-def test_after_the_last_delivery_it_is_rejected_and_acknowledged(instance: Instance) -> None:
+def test_what_never_gets_what_it_needs_is_rejected_and_left_to_the_dead_letters(instance: Instance) -> None:
     """In time, before SQS takes it for dead; until then it may only have waited for a database."""
-    assert again(record("1", assignment("t", "j", "none"), 39)) == ["1"]
-    assert again(record("1", assignment("t", "j", "none"), 40)) == []
+    assert again(record("1", assignment("t", "j", "none"), 9)) == ["1"]
+    assert instance.commit_status("assign j").state == "unknown"
+    assert again(record("1", assignment("t", "j", "none"), 40)) == ["1"]
     assert RECEIVES_LEAST > 40
     status = instance.commit_status("assign j")
     assert status.state == "rejected" and "tried 40 times" in str(status.error)
+    assert again(record("1", assignment("t", "j", "a"), 41), record("2", add("t", "a"))) == []
+    assert instance.commit_status("assign j").state == "applied", "what it needs has come after all"
 
 
-def test_what_names_no_commit_is_left_to_the_dead_letter_queue(
+def test_what_cannot_be_read_is_left_to_the_dead_letter_queue(
     instance: Instance, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody would find its refusal, so it is not acknowledged."""
+    """Whether it names a commit, whose refusal is found, or none."""
     wrong = encode(add("t", "a")).replace('"version":1', '"version":0')
-    assert again(record("1", "nonsense"), record("2", wrong), record("3", add("t", "b"))) == ["1"]
+    assert again(record("1", "nonsense"), record("2", wrong), record("3", add("t", "b"))) == ["1", "2"]
     assert instance.commit_status("add a").state == "rejected"
     assert "a message without an id is rejected: " in caplog.text and "commit ''" not in caplog.text
 

@@ -67,12 +67,43 @@ def test_the_first_deploy_makes_the_desired_state_and_no_other_touches_it(
     assert [answer["Status"] for answer in cloudformation.answers] == ["FAILED", *["SUCCESS"] * 3]
 
 
-def test_a_change_of_the_setting_changes_the_desired_state(
+@pytest.mark.parametrize(("before", "after"), [("running", "paused"), ("paused", "running")])
+def test_a_change_of_the_setting_changes_the_desired_state_and_needs_no_database(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, before: str, after: str
+) -> None:
+    """Which may sleep as yet."""
+    event["ResourceProperties"]["DeployPaused"] = str(before == "paused").lower()
+    aws.state = before
+    begin(updated(event, DeployPaused=str(after == "paused").lower()), Context())
+    assert (aws.state, cloudformation.answer["Data"]) == (after, {"Result": "nothing to migrate"})
+    assert not aws.handed
+
+
+@pytest.mark.parametrize(("before", "after"), [("running", "paused"), ("paused", "running")])
+def test_a_change_of_the_setting_with_migrations_is_refused_and_leaves_the_state(
+    event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, before: str, after: str
+) -> None:
+    """It would be kept when CloudFormation rolls back."""
+    event["ResourceProperties"]["DeployPaused"] = str(before == "paused").lower()
+    aws.state = before
+    begin(updated(event, migrations="c1", DeployPaused=str(after == "paused").lower()), Context())
+    assert (aws.state, cloudformation.answer["Status"]) == (before, "FAILED")
+    assert "but there are migrations: " in cloudformation.answer["Reason"]
+    assert not aws.handed
+
+
+def test_a_setting_that_says_what_is_so_already_holds_up_no_migrations(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws
 ) -> None:
+    """Of an instance that was deployed paused, and resumed since."""
+    event["ResourceProperties"]["DeployPaused"] = "true"
     aws.state = "running"
-    begin(updated(event, DeployPaused="true"), Context())
-    assert (aws.state, cloudformation.answer["Status"]) == ("paused", "SUCCESS")
+    login = json.dumps({"username": "master", "password": "secret"})
+    aws.secrets.add_response("get_secret_value", {"SecretString": login}, {"SecretId": SECRET})
+    given = {"FunctionName": FUNCTION, "InvocationType": "Event", "Payload": ANY}
+    aws.lambdas.add_response("invoke", {"StatusCode": 202}, given)
+    begin(updated(event, migrations="c1", DeployPaused="false"), Context())
+    assert (aws.state, len(aws.handed), cloudformation.answers) == ("running", 1, [])
 
 
 def test_a_rollback_leaves_the_state_that_people_have_chosen(

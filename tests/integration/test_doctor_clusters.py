@@ -1,12 +1,19 @@
-"""The doctor names database clusters that an instance no longer uses."""
+"""The doctor names what a restore has left, and what a deploy would lose."""
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
+from typing import Any
+
 import boto3
+import pytest
 from moto import mock_aws
 
-from dormouse.settings.resources import DatabaseResources, resources_parameter
-from tests.integration.test_doctor import REGION, account, results
+from dormouse.settings.resources import CommitResources, DatabaseResources, resources_parameter
+from tests.integration.test_doctor import REGION, account, results, stubbed
+
+SNAPSHOT = "arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:newer"
 
 
 @mock_aws
@@ -41,3 +48,40 @@ def test_clusters_that_a_restore_has_replaced_are_named() -> None:
     made("the-former", "dev")
     (check,) = dict(subject._looks())["other clusters"]()
     assert check.result == "warning" and check.found.startswith("the-former, which the instance no longer")
+
+
+@mock_aws
+@pytest.mark.parametrize(
+    ("settings", "made_of", "result"),
+    [(None, "arn:old", "wrong"), (None, None, None), (SNAPSHOT, "arn:old", None)],
+)
+def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
+    settings: str | None, made_of: str | None, result: str | None
+) -> None:
+    database = {"kind": "serverless"} | ({"snapshot": settings} if settings else {})
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    properties: dict[str, Any] = {"SnapshotIdentifier": made_of} if made_of else {}
+    template = {"Resources": {"Cluster": {"Properties": properties}, "Other": {}}}
+    now = datetime.now(UTC)
+    described = {"Stacks": [{"StackName": "n", "CreationTime": now, "StackStatus": "CREATE_COMPLETE"}]}
+    stubber = stubbed(subject, "cloudformation", "describe_stacks", described)
+    stubber.add_response("get_template", {"TemplateBody": json.dumps(template)})
+    found = list(dict(subject._looks())["snapshot"]())
+    assert [one.result for one in found] == ([result] if result else [])
+    assert all(one.mend == 'keep database.snapshot = "arn:old", or name a newer one' for one in found)
+
+
+@mock_aws
+def test_queues_that_are_left_out_with_messages_are_told_before_the_deploy() -> None:
+    session = boto3.session.Session(region_name=REGION)
+    sqs, subject = session.client("sqs"), account(session, commit={"queues": 1})
+    assert results(subject._queues()) == []
+    urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("q1", "q2", "d1", "d2")]
+    told = CommitResources(queues=tuple(urls[:2]), dead_letters=tuple(urls[2:]), mappings=(), function="f")
+    name = resources_parameter("dev", "commit")
+    session.client("ssm").put_parameter(Name=name, Value=told.model_dump_json(), Type="String")
+    sqs.send_message(QueueUrl=urls[0], MessageBody="stays")
+    assert results(dict(subject._looks())["queues"]()) == [("queues", "ok")]
+    sqs.send_message(QueueUrl=urls[3], MessageBody="lost")
+    (check,) = subject._queues()
+    assert check.result == "wrong" and check.found.endswith("about 1 in d2")

@@ -126,7 +126,7 @@ def test_of_a_run_submitted_twice_at_once_one_stays(
     environment, run, barrier = settings(monkeypatch, engine), new_run(), threading.Barrier(2)
     cancelled: list[str] = []
     monkeypatch.setattr(
-        "dormouse.system.emr_clusters.cancel", lambda cluster, step, aws: cancelled.append(step)
+        "dormouse.system.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
     )
 
     def submit() -> Any:
@@ -149,7 +149,7 @@ def test_of_a_step_added_twice_at_once_one_stays(
     run, barrier = new_run(), threading.Barrier(2)
     cancelled: list[str] = []
     monkeypatch.setattr(
-        "dormouse.system.emr_clusters.cancel", lambda cluster, step, aws: cancelled.append(step)
+        "dormouse.system.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
     )
 
     def submit() -> Any:
@@ -238,18 +238,28 @@ def test_each_state_of_a_step(responses: list[dict[str, Any]], followed: tuple[s
     stubber.assert_no_pending_responses()
 
 
-def test_a_step_is_cancelled() -> None:
+def test_a_run_is_cancelled_with_its_cluster() -> None:
+    """A step that is cancelled leaves its driver at work, and the cluster would never be idle."""
     aws, stubber = stubbed("emr")
-    expected = {"ClusterId": "j-1", "StepIds": ["s-1"], "StepCancellationOption": "TERMINATE_PROCESS"}
-    stubber.add_response("cancel_steps", {"CancelStepsInfoList": []}, expected)
+    stubber.add_response("terminate_job_flows", {}, {"JobFlowIds": ["j-1"]})
     emr.cancel(SUBMITTED, aws)
     stubber.assert_no_pending_responses()
 
 
-def test_cancelling_a_step_of_a_cluster_that_has_ended_is_no_error() -> None:
+def test_cancelling_a_run_whose_cluster_has_ended_is_no_error() -> None:
     aws, stubber = stubbed("emr")
-    stubber.add_client_error("cancel_steps", "InvalidRequestException", "Cluster is terminated")
+    stubber.add_client_error("terminate_job_flows", "InvalidRequestException", "Cluster is terminated")
     emr.cancel(SUBMITTED, aws)
+
+
+def test_a_step_that_another_has_is_cancelled_alone() -> None:
+    aws, stubber = stubbed("emr")
+    steps = [{"Id": one, "Name": "n", "Status": {"Timeline": {}}} for one in ("s-1", "s-2")]
+    stubber.add_response("list_steps", {"Steps": steps}, {"ClusterId": "j-1"})
+    expected = {"ClusterId": "j-1", "StepIds": ["s-2"], "StepCancellationOption": "TERMINATE_PROCESS"}
+    stubber.add_response("cancel_steps", {"CancelStepsInfoList": []}, expected)
+    assert emr_clusters._settle_step("j-1", "s-2", "n", aws) == "s-1"
+    stubber.assert_no_pending_responses()
 
 
 def test_what_has_no_time_yet_is_the_later() -> None:

@@ -67,6 +67,20 @@ def test_a_database_of_a_snapshot_comes_also_while_paused(cloudformation: CloudF
     assert [one["Status"] for one in cloudformation.answers] == ["SUCCESS", "FAILED"]
 
 
+@pytest.mark.parametrize("state", ["paused", "running"])
+def test_without_its_snapshot_a_database_would_be_an_empty_one(
+    cloudformation: CloudFormation, aws: Aws, state: str
+) -> None:
+    """To be taken back, it is the database of before that comes back."""
+    aws.state = state
+    guard(event(cloudformation, "Update", before="arn:old"), Context())
+    aws.stack_status = "UPDATE_ROLLBACK_IN_PROGRESS"
+    guard(event(cloudformation, "Update", before="arn:old"), Context())
+    refused, taken_back = cloudformation.answers
+    assert (refused["Status"], taken_back["Status"]) == ("FAILED", "SUCCESS")
+    assert refused["Reason"].endswith('keep database.snapshot = "arn:old", or name a newer one')
+
+
 def test_it_lets_an_instance_be_destroyed(cloudformation: CloudFormation, aws: Aws) -> None:
     aws.state = "paused"
     guard(event(cloudformation, "Delete"), Context())

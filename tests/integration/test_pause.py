@@ -188,7 +188,8 @@ def test_without_the_stack_that_keeps_it_asleep_it_is_paused_and_told_for_how_lo
         ssm.delete_parameter(Name=resources.state_parameter("dev"))
     pause(deployed.find(), clock=clock.clock, tell=said.append)
     assert said[0] == (
-        "AWS starts a stopped database after 7 days, and without [pause] nothing stops that of dev again"
+        "without [pause] nothing stops the database of dev again, which AWS starts after 7 days, and nothing "
+        "keeps its messages and dead letters, which SQS forgets after 14 at most"
     )
     assert deployed.state() == PAUSED and deployed.find().desired == "paused"
     resume(deployed.find(), clock=clock.clock)

@@ -157,7 +157,9 @@ def test_what_was_interrupted_is_finished_by_another_run(
         patched.setattr(instance.aws, "ask", interrupted)
         with pytest.raises(KeyboardInterrupt):
             restore_deployment(instance, moment, clock=SOON)
-    assert len(clusters(deployed)) == 2
+    [aside] = {*clusters(deployed)} - {deployed.cluster}
+    described = deployed.client("rds").describe_db_clusters(DBClusterIdentifier=aside)["DBClusters"][0]
+    assert {"Key": resources.INSTANCE_TAG, "Value": "dev"} in described["TagList"], "the doctor finds it"
     found = restore_deployment(deployed.find(), moment, clock=SOON)
     assert (clusters(deployed), snapshots(deployed)) == ([deployed.cluster], [found.snapshot])
 
@@ -198,6 +200,7 @@ def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli
     code, out, _ = cli(*on, "--to", to)
     assert code == 0
     assert 'Now set database.snapshot = "arn:aws:rds:' in " ".join(out.split())
+    assert f"{deployed.cluster}, stays and costs on" in " ".join(out.split())
     code, out, _ = cli(*on, "--to", to, "--json")
     assert json.loads(out)["snapshot"] in snapshots(deployed)
     for wrong in (("--to", "yesterday"), (), ("./backups", "--to", to)):

@@ -13,6 +13,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from dormouse.system.pause import pause
 from dormouse.system.resume import resume
+from dormouse.system.status import status
 from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
 
 AWAKE = {**RUNNING, "spark": "STOPPED"}  # the application starts itself with the first run
@@ -58,6 +59,30 @@ def test_a_dry_run_changes_nothing(deployed: Deployed, clock: FakeClock) -> None
     report = resume(deployed.find(), dry_run=True, clock=clock.clock)
     assert deployed.state() == PAUSED
     assert [one.outcome for one in report.steps] == ["would"] * 4
+
+
+def test_a_cluster_that_a_restore_has_replaced_is_told(deployed: Deployed, clock: FakeClock) -> None:
+    """Also by the status: no other command looks at it, and it is paid for."""
+    deployed.client("rds").create_db_cluster(
+        DBClusterIdentifier="the-former", Engine="aurora-postgresql", MasterUsername="owner",
+        MasterUserPassword="a password", Tags=[{"Key": resources.INSTANCE_TAG, "Value": "dev"}],
+    )  # fmt: skip
+    told: list[str] = []
+    resume(deployed.find(), tell=told.append, clock=clock.clock)
+    assert told == ["the database cluster the-former, which dev no longer uses, costs on: delete it"]
+    assert status(deployed.find()).left_behind == ("the-former",)
+
+
+def test_while_it_is_deployed_to_it_is_not_resumed(
+    deployed: Deployed, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deploy has read that it is paused, and would leave schedules and mappings off."""
+    pause(deployed.find(), clock=clock.clock)
+    stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
+    monkeypatch.setattr("dormouse.system.pause.stacks_of", lambda aws, instance_id: iter(stacks))
+    with pytest.raises(InstanceError, match="commit is in update in progress: resume it when that has ended"):
+        resume(deployed.find(), clock=clock.clock)
+    assert deployed.state() == PAUSED
 
 
 def test_messages_that_came_meanwhile_are_there(deployed: Deployed, clock: FakeClock) -> None:

@@ -24,10 +24,13 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
     monkeypatch.setattr("dormouse.commits.renewal.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("dormouse.commits.dead_queue.WAIT_SECONDS", 0)
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
-        for url in found.queues:
+        told = found.find().resources.commit
+        assert told is not None
+        for url in (*told.queues, *told.dead_letters):
             attributes = {"MessageRetentionPeriod": str(14 * DAY)}
             found.client("sqs").set_queue_attributes(QueueUrl=url, Attributes=attributes)
         for uuid in found.mappings:
@@ -125,6 +128,28 @@ def test_what_was_received_twice_is_sent_again_however_young_it_is(deployed: Dep
         assert renew(deployed.find(), now=lambda at=at + 3 * DAY: at)  # type: ignore[misc]
         for one in messages(deployed):
             one.change_visibility(0)
+
+
+def test_old_dead_letters_are_sent_again_to_where_they_are(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQS counts their days from when they were sent to the other queue."""
+    told = deployed.find().resources.commit
+    assert told is not None
+    dead, sqs = told.dead_letters[0], deployed.client("sqs")
+    reason = {"reason": {"DataType": "String", "StringValue": "tried 41 times"}}
+    for body in ("old", "young", "of others"):
+        sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=reason)
+    queue = sqs_backends["123456789012"][REGION].queues[dead.rpartition("/")[2]]
+    for number in (0, 2):
+        queue._messages[number].sent_timestamp -= 8 * DAY * 1_000
+    # moto does not tell where they come from
+    monkeypatch.setattr("dormouse.commits.dead_queue.foreign", lambda queue, one: one["Body"] == "of others")
+    assert renew(deployed.find())
+    now = datetime.now(UTC).timestamp()
+    kept = [(one.body, round((now - int(one.sent_timestamp) / 1_000) / DAY)) for one in queue._messages]
+    assert sorted(kept) == [("of others", 8), ("old", 0), ("young", 0)], "which would look like one's own"
+    assert all("tried 41 times" in str(one.message_attributes) for one in queue._messages)
 
 
 def test_what_one_call_has_no_time_for_is_left_to_the_next(deployed: Deployed) -> None:

@@ -11,7 +11,7 @@ from moto import mock_aws
 from moto.emr.models import emr_backends
 from moto.rds.models import rds_backends
 
-from dormouse.errors import InstanceError
+from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
 from dormouse.settings.config_file import parse
 from dormouse.system import destroy as destruction
@@ -92,6 +92,7 @@ def test_what_runs_is_ended_and_the_database_left_available() -> None:
     assert job_run_state(deployed, run) == "CANCELLED"
     assert {step for step, outcome in outcomes.items() if outcome == "already"} == {
         "write the desired state: running", "wake the database",
+        "delete the database clusters that a restore has replaced",
     }  # fmt: skip
     assert set(ended(deployed, clock).values()) == {"already"}
 
@@ -150,6 +151,48 @@ def test_a_database_that_neither_sleeps_nor_wakes_is_not_waited_for(status: str)
     deployed, clock = deploy(), FakeClock()
     database(deployed).status = status
     assert ended(deployed, clock)["wake the database"] == "already"
+
+
+def replaced(deployed: Deployed, *, protected: bool = False) -> None:
+    """A cluster of before a restore, asleep, with its writer."""
+    rds = deployed.client("rds")
+    rds.create_db_cluster(
+        DBClusterIdentifier="the-former", Engine="aurora-postgresql", MasterUsername="owner",
+        MasterUserPassword="a password", DeletionProtection=protected,
+        Tags=[{"Key": resources.INSTANCE_TAG, "Value": deployed.id}],
+    )  # fmt: skip
+    rds.create_db_instance(
+        DBInstanceIdentifier="its-writer", DBClusterIdentifier="the-former", Engine="aurora-postgresql",
+        DBInstanceClass="db.serverless",
+    )  # fmt: skip
+    rds.stop_db_cluster(DBClusterIdentifier="the-former")
+
+
+def test_clusters_that_a_restore_has_replaced_are_woken_and_deleted() -> None:
+    """They are in no stack, and hold security groups of some."""
+    deployed, clock = deploy(), FakeClock()
+    replaced(deployed)
+    assert ended(deployed, clock)["delete the database clusters that a restore has replaced"] == "done"
+    rds = deployed.client("rds")
+    assert [one["DBClusterIdentifier"] for one in rds.describe_db_clusters()["DBClusters"]] == [
+        deployed.cluster
+    ]
+    writers = [one["DBInstanceIdentifier"] for one in rds.describe_db_instances()["DBInstances"]]
+    assert writers == [f"dormouse-{deployed.id}-writer"]
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_look_tells_of_clusters_that_a_restore_has_replaced(
+    deployed_stacks: Deployed, protected: bool
+) -> None:
+    replaced(deployed_stacks, protected=protected)
+    if protected:
+        with pytest.raises(InvalidInput, match=r"dev is not destroyed: .*the-former.* is protected"):
+            doomed(parse({"id": "dev"}), deployed_stacks.session)
+        return
+    found = doomed(parse({"id": "dev"}), deployed_stacks.session)
+    assert found is not None and "the-former" in found.clusters
+    assert found.steps[-1].what == ("cluster the-former is stopped",)
 
 
 def test_half_of_an_instance_is_enough() -> None:
@@ -235,5 +278,5 @@ def test_all_is_ended_before_a_stack_is_deleted(
     )  # fmt: skip
     assert [one["database"] for one in seen] == ["available"]
     assert (seen[0]["rules"], seen[0]["spark"]) == ({"DISABLED"}, "STOPPED")
-    assert steps[-1].step == "wake the database"
+    assert steps[-2].step == "wake the database"
     assert told.index("emptying data") > max(n for n, line in enumerate(told) if line.startswith("wake"))
