@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dormouse.data.transform import quoted
 from dormouse.model.cut import When
 from dormouse.model.region import Region
-from dormouse.query.frames import pandas_of, polars_of
 from dormouse.shaped_table import ShapedTable
 
 if TYPE_CHECKING:
@@ -82,10 +81,14 @@ class Reading(ShapedTable):
 
     def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
         """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        from dormouse.query.frames import pandas_of
+
         return pandas_of(lambda: self.query(where, columns, **how))
 
     def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
         """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        from dormouse.query.frames import polars_of
+
         return polars_of(lambda: self.query(where, columns, **how))
 
     def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
