@@ -35,14 +35,14 @@ def test_its_template_is_as_reviewed(own: Assembly, snapshot: SnapshotAssertion)
     assert reviewable(template) == snapshot(extension_class=JSONSnapshotExtension)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
 def test_it_is_off_unless_it_is_asked_for(name: str, synthesized: All) -> None:
     assert "access" not in synthesized(name).templates
     assert not list(synthesized(name).resources("AWS::EC2::Instance"))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["steps", "transient"])
 def test_nobody_reaches_the_host(name: str, synthesized: All) -> None:
     """There is no rule that lets in, no public address, and no key to log in with."""

@@ -72,6 +72,7 @@ def test_all_roles_have_the_path_and_names_of_their_own_that_are_not_too_long(bo
         assert len(name.replace("Region", "ap-southeast-2")) <= 64
 
 
+@pytest.mark.slow
 def test_a_role_of_another_path_has_another_name(bound: Assembly, tmp_path: Path) -> None:
     """It is made while the one of before still has its name."""
     iam = {"role_path": "/other/", "role_prefix": "acme-" * 4}

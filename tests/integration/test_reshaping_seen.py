@@ -148,6 +148,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_what_the_command_line_refuses_is_one_line(cli: Cli) -> None:
     """And queries as of a moment name the columns of then."""
     assert cli("table", "create", "t", "--row-key", "k:long", "--value", "i:int?")[0] == 0

@@ -86,6 +86,7 @@ def test_an_answer_is_duckdbs_over_the_same_rows(table: RowTable, text: str, pag
     assert [len(page.rows) for page in found[:-1]] == [page_rows] * (len(found) - 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.one_of(plain(), grouped()), st.sampled_from([90, 400]))
 def test_an_older_version_is_answered_from_the_files(table: RowTable, text: str, page_rows: int) -> None:

@@ -136,7 +136,9 @@ def result(database: duckdb.DuckDBPyConnection, statement: str, found: Wanted | 
     return sorted(map(repr, database.execute(statement).fetchall()))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=4 * settings.default.max_examples, deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(shape=st.sampled_from(SHAPES), first=CONDITIONS, second=CONDITIONS, join=JOINS, other=JOINS)
 def test_a_statement_has_the_same_rows_of_what_it_wants_as_of_all(
     database: duckdb.DuckDBPyConnection, shape: str, first: str, second: str, join: str, other: str
