@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from datafusion import DataFrame, Expr, SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
@@ -30,6 +32,11 @@ from dormouse.model.schema import Schema
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore
+
+ROW_GROUPS_MAX = 32_000
+"""Parquet numbers them with 15 bits, and ranges of a job become one file."""
+_TELLING_ROWS, _TELLING_BYTES = 1_000, 1 << 20
+"""Of a row group with less, what is beside its values may be most of its bytes."""
 
 
 def merge_sorted(
@@ -64,6 +71,8 @@ def merge_sorted(
         with panics_as_errors():
             rows = merged_rows(context, left, schema, region=region, properties=properties, now_ms=now_ms)
             shape = FileShape.like(_sample(files[0], schema, properties.row_group_bytes), schema, properties)
+            groups = chain.from_iterable(_row_groups(file, store) for file in inputs)
+            shape = replace(shape, group_rows=_group_rows(shape, groups, properties.row_group_bytes))
             return write_sorted(rows, schema, output_path, shape, _constant(schema, region))
     except InvalidData as error:
         raise InvalidData(f"{error} in the merge of {', '.join(map(repr, inputs))}") from None
@@ -102,3 +111,28 @@ def _sample(file: DataFrame, schema: Schema, byte_count: int) -> pa.Table:
     found = next(portions(batches, attrgetter("nbytes"), byte_count), [])
     fields = [pa.field(field.name, arrow_type(field.type)) for field in schema.fields]
     return pa.Table.from_batches(found, None if found else pa.schema(fields)).cast(pa.schema(fields))
+
+
+def _group_rows(like_first: FileShape, groups: Iterator[tuple[int, int]], byte_count: int) -> int:
+    """Rows of each row group: few where any of the inputs' rows are wide, but no more groups than may be.
+
+    The writer makes all of so many rows, and those that come later may be wider than the first ones.
+    """
+    group_rows, total = like_first.group_rows, 0
+    for rows, size in groups:
+        total += rows
+        if rows >= _TELLING_ROWS or size >= min(byte_count, _TELLING_BYTES):
+            group_rows = min(group_rows, byte_count * rows // max(size, 1))
+    return max(group_rows, -(-total // ROW_GROUPS_MAX), 1)
+
+
+def _row_groups(file: str, store: ObjectStore | None) -> Iterator[tuple[int, int]]:
+    """The rows of each row group of an input that DataFusion has opened, and their bytes before the codec."""
+    name = file if store is None else file.removeprefix(f"{store.url}/")
+    if store is None or name == file:
+        metadata = pq.read_metadata(file)
+    else:
+        with store.reader(name) as source:
+            metadata = pq.read_metadata(source)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        yield group.num_rows, group.total_byte_size

@@ -64,6 +64,11 @@ class CompactionJob:
     looks: bool = False
 
     @property
+    def key(self) -> tuple[str, str]:
+        """Which it is of all jobs: callers may give one id to files of several partitions."""
+        return self.job_id, self.partition_id
+
+    @property
     def row_count(self) -> int:
         return sum(item.row_count for item in self.inputs)
 

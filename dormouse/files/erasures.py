@@ -99,7 +99,7 @@ class Erasure:
     def release_others(self, *, running_too: bool) -> int:
         """Takes files with rows from jobs that no process runs, or from all others; how many still hold some.
 
-        Such a job commits nothing.
+        From its own, too, that it did not run in time. Such a job commits nothing.
         """
         left = 0
         for job_id, partition_id, is_running in self._rows("held_by_others", run_id=self.run_id):

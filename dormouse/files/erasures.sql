@@ -65,7 +65,8 @@ cross join lateral (
 where e.table_id = %(table_id)s and e.freed_at is null;
 
 -- name: held_by_others
--- The jobs that hold files with rows, and are not those of the erasure; each with whether a process runs it.
+-- The jobs that hold files with rows, and are not those of the erasure, or too old for it to take them; each with whether a
+-- process runs it.
 select distinct r.job_id, r.partition_id, coalesce(j.leased_until > clock_timestamp(), false)
 from erased_file e
 cross join lateral (
@@ -76,7 +77,8 @@ cross join lateral (
 ) r
 left join compaction_job j
     on j.table_id = %(table_id)s and j.job_id = r.job_id and j.partition_id = r.partition_id
-where e.table_id = %(table_id)s and e.freed_at is null and j.run_id is distinct from %(run_id)s::uuid;
+where e.table_id = %(table_id)s and e.freed_at is null
+    and (j.run_id is distinct from %(run_id)s::uuid or j.run_until < clock_timestamp());
 
 -- name: to_free
 -- Files that had rows, and that nothing refers to.

@@ -102,8 +102,9 @@ where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot
 -- name: has_same_rows
 -- Whether some partitions have the rows that they had at a snapshot, as far as that can be told: nothing was ingested
 -- since, and what was removed was only moved elsewhere, or replaced by as many rows of its partition in the same
--- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others. And the
--- deletions since then that may meet some keys, or that were undone since.
+-- transaction. Where rows are estimated, or compaction changes how many there are, any number may replace others: as a
+-- restore may take any away, too, none is since. And the deletions since then that may meet some keys, or that were undone
+-- since.
 with change as materialized (
     select r.added_xid as xid, r.partition_id, r.file_id, 1 as sign, r.row_count, r.count_approximate, r.ingested
     from {file_reference} r
@@ -134,7 +135,11 @@ with change as materialized (
     where not is_moved and partition_id in (select unnest(%(partition_ids)s::text[]))
     group by xid, partition_id
 )
-select coalesce(bool_and(is_same), true) and exists (select from tables t where t.table_id = %(table_id)s and {is_logged}), (
+select coalesce(bool_and(is_same), true) and exists (select from tables t where t.table_id = %(table_id)s and {is_logged})
+    and not exists (
+        select from restored
+        where table_id = %(table_id)s and not pg_visible_in_snapshot(restored_xid, %(snapshot)s::pg_snapshot)
+    ), (
         select json_agg(json_build_array(d.deletion_id, d.condition))
         from deletion d
         where d.table_id = %(table_id)s and {may_meet} and (

@@ -41,9 +41,9 @@ from dormouse.query.table_view import plan_query
 UPSERT, DELETE = "upsert", "delete"
 KEYS_AT_ONCE = 32_768
 LISTED_MAX = 1_000
-"""Values of the first key that are looked up one by one; more are a range."""
+"""Values of a key that are looked up one by one; more are a range."""
 SORTED_BYTES = 64 * 1024 * 1024
-_AFTER, _TILL = "__after", "__till"
+_AFTER, _TILL, _ROW = "__after", "__till", "__row"
 
 
 @dataclass(frozen=True)
@@ -125,22 +125,30 @@ class KeyedChanges:
         return pa.Table.from_arrays([*columns, kinds], schema=self.schema)
 
     def _found(self, keys: pa.Table, ranges: KeyRanges, at: Position, names: Sequence[str]) -> pa.Table:
-        """The newest rows of a moment, of some keys and of some that are alike."""
+        """The newest rows of a moment, of some keys."""
         first = self.context.schema.row_keys[0].name
         among = keys[first].combine_chunks()
-        found = [
+        alike = (
             batch.filter(pc.is_in(batch.column(first), value_set=among))
             for batch in self._newest(ranges, at, names)
-        ]
-        return pa.Table.from_batches(found, self._of_stored(names))
+        )
+        # many more may have the first key than are wanted; together, as each join takes the time of all keys
+        together = portions(alike, attrgetter("num_rows"), KEYS_AT_ONCE)
+        found = [_among(pa.Table.from_batches(some), keys) for some in together]
+        return pa.concat_tables([self._of_stored(names).empty_table(), *found])
 
     def _ranges(self, keys: pa.Table) -> KeyRanges:
-        """What bounds some keys, which are in order."""
-        field = self.context.schema.row_keys[0]
-        values = keys[field.name].unique()
-        if len(values) <= LISTED_MAX:
-            return KeyRanges({field.name: list(map(Range.exactly, values.to_pylist()))})
-        return KeyRanges({field.name: [Range(values[0].as_py(), values[-1].as_py(), max_inclusive=True)]})
+        """What bounds some keys, which are in order: further ones, too, where those before have one value."""
+        ranges: dict[str, list[Range]] = {}
+        for name in self.context.schema.row_key_names:
+            values = keys[name].unique()
+            if len(values) <= LISTED_MAX:
+                ranges[name] = list(map(Range.exactly, values.to_pylist()))
+            else:
+                ranges[name] = [Range(values[0].as_py(), values[-1].as_py(), max_inclusive=True)]
+            if len(values) > 1:
+                break
+        return KeyRanges(ranges)
 
     def _newest(self, ranges: KeyRanges, at: Position, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The newest rows that there were at a moment, whatever the table's filter is."""
@@ -167,3 +175,11 @@ class KeyedChanges:
     @cached_property
     def _transform(self) -> Transform:
         return Transform.parse(self.context.schema, self.context.properties)
+
+
+def _among(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """The rows that have one of some keys; a join takes no columns of lists, maps or structs."""
+    numbers = pa.array(np.arange(rows.num_rows))
+    there = rows.select(keys.column_names).append_column(_ROW, numbers)
+    there = there.join(keys, keys.column_names, join_type="left semi")
+    return rows.filter(pc.is_in(numbers, value_set=there[_ROW].combine_chunks()))

@@ -41,7 +41,7 @@ class _Workers:
         self._now_ms = now_ms
         self._cancellation = Cancellation()
         self._taking = threading.Lock()
-        self._taken: dict[str, CompactionJob] = {}
+        self._taken: dict[tuple[str, str], CompactionJob] = {}
         self._results: queue.SimpleQueue[CompactionResult | BaseException | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, name=f"dormouse-compaction-{number}", daemon=True)
@@ -94,11 +94,11 @@ class _Workers:
             for job in self._context.jobs.take(
                 1, run_id=self._run_id, given_up=lambda job: self._results.put(runners_died(job))
             ):
-                self._taken[job.job_id] = job
+                self._taken[job.key] = job
                 return job
         return None
 
     def _run(self, job: CompactionJob) -> CompactionResult:
         result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
-        del self._taken[job.job_id]
+        del self._taken[job.key]
         return result

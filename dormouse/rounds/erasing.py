@@ -209,7 +209,8 @@ class _Erasing:
                 tries = 0
                 while jobs.create_of_erased(run_id, RUN_SECONDS):
                     self._run_jobs(run_id)
-            if self._erasure.release_others(running_too=time.monotonic() > self._until):
+            left = self._erasure.release_others(running_too=time.monotonic() > self._until)
+            if left or not (free or found):
                 tries += 1
                 time.sleep(backoff_seconds(tries))
 

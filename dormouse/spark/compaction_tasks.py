@@ -52,21 +52,21 @@ def compact_on_spark(
 def _run_batch(
     context: TableContext, spark: SparkSession, jobs: list[CompactionJob], now_ms: int
 ) -> Generator[CompactionResult, None, None]:
-    unfinished = {job.job_id: job for job in jobs}
+    unfinished = {job.key: job for job in jobs}
     try:
         divided = dict(_divided(context, spark, jobs))
-        whole = [job for job in jobs if job.job_id not in divided]
+        whole = [job for job in jobs if job.key not in divided]
         payloads: list[_Payload] = [(context.address, job, now_ms) for job in whole]
         tasks = run_tasks(spark, run_task, payloads, jobs_at_once=_jobs_at_once(spark))
         with closing(tasks) as outcomes:
             for outcome in outcomes:
                 result = _result(context, outcome)
-                del unfinished[result.job_id]
+                del unfinished[result.job_id, result.partition_id]
                 yield result
         # one after the other: each has the whole cluster
-        for job_id, regions in divided.items():
-            result = run_divided(context, unfinished[job_id], regions, now_ms, partial(_run_pieces, spark))
-            del unfinished[job_id]
+        for key, regions in divided.items():
+            result = run_divided(context, unfinished[key], regions, now_ms, partial(_run_pieces, spark))
+            del unfinished[key]
             yield result
     finally:
         context.jobs.put_back(unfinished.values())
@@ -74,15 +74,15 @@ def _run_batch(
 
 def _divided(
     context: TableContext, spark: SparkSession, jobs: Sequence[CompactionJob]
-) -> Iterator[tuple[str, list[Region]]]:
-    """Jobs, by their ids, that would keep cores waiting, and the regions into which each is divided."""
+) -> Iterator[tuple[tuple[str, str], list[Region]]]:
+    """Jobs, by their keys, that would keep cores waiting, and the regions into which each is divided."""
     share = sum(job.byte_count for job in jobs) / _cores(spark)
     task_bytes = max(context.properties.compaction_task_bytes, share)
     for job in jobs:
         if not job.looks and job.byte_count >= 2 * task_bytes:
             regions = key_ranges(context, job, int(job.byte_count / task_bytes))
             if len(regions) > 1:
-                yield job.job_id, regions
+                yield job.key, regions
 
 
 def _run_pieces(spark: SparkSession, context: TableContext, tasks: Sequence[Task]) -> list[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
-from state import at_once, query, unreferenced, wait_until
+from state import assign, at_once, query, unreferenced, wait_until
 
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
@@ -28,6 +29,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.rounds import compaction_job as task
 from dormouse.rounds.compaction import compact
 from dormouse.rounds.compaction_job import run_compaction
+from dormouse.rounds.compaction_threads import compact_in_threads
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
@@ -326,3 +328,20 @@ def test_objects_in_s3_are_merged_in_s3(
     [reference] = table.store.file_references()
     assert keys_in(table, reference.filename) == [1, 2, 3]
     assert_nothing_is_left_but(table, *names, reference.filename)
+
+
+def test_jobs_of_one_id_are_those_of_several_partitions(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, both, merge = new_table(split_points=[100]), threading.Barrier(2), task.merge_sorted
+    leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
+    files = [add_file(table, leaf, [100 * number], [leaf]) for number, leaf in enumerate(leaves)]
+    table.store.assign_job_ids(map(partial(assign, "job"), leaves, files))
+
+    def merge_both(*args: Any, **options: Any) -> Any:
+        both.wait(60)
+        return merge(*args, **options)
+
+    monkeypatch.setattr(task, "merge_sorted", merge_both)
+    results = list(compact_in_threads(table, 0, threads=2))
+    assert {(one.partition_id, one.outcome) for one in results} == {(leaf, "committed") for leaf in leaves}

@@ -15,7 +15,12 @@ from state import assign, at_once, blocked, jobs_of, query, ref, replace, transa
 from dormouse.context import TableContext
 from dormouse.files import compaction_jobs
 from dormouse.files.compaction_jobs import ReleasedJobs, tables_of_run
+from dormouse.files.erasures import Erasure
+from dormouse.instance import Instance
 from dormouse.postgres.migrate import MIGRATIONS, migrate
+from dormouse.rounds import erasing
+from dormouse.rounds.erasing import _Erasing
+from tests.small_tables import add, keys, made
 
 LAYOUTS = ["file_table", "salted_counts", "dummy_reference"]
 ALIVE_SECONDS = 3600.0
@@ -200,3 +205,22 @@ def test_jobs_from_before_runs_are_no_runs(empty_dsn: str, tmp_path: Path) -> No
             "select job_id, run_id, run_until < now() from dormouse.compaction_job"
         ).fetchall()
     assert sorted(rows) == [("j", None, True), ("k", None, True)]
+
+
+def test_an_erasure_makes_jobs_anew_that_were_not_run_in_time(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(instance)
+    add(table, 0)
+    run, referenced, runs, turns = _Erasing._run_jobs, Erasure.referenced, iter([False]), iter(range(9))
+
+    def late(_: int) -> float:
+        query(instance._supplier, "update compaction_job set run_until = now() - interval '1 s'")
+        return 0.0
+
+    monkeypatch.setattr(_Erasing, "_run_jobs", lambda *given: next(runs, True) and run(*given))
+    monkeypatch.setattr(Erasure, "referenced", lambda self: (next(turns), referenced(self))[1])
+    monkeypatch.setattr(erasing, "backoff_seconds", late)
+    report = table.erase({"k": 3})
+    assert (report.is_finished, report.files) == (True, 1)
+    assert keys(table) == [key for key in range(20) if key != 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from keyed_tables import data, delete_keys, keyed, seen, upsert
 
 import dormouse as dm
+from dormouse.data.newest import first_of_keys
 from dormouse.instance import Instance
 from dormouse.query import keyed_changes
 from dormouse.table import Table
@@ -78,6 +80,45 @@ def test_many_keys_are_compared_some_at_a_time(instance: Instance, monkeypatch: 
         for k in range(2_000)
         if 100 <= k // 7 < 120 or not k % 3
     }
+
+
+def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few(*given: Any) -> Iterator[pa.RecordBatch]:
+        return (batch.slice(at, 20) for batch in first_of_keys(*given) for at in range(0, len(batch), 20))
+
+    monkeypatch.setattr(keyed_changes, "first_of_keys", few)
+    monkeypatch.setattr(keyed_changes, "KEYS_AT_ONCE", 20)
+    monkeypatch.setattr(keyed_changes, "LISTED_MAX", 15)
+    schema = dm.Schema(
+        [dm.Field("a", dm.STRING), dm.Field("b", dm.BYTES), dm.Field("c", dm.INT)],
+        values=[dm.Field("v", dm.LIST(dm.LONG))],
+    )
+    table = instance.create_table("t", schema, properties=dm.TableProperties(keep="newest_row"))
+    keys = [(a, bytes([b]) * 2, c) for a in ("", "x") for b in range(100) for c in (-1, 1)]
+
+    def upsert_each(step: int, v: int) -> None:
+        some = [dict(zip("abc", key, strict=True), v=[v]) for key in keys[::step]]
+        table.upsert(pa.Table.from_pylist(some, schema=table.query().schema))
+
+    upsert_each(1, 0)
+    first = table.history.record_cut()
+    upsert_each(3, 1)
+    found = keyed_changes.KeyedChanges._found
+    held: list[tuple[list[str], int]] = []
+
+    def spied(self: Any, some: pa.Table, ranges: Any, *given: Any) -> pa.Table:
+        rows = found(self, some, ranges, *given)
+        held.append((list(ranges), rows.num_rows))
+        return rows
+
+    monkeypatch.setattr(keyed_changes.KeyedChanges, "_found", spied)
+    changes = table.changes(first, columns=["a", "b", "c", "v"]).read_all().to_pylist()
+    assert [tuple(row.values()) for row in changes] == [(*key, [1], "upsert") for key in keys[::3]]
+    assert len(held) > 4
+    assert {tuple(names) for names, _ in held} == {("a",), ("a", "b")}
+    assert sum(rows for _, rows in held) == 2 * len(changes)
 
 
 def test_a_consumer_that_applies_them_has_the_table(instance: Instance) -> None:

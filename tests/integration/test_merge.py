@@ -19,6 +19,7 @@ import pytest
 from data_files import merge_plan, write_object
 from trees import Quantiles, quantile
 
+from dormouse.data import merge
 from dormouse.data.arrow_schema import arrow_schema, conform
 from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
@@ -36,6 +37,7 @@ SCHEMA = Schema(
     [Field("time", LONG)],
     [Field("count", LONG), Field("price", DOUBLE, nullable=True)],
 )
+WORDS = Schema([Field("id", LONG)], values=[Field("word", STRING)])
 ORDER = [(name, "ascending") for name in SCHEMA.key_names]
 NAMES = ["", "\x00", "a", "a\x00", "ab", "b'", "ß", "\uffff", "\U0001f42d"]
 SUMS = TableProperties(aggregate="sum(count), max(price)")
@@ -261,6 +263,31 @@ def test_row_groups_and_compression_are_as_the_properties_say(tmp_path: Path) ->
     assert metadata.num_row_groups > 3
     found = {metadata.row_group(0).column(n).compression for n in range(metadata.num_columns)}
     assert found == {"SNAPPY", "UNCOMPRESSED"}
+
+
+def _worded(count: int, first: int, width: int) -> pa.Table:
+    words = [f"{number:0{width}}" for number in range(first, first + count)]
+    return pa.table({"id": range(first, first + count), "word": words}, schema=arrow_schema(WORDS))
+
+
+def test_row_groups_keep_to_their_size_where_later_rows_are_wider(tmp_path: Path) -> None:
+    inputs = _files(tmp_path, _worded(8_000, 0, 5), _worded(2_000, 8_000, 1_000), schema=WORDS)
+    properties = TableProperties(row_group_bytes=256 * 1024)
+    _merge(inputs, tmp_path / "out", WORDS, properties=properties)
+    metadata = pq.read_metadata(tmp_path / "out")
+    sizes = [metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)]
+    assert max(sizes) < 2 * 256 * 1024
+    assert metadata.num_row_groups < 60
+
+
+def test_no_file_has_more_row_groups_than_parquet_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merge, "ROW_GROUPS_MAX", 3)
+    inputs = _files(tmp_path, _worded(1_000, 0, 1_000), _worded(8_000, 1_000, 4), schema=WORDS)
+    _merge(inputs, tmp_path / "out", WORDS, properties=TableProperties(row_group_bytes=64 * 1024))
+    metadata = pq.read_metadata(tmp_path / "out")
+    assert (metadata.num_row_groups, metadata.num_rows) == (3, 9_000)
 
 
 def test_a_corrupt_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from dormouse.errors import NotWhole
+from dormouse.errors import NotWhole, QueryOvertaken
 from dormouse.files.layout import LAYOUTS
 from dormouse.files.store import FileReferenceStore
 from dormouse.instance import Instance
+from dormouse.query import table_view
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.table_view import Moment, plan_query
 from dormouse.rounds import compaction_job
 from dormouse.table import Table
 from tests.small_tables import add, clock, keys, made
@@ -110,6 +113,28 @@ def test_what_is_written_while_a_restore_counts_comes_after_it(
     done = table.restore("a")
     writing.join()
     assert (done.rows_removed, keys(table)) == (20, [*range(20), *range(40, 60)])
+
+
+@pytest.mark.parametrize("properties", [{}, {"filter": "age_off(v, 1000)"}])
+def test_a_query_sees_no_restore_that_comes_after_it(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]
+) -> None:
+    """That it only removes files looks like a compaction where these may leave any number of rows."""
+    monkeypatch.setattr(table_view, "PAGE_LEAVES", 1)
+    table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6, **properties)
+    context = table._context
+    table.partitions.split("root", 20)
+    add(table, 0, 40)
+    good = table.history.record_cut()
+    add(table, 20, 5)
+    rows, moment = KeyRanges(), Moment(context.schema)
+    whole = list(plan_query(context, rows, moment))
+    plan = plan_query(context, rows)
+    found = [next(plan)]
+    table.restore(good)
+    assert [*found, *plan] == whole
+    with pytest.raises(QueryOvertaken):
+        plan_query(context, rows, moment)
 
 
 def merged_whole(table: Table) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from data_files import add_file, keys_in, objects_of
 from pyspark.sql import SparkSession
+from state import assign
 
 from dormouse.context import TableContext
 from dormouse.model.schema import Field
@@ -52,6 +53,15 @@ def test_each_job_is_a_task_that_commits_by_itself(new_table: NewTable, spark: S
         assert keys_in(table, reference.filename) == expected
     assert len(objects_of(table)) == 2 * (6 + 2)
     assert table.jobs.count() == (0, 0)
+
+
+def test_jobs_of_one_id_are_those_of_several_partitions(new_table: NewTable, spark: SparkSession) -> None:
+    table = new_table(split_points=[100])
+    leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
+    files = [add_file(table, leaf, [100 * number], [leaf]) for number, leaf in enumerate(leaves)]
+    table.store.assign_job_ids(map(partial(assign, "job"), leaves, files))
+    results = list(on_spark.compact_on_spark(table, 0, spark))
+    assert {(one.partition_id, one.outcome) for one in results} == {(leaf, "committed") for leaf in leaves}
 
 
 def test_a_task_whose_process_dies_is_tried_again(
