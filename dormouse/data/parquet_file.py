@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from operator import attrgetter
 from pathlib import Path
 
@@ -29,6 +30,8 @@ from dormouse.model.types import STRING
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
+GROUPS_OF_A_SIZE = 4_096
+"""After which row groups are twice as large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,7 @@ def write_groups(
 
     `shape_of` tells the shape by the rows of the first row group.
     """
-    portioned = portions(batches, attrgetter("nbytes"), properties.row_group_bytes)
-    groups = map(pa.Table.from_batches, portioned)
+    groups = _row_groups(batches, properties.row_group_bytes)
     first = next(groups)
     shape = shape_of(first)
     with pq.ParquetWriter(
@@ -130,6 +132,16 @@ def write_groups(
         for group in groups:
             writer.write_table(group, row_group_size=group.num_rows)
             del group
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch], bytes_min: int) -> Iterator[pa.Table]:
+    """Rows of so many bytes, then of ever more: readers number row groups by 16 bits."""
+    for number in count():
+        size = bytes_min << number // GROUPS_OF_A_SIZE
+        some = next(portions(batches, attrgetter("nbytes"), size), None)
+        if some is None:
+            return
+        yield pa.Table.from_batches(some)
 
 
 def check_merges_by_all_keys(schema: Schema, plan: str, constant: Collection[str] = ()) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dormouse.data import parquet_file
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.data.file_shape import SAMPLE_ROWS, FileShape
@@ -185,3 +186,18 @@ def test_rows_from_all_over_are_tried() -> None:
     rows = pa.table([range(count), values], schema=arrow_schema(schema))
     assert "v" in FileShape.like(rows, schema, TableProperties()).plain_columns
     assert "v" not in FileShape.like(rows.slice(0, SAMPLE_ROWS), schema, TableProperties()).plain_columns
+
+
+def test_row_groups_grow_as_a_reader_numbers_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_file, "GROUPS_OF_A_SIZE", 4)
+    schema, path = Schema([Field("k", LONG)]), tmp_path / "groups.parquet"
+    properties, exact = TableProperties(row_group_bytes=65_536), arrow_schema(schema)
+    rows = 65_536 // 8
+    batches = (pa.RecordBatch.from_pydict({"k": [n] * rows}, schema=exact) for n in range(16))
+    parquet_file.write_groups(
+        path, batches, schema, properties, lambda first: FileShape.like(first, schema, properties)
+    )
+    with pq.ParquetFile(path) as file:
+        groups = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        assert groups == [rows] * 4 + [2 * rows] * 4 + [4 * rows]
+        assert file.read()["k"].to_pylist() == [n for n in range(16) for _ in range(rows)]
