@@ -118,6 +118,14 @@ with change as materialized (
     cross join lateral (values (r.added_xid, 1), (g.removed_xid, -1)) as e (xid, sign)
     where g.table_id = %(table_id)s and g.removed_xid >= pg_snapshot_xmin(%(snapshot)s::pg_snapshot)
         and not pg_visible_in_snapshot(e.xid, %(snapshot)s::pg_snapshot)
+), concerned as (
+    select unnest(%(partition_ids)s::text[]) as partition_id
+    union all
+    -- what was there when they were merged is in a leaf that has taken their place
+    select p.partition_id
+    from partition p
+    join epoch e on e.table_id = p.table_id and e.epoch = p.merged_epoch
+    where p.table_id = %(table_id)s and not pg_visible_in_snapshot(e.added_xid, %(snapshot)s::pg_snapshot)
 ), replaced as (
     select not bool_or(sign > 0 and ingested and (row_count > 0 or count_approximate))
         and (
@@ -132,7 +140,7 @@ with change as materialized (
         from change
         window moved as (partition by xid, file_id)
     ) c
-    where not is_moved and partition_id in (select unnest(%(partition_ids)s::text[]))
+    where not is_moved and partition_id in (select partition_id from concerned)
     group by xid, partition_id
 )
 select coalesce(bool_and(is_same), true) and exists (select from tables t where t.table_id = %(table_id)s and {is_logged})

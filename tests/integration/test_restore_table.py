@@ -137,6 +137,22 @@ def test_a_query_sees_no_restore_that_comes_after_it(
         plan_query(context, rows, moment)
 
 
+def test_a_query_sees_no_rows_that_came_before_a_merge(instance: Instance) -> None:
+    """They are in a leaf that has taken the place of the one that they came into."""
+    table = made(instance, gc_delay_seconds=0, split_threshold_rows=10**6)
+    context = table._context
+    table.partitions.split("root", 20)
+    add(table, 0, 40)
+    rows, moment = KeyRanges(), Moment(context.schema)
+    list(plan_query(context, rows, moment))
+    table.partitions.split(merged_whole(table), 20)
+    assert list(plan_query(context, rows, moment))
+    add(table, 20, 5)
+    merged_whole(table)
+    with pytest.raises(QueryOvertaken):
+        plan_query(context, rows, moment)
+
+
 def merged_whole(table: Table) -> str:
     """Has the two leaves of now merged, each with whole files alone."""
     table.compact()
