@@ -185,6 +185,7 @@ class CommitQueues:
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
+        self._start_own()  # it may be the only one that makes room
         self._gates["job"][queue_number(table_id, self._settings.queues)].wait(waiting)
 
     def depths(self) -> list[QueueDepth]:
@@ -261,12 +262,12 @@ class CommitQueues:
                 self._submit(sent[number], waiting)
 
     def _send(self, number: int, sending: _Sending, waiting: Waiting | None = None) -> None:
+        self._start_own()  # first: it may be the only one that makes room
         self._gates["send"][number].admit(len(sending.bodies), waiting)
         if sum(map(len, sending.bodies)) <= SENT_TOGETHER_CHARACTERS_MAX:
             self._senders[number](sending)
         else:
             self.queues[number].send(sending.bodies, sending.tables)
-        self._start_own()
 
     def _named(self, names: Collection[str]) -> dict[str, TableRecord]:
         """The tables as they are called now. `TableNotFound`."""
