@@ -27,7 +27,13 @@ from dormouse.commits.queue import CommitQueue, QueueDepth, TableName, TablesRen
 from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
 from dormouse.commits.together import Together
-from dormouse.errors import InstanceTooNew, InvalidCommitRequest, InvalidInput, TableNotFound
+from dormouse.errors import (
+    InstanceReadOnly,
+    InstanceTooNew,
+    InvalidCommitRequest,
+    InvalidInput,
+    TableNotFound,
+)
 from dormouse.files.attempts import WriteAttempts
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
@@ -294,9 +300,20 @@ class CommitQueues:
             return
         with self._lock:
             if self._own is None and not self._closed:
-                run = partial(_run, self.committer(CommitterOptions()))
+                run = partial(self._run, self.committer(CommitterOptions()))
                 self._own = threading.Thread(target=run, name="committer", daemon=True)
                 self._own.start()
+
+    def _run(self, committer: Committer) -> None:
+        """The own committer, which has nobody to tell why it ends."""
+        try:
+            committer.run()
+        except (InstanceTooNew, InstanceReadOnly) as error:
+            logger.error("the committer has ended: %s", error)  # noqa: TRY400  # the line, not the traceback
+        except BaseException:
+            with self._lock:
+                self._own = None  # who sends next starts another
+            raise
 
 
 def _listed(what: str, requests: Iterable[CommitRequest]) -> Iterator[CommitRequest]:
@@ -315,11 +332,3 @@ def _send_all(queue: CommitQueue, sendings: Sequence[_Sending]) -> list[None]:
     tables = {table for sending in sendings for table in sending.tables}
     queue.send([body for sending in sendings for body in sending.bodies], tables)
     return [None] * len(sendings)
-
-
-def _run(committer: Committer) -> None:
-    """An instance's own committer, which has nobody to tell why it ends."""
-    try:
-        committer.run()
-    except InstanceTooNew as error:
-        logger.error("the committer has ended: %s", error)  # noqa: TRY400  # it is the line, not the traceback
