@@ -52,6 +52,19 @@ def test_an_id_of_two_tables_is_applied_when_both_have_it(instance: Instance) ->
     assert [status.state for status in told] == ["applied", "applied"]
 
 
+def test_a_refusal_of_another_table_s_commit_with_the_id_is_not_told(instance: Instance) -> None:
+    instance.create_table("u", SCHEMA)
+    t, u = (instance.table(name).files.table.table_id for name in ("t", "u"))
+    drained(instance, add("t", "a", "both"), add("u", "b"))
+    drained(instance, add("u", "b", "both"))
+    told = commit_statuses(instance._supplier, ["both"] * 3, table_ids=[t, u, None])
+    assert [(one.state, bool(one.error)) for one in told] == [
+        ("applied", False),
+        ("rejected", True),
+        ("applied", True),
+    ]
+
+
 @pytest.mark.parametrize("table_id", [-1, 2**31, 2**64])
 def test_a_pointer_to_nothing_with_no_id_of_a_table_is_buried_and_harms_no_other(
     instance: Instance, table_id: int
