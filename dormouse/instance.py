@@ -123,10 +123,8 @@ class Instance(ShownInstance, RowTables, Durable):
             self._refusal = self._ownership.look(self._catalog.instance_id())
             if is_standby:
                 self._supplier.forbid_writes()  # else each that is tried looks for the primary
-            if is_standby and self._refusal is None:
-                self._refusal = InstanceReadOnly(
-                    "the database is a standby, which only takes reads: open the primary to change anything"
-                )
+                why = "the database is a standby, which only takes reads: open the primary to change anything"
+                self._refusal = self._refusal or InstanceReadOnly(why)
             return self
         self._refusal = self._ownership.open(self._catalog.instance_id(), starts=writers_are_dead)
         if self._refusal is not None:
