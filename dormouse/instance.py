@@ -121,10 +121,10 @@ class Instance(ShownInstance, RowTables, Durable):
         if is_standby or self._read_only:
             self._read_only = True
             self._refusal = self._ownership.look(self._catalog.instance_id())
-            if is_standby and self._refusal is None:
-                self._refusal = InstanceReadOnly(
-                    "the database is a standby, which only takes reads: open the primary to change anything"
-                )
+            if is_standby:
+                self._supplier.forbid_writes()  # else each that is tried looks for the primary
+                why = "the database is a standby, which only takes reads: open the primary to change anything"
+                self._refusal = self._refusal or InstanceReadOnly(why)
             return self
         self._refusal = self._ownership.open(self._catalog.instance_id(), starts=writers_are_dead)
         if self._refusal is not None:

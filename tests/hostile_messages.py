@@ -210,7 +210,8 @@ class Forger:
         if name == own:
             spoilt = text.encode(errors="surrogatepass")
             self._objects.put(own, spoilt if self._dice.random() < 0.9 else b"\xff" + spoilt)
-        about = {"commit_id": f"forged {self._seed} pointer {self._made}", "table_id": self._table_id}
+        table_id = self._table_id if self._dice.random() < 0.7 else self._value("table_id")
+        about = {"commit_id": f"forged {self._seed} pointer {self._made}", "table_id": table_id}
         return json.dumps({"version": 1, "type": POINTER, **about, "object": name}, separators=(",", ":"))
 
 

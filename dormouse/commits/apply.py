@@ -110,12 +110,14 @@ def _batches(
     """The requests of each table, by number; and of those that are none's, what is answered."""
     outcomes: Outcomes = {}
     found = tables.named((e.table_id, e.request.table) for e in envelopes)
+    missing = tables.lacks(
+        {(e.request.table, e.table_uuid) for e in envelopes if (e.table_id, e.request.table) not in found}
+    )
     groups: dict[int, tuple[CommitTable, Requests]] = {}
     for number, envelope in enumerate(envelopes):
         request, table = envelope.request, found.get((envelope.table_id, envelope.request.table))
         if table is None:
-            missing = tables.lacks(request.table, envelope.table_uuid)
-            outcomes[number] = _answered(request, None, missing)
+            outcomes[number] = _answered(request, None, missing[request.table, envelope.table_uuid])
             continue
         try:
             _check_timeline(envelope, table.record)

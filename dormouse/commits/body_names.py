@@ -6,6 +6,8 @@ import re
 import time
 from uuid import UUID, uuid4
 
+from dormouse.commits.encoding import TABLE_ID_MAX
+
 OBJECT_PREFIX = "commits/"
 _NAME = re.compile(r"commits/([0-9a-f]{32})-([0-9a-f]{32})\.json")
 _TIMED = "7"  # as in a UUID of version 7: https://www.rfc-editor.org/rfc/rfc9562#name-uuid-version-7
@@ -15,7 +17,7 @@ _OF_TABLE = "8"  # as the former, and then the table's id
 def new_name(commit_key: UUID, table_id: int | None) -> str:
     """A name that no other object has."""
     made = f"{time.time_ns() // 1_000_000:012x}"
-    tells = table_id is not None and 0 <= table_id < 1 << 32  # anything may be sent to a queue
+    tells = table_id is not None and 0 <= table_id <= TABLE_ID_MAX  # anything may be sent to a queue
     about = _TIMED if not tells else f"{_OF_TABLE}{table_id:08x}"
     return f"{OBJECT_PREFIX}{commit_key.hex}-{made}{about}{uuid4().hex[12 + len(about) :]}.json"
 

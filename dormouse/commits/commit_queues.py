@@ -27,7 +27,13 @@ from dormouse.commits.queue import CommitQueue, QueueDepth, TableName, TablesRen
 from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
 from dormouse.commits.together import Together
-from dormouse.errors import InstanceTooNew, InvalidCommitRequest, InvalidInput, TableNotFound
+from dormouse.errors import (
+    InstanceReadOnly,
+    InstanceTooNew,
+    InvalidCommitRequest,
+    InvalidInput,
+    TableNotFound,
+)
 from dormouse.files.attempts import WriteAttempts
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
@@ -185,6 +191,7 @@ class CommitQueues:
 
     def wait_for_room(self, table_id: int, waiting: Waiting | None = None) -> None:
         """Waits while the table's queue is above its high mark; raises `CommitQueueFull`."""
+        self._start_own()  # it may be the only one that makes room
         self._gates["job"][queue_number(table_id, self._settings.queues)].wait(waiting)
 
     def depths(self) -> list[QueueDepth]:
@@ -261,12 +268,12 @@ class CommitQueues:
                 self._submit(sent[number], waiting)
 
     def _send(self, number: int, sending: _Sending, waiting: Waiting | None = None) -> None:
+        self._start_own()  # first: it may be the only one that makes room
         self._gates["send"][number].admit(len(sending.bodies), waiting)
         if sum(map(len, sending.bodies)) <= SENT_TOGETHER_CHARACTERS_MAX:
             self._senders[number](sending)
         else:
             self.queues[number].send(sending.bodies, sending.tables)
-        self._start_own()
 
     def _named(self, names: Collection[str]) -> dict[str, TableRecord]:
         """The tables as they are called now. `TableNotFound`."""
@@ -293,9 +300,20 @@ class CommitQueues:
             return
         with self._lock:
             if self._own is None and not self._closed:
-                run = partial(_run, self.committer(CommitterOptions()))
+                run = partial(self._run, self.committer(CommitterOptions()))
                 self._own = threading.Thread(target=run, name="committer", daemon=True)
                 self._own.start()
+
+    def _run(self, committer: Committer) -> None:
+        """The own committer, which has nobody to tell why it ends."""
+        try:
+            committer.run()
+        except (InstanceTooNew, InstanceReadOnly) as error:
+            logger.error("the committer has ended: %s", error)  # noqa: TRY400  # the line, not the traceback
+        except BaseException:
+            with self._lock:
+                self._own = None  # who sends next starts another
+            raise
 
 
 def _listed(what: str, requests: Iterable[CommitRequest]) -> Iterator[CommitRequest]:
@@ -314,11 +332,3 @@ def _send_all(queue: CommitQueue, sendings: Sequence[_Sending]) -> list[None]:
     tables = {table for sending in sendings for table in sending.tables}
     queue.send([body for sending in sendings for body in sending.bodies], tables)
     return [None] * len(sendings)
-
-
-def _run(committer: Committer) -> None:
-    """An instance's own committer, which has nobody to tell why it ends."""
-    try:
-        committer.run()
-    except InstanceTooNew as error:
-        logger.error("the committer has ended: %s", error)  # noqa: TRY400  # it is the line, not the traceback

@@ -167,10 +167,10 @@ class Committer:
             try:
                 self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
                 failures = 0
-            except (InstanceTooNew, InstanceReadOnly):
-                self._closed.set()
-                raise
             except Exception as error:
+                if _lasts(error):
+                    self._closed.set()
+                    raise
                 # its messages come again; what was applied is known by its commit id
                 failures += 1
                 pause = backoff_seconds(failures, RETRY_SECONDS_MIN, FAILURE_SECONDS_MAX)
@@ -282,6 +282,12 @@ class Committer:
             self._tidy()
         except (DormouseError, psycopg.Error) as error:
             logger.info("what is of long ago is forgotten later: %s", error)
+
+
+def _lasts(error: Exception) -> bool:
+    """Whether nothing may be applied any more; that a database takes no writes passes with a failover."""
+    passes = isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction)
+    return isinstance(error, InstanceTooNew) or (isinstance(error, InstanceReadOnly) and not passes)
 
 
 def limit_of_batch(batch_max: int, tables: int) -> int:

@@ -15,7 +15,12 @@ from dormouse.commits.pointers import object_of
 from dormouse.commits.queue import Message, batches
 from dormouse.commits.requests import Envelope, commit_id_of, decode, table_id_of
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import CommitRequestTooNew, InvalidCommitRequest, TableOfAnotherTimeline
+from dormouse.errors import (
+    CommitRejected,
+    CommitRequestTooNew,
+    InvalidCommitRequest,
+    TableOfAnotherTimeline,
+)
 from dormouse.postgres.transaction import RETRIES
 
 RECEIVES_MAX = 10
@@ -94,14 +99,18 @@ class Handler:
         except InvalidCommitRequest as error:
             commit_id = commit_id_of(message.body)
             if commit_id is not None and object_of(message.body) is not None:
-                table_ids = [table_id_of(message.body)]
+                table_id = table_id_of(message.body)
                 (status,) = commit_statuses(
-                    self._tables.supplier, [commit_id], durable_seconds=0, table_ids=table_ids
+                    self._tables.supplier, [commit_id], durable_seconds=0, table_ids=[table_id]
                 )
-                if status.state == "applied":  # its object went with an earlier delivery
+                # its object went with an earlier delivery
+                if status.state == "applied":
                     return Handled(
                         message, CommitOutcome(commit_id, "", "applied_before", status.error), "done"
                     )
+                if status.state == "rejected" and status.error != text_of(error):
+                    known = (status.error, CommitRejected.__name__, table_id)
+                    return Handled(message, CommitOutcome(commit_id, "", "rejected", *known), "done")
             outcome = CommitOutcome(commit_id or "", "", "rejected", text_of(error), error_class(error))
             return Handled(message, outcome, "bury")
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import psycopg
 
 from dormouse.backoff import backoff_seconds
-from dormouse.commits.outcomes import DURABLE_SECONDS, Awaiting
+from dormouse.commits.outcomes import DURABLE_SECONDS, TABLE_OF_MESSAGE, Awaiting
 from dormouse.commits.patience import Patience
 from dormouse.commits.requests import CommitRequest
 from dormouse.commits.together import Together
@@ -41,6 +41,7 @@ SILENCE_SECONDS_MAX = 30.0
 
 ASK_AGAIN_SECONDS = 0.4
 _QUERIES = load(__package__ or "", "job_commits")
+_ANSWERS = _QUERIES["answers"].including(table_of_message=TABLE_OF_MESSAGE)
 T = TypeVar("T")
 
 
@@ -100,7 +101,7 @@ class QueuedJobCommits:
             "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in asked]),
             "durable_seconds": DURABLE_SECONDS,
         }
-        work = Awaiting.any_of([each for _, each in asked]).then(_QUERIES["answers"], values, self._patience)
+        work = Awaiting.any_of([each for _, each in asked]).then(_ANSWERS, values, self._patience)
         return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
 
     @staticmethod

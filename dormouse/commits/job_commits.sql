@@ -11,7 +11,11 @@ from unnest(%(table_ids)s::integer[], %(attempt_ids)s::uuid[], %(commit_keys)s::
 left join lateral (
     -- just applied: its message goes when a crash cannot undo it any more
     select c.applied_at > clock_timestamp() - make_interval(secs => %(durable_seconds)s)
-        and exists (select from commit_message m where m.commit_key = w.commit_key offset 0) as may_be_undone
+        and exists (
+            select from commit_message m
+            where m.commit_key = w.commit_key and coalesce({table_of_message} = w.table_id, true)
+            offset 0
+        ) as may_be_undone
     from applied_commit c
     where c.table_id = w.table_id and c.commit_key = w.commit_key
     offset 0

@@ -58,6 +58,8 @@ REJECTED_KEPT_SECONDS = 30 * 86_400.0
 DURABLE_SECONDS = 360.0
 """After which a commit is on disk also when its committer died: a transaction of one takes 300 at most."""
 _QUERIES = load(__package__ or "", "outcomes")
+TABLE_OF_MESSAGE = _QUERIES["table_of_message"]
+_STATUSES = _QUERIES["statuses"].including(table_of_message=TABLE_OF_MESSAGE)
 _SETTLE = _QUERIES["settle"].including(durably=DURABLY)
 _LIMIT_EXCEEDED = "54"  # class of SQLSTATE: a row or statement too large stays too large
 
@@ -229,7 +231,7 @@ def commit_statuses(
         "table_ids": list(table_ids) or [None] * len(commit_ids),
         "durable_seconds": durable_seconds,
     }
-    work = awaiting.then(_QUERIES["statuses"], values, patience or Patience())
+    work = awaiting.then(_STATUSES, values, patience or Patience())
     rows = run_statement(supplier, work, operation="status")
     return [_status(name, *row) for name, row in zip(commit_ids, rows, strict=True)]
 

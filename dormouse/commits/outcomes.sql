@@ -27,18 +27,22 @@ cross join lateral (
             offset 0
         )), false) as is_of_another
     from (select body from commit_message m where m.commit_key = k.commit_key offset 0) m
-    -- not read as JSON, since anything may have been sent
-    cross join lateral (
-        select substring(left(m.body, 4000) from '"table_id":(\d{1,9})[,}]')::integer as table_id
-        offset 0
-    ) of
+    cross join lateral (select {table_of_message} as table_id offset 0) of
     where coalesce(of.table_id = k.table_id, true)
 ) m
 -- what was refused before it was applied after all is forgotten, though its committer may have died before it said so
 left join lateral (
-    select rejected_at, error from rejected_commit where commit_key = k.commit_key offset 0
+    select r.rejected_at, r.error
+    from rejected_commit r
+    where r.commit_key = k.commit_key
+        and (r.table_id is null or k.table_id is null or r.table_id = k.table_id)
+    offset 0
 ) r on a.applied_at is null or r.rejected_at > a.applied_at
 order by k.number;
+
+-- name: table_of_message
+-- The table that a message m is for; null where it does not tell. Not read as JSON, since anything may have been sent.
+substring(left(m.body, 4000) from '"table_id":(\d{1,9})[,}]')::integer
 
 -- name: await
 -- Waits until one of these commits has no message any more, or the time is over; gives how often it looked again.

@@ -220,12 +220,13 @@ def commit_id_of(body: str) -> str | None:
 
 
 def table_id_of(body: str) -> int | None:
-    """The id of the table that a body names; None when it names none."""
+    """The id of the table that a body names; None when it names none, or what is no id."""
     try:
         table_id = encoding.head_of(body).table_id
     except (ValueError, RecursionError):
         return None
-    return table_id if type(table_id) is int else None
+    is_one = type(table_id) is int and 0 <= table_id <= encoding.TABLE_ID_MAX
+    return table_id if is_one else None
 
 
 def _request_of(message: encoding.Message) -> CommitRequest:

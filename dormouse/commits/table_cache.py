@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,16 +74,19 @@ class Tables:
         found = {key: known.get(key[0]) if key[0] is not None else by_name.get(key[1]) for key in keys}
         return {key: table for key, table in found.items() if table is not None}
 
-    def lacks(self, name: str, table_uuid: str | None) -> TableNotFound:
-        """The error of a table that does not exist; this database may be of a moment before it was made."""
-        if table_uuid is not None:
-            found = run_lookup(self.supplier, rows_of(_QUERIES["was_adopted"]), operation="look at adoptions")
-            if found[0][0]:
-                return TableOfAnotherTimeline(
-                    f"table {name!r} of UUID {table_uuid} does not exist: it was dropped, or this database "
-                    "was restored to a moment before it"
-                )
-        return TableNotFound(f"table {name!r} does not exist")
+    def lacks(
+        self, tables: Collection[tuple[str, str | None]]
+    ) -> dict[tuple[str, str | None], TableNotFound]:
+        """The errors of tables that do not exist, by (name, UUID), from at most one question.
+
+        This database may be of a moment before they were made.
+        """
+        if all(uuid is None for _, uuid in tables):
+            was_adopted = False
+        else:
+            work = rows_of(_QUERIES["was_adopted"])
+            ((was_adopted,),) = run_lookup(self.supplier, work, operation="look at adoptions")
+        return {(name, uuid): _lacking(name, uuid if was_adopted else None) for name, uuid in tables}
 
     def _checked_lately(self, ids: set[int]) -> dict[int, CommitTable]:
         """What need not be asked for: an id stays a table's, and its store notices when it is dropped."""
@@ -114,3 +117,12 @@ class Tables:
         return CommitTable(
             record, FileReferenceStore(self.supplier, record), PartitionStore(self.supplier, record)
         )
+
+
+def _lacking(name: str, table_uuid: str | None) -> TableNotFound:
+    if table_uuid is None:
+        return TableNotFound(f"table {name!r} does not exist")
+    return TableOfAnotherTimeline(
+        f"table {name!r} of UUID {table_uuid} does not exist: it was dropped, or this database was restored "
+        "to a moment before it"
+    )

@@ -83,11 +83,12 @@ class Server:
             self._create(durable=options.get("fsync") != "off")
         self._check_version()
         while True:
+            child = None
             if not self.is_running() or running.is_held_elsewhere(self.data.parent):
                 lease = running.take(self.data.parent, deadline, self.is_running)
                 if lease is not None:
-                    self._spawn(lease, options)
-            if self._is_ready_by(deadline, seconds_max):
+                    child = self._spawn(lease, options)
+            if self._is_ready_by(deadline, seconds_max, child):
                 return
 
     def stop(self, seconds_max: float) -> None:
@@ -171,11 +172,12 @@ class Server:
 
     # ------------------------------------------------------------------ the process
 
-    def _spawn(self, lease: int, options: Mapping[str, str]) -> None:
+    def _spawn(self, lease: int, options: Mapping[str, str]) -> subprocess.Popen[bytes]:
         try:
-            self._child = self._process(lease, options)
+            self._child = child = self._process(lease, options)
             with suppress(OSError):  # a full disk; the lock is what counts
-                running.sign(lease, self._child.pid)
+                running.sign(lease, child.pid)
+            return child
         finally:
             hand_over(lease)
 
@@ -210,16 +212,22 @@ class Server:
         finally:
             os.close(log)
 
-    def _is_ready_by(self, deadline: float, seconds_max: float) -> bool:
-        """False when the server gave up because backends of a crashed one were still leaving."""
+    def _is_ready_by(
+        self, deadline: float, seconds_max: float, child: subprocess.Popen[bytes] | None
+    ) -> bool:
+        """False when the server gave up because backends of a crashed one were still leaving.
+
+        And when there is no `child` that was started just now, and the one that was there has gone.
+        """
         while True:
             postmaster = self._postmaster()
             if postmaster is not None and postmaster.ready:
                 self._last = postmaster.process
                 return True
             timed_out = time.monotonic() > deadline
-            if postmaster is None and (self._child is None or self._child.poll() is not None):
-                if timed_out or not (self._others_were_leaving or _processes_in(self.data)):
+            if postmaster is None and (child is None or child.poll() is not None):
+                others = child is None or self._others_were_leaving or _processes_in(self.data)
+                if timed_out or not others:
                     raise InstanceError(f"PostgreSQL of {self.data} does not start: {self.log.tail()}")
                 time.sleep(POLL_SECONDS)
                 return False

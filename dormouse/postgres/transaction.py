@@ -102,8 +102,8 @@ def run_transaction(
     """Runs `work` in a transaction and commits; returns what the committed run of it returned.
 
     `work` may run several times, so all it changes must be in the database. The whole transaction is tried
-    again after a serialization failure, a deadlock, or a connection that died before COMMIT was sent. An
-    error that `work` raises rolls back and propagates unchanged.
+    again after a serialization failure, a deadlock, or a connection that died before COMMIT was sent, or
+    leads to a standby. An error that `work` raises rolls back and propagates unchanged.
 
     `scans`: its statements read much of a table, and the planner may scan, hash and merge. Other statements
     look rows up by keys, whatever the statistics say: a plan made while a table was small outlives that.
@@ -229,7 +229,15 @@ def _try_until_done(
     for attempt in range(1, attempts_max + 1):
         try:
             with supplier.connection() as conn:
-                return once(conn)
+                try:
+                    return once(conn)
+                except errors.ReadOnlySqlTransaction as error:
+                    if not _was_demoted(conn):
+                        raise
+                    conn.close()  # else the pool lends it again, while another server takes writes
+                    if attempt == attempts_max:
+                        raise
+                    raise _ConnectionLost from error
         except (*CONFLICTS, _ConnectionLost) as error:
             reason = error.__cause__ or error if isinstance(error, _ConnectionLost) else error
             logger.info(
@@ -266,7 +274,13 @@ def _try_until_done(
 
 
 class _ConnectionLost(Exception):
-    """The connection died before COMMIT, or a lone statement, was sent, so nothing is applied."""
+    """The connection died before COMMIT, or a lone statement, was sent, or only reads: nothing is applied."""
+
+
+def _was_demoted(conn: psycopg.Connection[Any]) -> bool:
+    """Whether a session that may write is at a standby: where the primary was before a failover."""
+    told = conn.info.parameter_status
+    return told("in_hot_standby") == "on" and told("default_transaction_read_only") != "on"
 
 
 def _run_once(

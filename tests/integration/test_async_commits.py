@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,7 @@ from dormouse.objects import open_store
 from dormouse.rounds.compaction_job import run_compaction
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.settings import Settings, load_settings
+from tests.commits import add
 from tests.ingested import attempts
 from tests.state import assign, file, live, query, ref, replace, wait_until
 
@@ -39,10 +41,14 @@ import pyarrow as pa
 import dormouse as dm
 from dormouse.commits.commit_queues import CommitQueues
 
-def die(service):
+send = CommitQueues.send
+
+def die(*given):
+    send(*given)
     os.kill(os.getpid(), signal.SIGKILL)
 
-CommitQueues._start_own = die
+CommitQueues._start_own = lambda service: None
+CommitQueues.send = die
 instance = dm.local(sys.argv[1], committer=True)
 instance.table("t").ingest(pa.table({"key": [1, 2]}), ingest_id="july")
 """
@@ -212,6 +218,25 @@ def test_an_id_that_another_applied_adds_nothing_and_leaves_nothing(unserved: In
         live(context.store)[0][1]
     ]
     assert attempts(context) == 0
+
+
+def test_a_job_does_not_wait_for_another_table_s_message_with_its_id(
+    unserved: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_commits, "DURABLE_SECONDS", 20.0)
+    unserved.create_table("u", SCHEMA)
+    unserved.submit([add("u", "a", "ingest:july")])
+    assert len(unserved.commits.queues[0].receive(1)) == 1, "another committer works on it"
+    committer = unserved.committer()
+    with ThreadPoolExecutor(1) as pool:
+        running, begun = pool.submit(committer.run), time.monotonic()
+        try:
+            assert unserved.table("t").ingest(keys(1), ingest_id="july").applied
+            assert time.monotonic() - begun < 19
+        finally:
+            committer.close()
+            running.result(60)
+    assert pending(unserved) == 1
 
 
 def test_a_refusal_is_an_error_and_the_next_run_with_the_id_is_applied(instance: Instance) -> None:

@@ -164,3 +164,20 @@ def test_runaway_producers_against_a_slow_committer_keep_the_queue_bounded(
         thread.join(60)
     assert committer.metrics().applied == producers * batches * batch
     assert 0 < deepest[0] <= 40 + producers * batch
+
+
+@pytest.mark.parametrize("how", ["submit", "collect"])
+def test_an_instances_own_committer_makes_room_in_a_queue_that_was_full_before(
+    dsn: str, tmp_path: Path, how: str
+) -> None:
+    settings = load_settings(commit_queue_messages_max=2, commit_queue_wait_seconds_max=30)
+    objects = open_store(tmp_path / "objects")
+    with Instance(dsn, objects, settings).open() as instance:
+        instance.create_table("t", SCHEMA)
+        instance.submit([add("t", name) for name in "abc"])
+    with Instance(dsn, objects, settings, committer=True).open() as instance:
+        if how == "submit":
+            instance.submit([add("t", "d")])
+        else:
+            instance.table("t").collect_garbage()
+        assert [one.state for one in instance.wait_for_commits(["add c"], seconds_max=30)] == ["applied"]

@@ -142,6 +142,29 @@ def test_what_cannot_be_read_is_left_to_the_dead_letter_queue(
     assert "a message without an id is rejected: " in caplog.text and "commit ''" not in caplog.text
 
 
+def test_what_was_refused_keeps_its_reason_when_it_is_delivered_again_without_its_object(
+    instance: Instance,
+) -> None:
+    """SQS delivers at least once. What was never answered is a dead letter."""
+    assert again(record("1", add("t", "a" * 500, "first"))) == []
+    known = instance.table("t").files.table
+    queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
+    sent = add("t", "a" * 500, "refused"), add("t", "b" * 500, "lost")
+    queue.send([encode(request, table_id=known.table_id) for request in sent])
+    refused, lost = queue._queue.receive(2)
+    queue._queue.delete([refused, lost])  # they are in SQS
+    assert again(record("1", refused.body)) == []
+    why = instance.commit_status("refused")
+    for name, _ in instance._objects.list("commits/"):
+        instance._objects.delete([name])
+    for receives in (2, 3):
+        assert again(record("1", refused.body, receives), record("2", lost.body, receives)) == ["2"]
+    assert instance.commit_status("refused") == why and why.state == "rejected" and why.error
+    assert "is gone" in str(instance.commit_status("lost").error)
+    kept = query(instance._supplier, "select table_id from rejected_commit where commit_id = 'refused'")
+    assert kept == [(known.table_id,)]
+
+
 def test_what_a_newer_dormouse_wrote_comes_again(instance: Instance) -> None:
     unknown = encode(add("t", "a")).replace('"add_files"', '"odd"')
     assert again(record("1", unknown, 49), record("2", add("t", "b"))) == ["1"]

@@ -14,7 +14,7 @@ from dormouse.commits import handling
 from dormouse.commits.outcomes import commit_statuses
 from dormouse.commits.requests import ReplaceFileReferences
 from dormouse.instance import Instance
-from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement
+from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement, send_raw, states
 from tests.state import replace
 
 pytestmark = pytest.mark.usefixtures("table_t")
@@ -50,6 +50,31 @@ def test_an_id_of_two_tables_is_applied_when_both_have_it(instance: Instance) ->
     assert instance.commit_status("both").state == "applied"
     told = commit_statuses(instance._supplier, ["both", "both"], 0, table_ids=ids)
     assert [status.state for status in told] == ["applied", "applied"]
+
+
+def test_a_refusal_of_another_table_s_commit_with_the_id_is_not_told(instance: Instance) -> None:
+    instance.create_table("u", SCHEMA)
+    t, u = (instance.table(name).files.table.table_id for name in ("t", "u"))
+    drained(instance, add("t", "a", "both"), add("u", "b"))
+    drained(instance, add("u", "b", "both"))
+    told = commit_statuses(instance._supplier, ["both"] * 3, table_ids=[t, u, None])
+    assert [(one.state, bool(one.error)) for one in told] == [
+        ("applied", False),
+        ("rejected", True),
+        ("applied", True),
+    ]
+
+
+@pytest.mark.parametrize("table_id", [-1, 2**31, 2**64])
+def test_a_pointer_to_nothing_with_no_id_of_a_table_is_buried_and_harms_no_other(
+    instance: Instance, table_id: int
+) -> None:
+    name = f"commits/{'0' * 32}-{'1' * 32}.json"
+    about = f'"commit_id":"forged","table_id":{table_id},"object":"{name}"'
+    send_raw(instance, f'{{"version":1,"type":"pointer",{about}}}')
+    outcomes = drained(instance, add("t", "a"))
+    assert states(outcomes) == {"forged": "rejected", "add a": "applied"}
+    assert "is gone" in instance.commits.dead_letters(1)[0].reason
 
 
 @pytest.mark.slow

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import dormouse as dm
 from dormouse.commits import commit_queues
+from dormouse.commits.apply import apply
 from dormouse.commits.commit_queues import _send_all, _Sending
 from dormouse.commits.queue import TablesRenamed
-from dormouse.commits.requests import encode
+from dormouse.commits.requests import Envelope, encode
+from dormouse.commits.table_cache import Tables
 from dormouse.errors import TableNotFound
 from dormouse.instance import Instance
 from tests.commits import add, assignment, drained, files_of, replacement, states
-from tests.state import wait_until
+from tests.state import CountingSupplier, query, wait_until
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
@@ -125,3 +128,15 @@ def test_who_waits_looks_seldom_and_is_told_at_once(
         drained(instance)
         assert [one.state for one in waiting.result(60)] == ["applied"]
     assert [seconds for seconds in looks if seconds > 1] == looks[-1:]
+
+
+def test_tables_that_are_gone_cost_one_question_a_batch(instance: Instance) -> None:
+    counting = CountingSupplier(instance._supplier)
+    envelopes = [Envelope(add(f"gone {n}", "x"), 900 + n, uuid4().hex) for n in range(9)]
+    envelopes.append(Envelope(add("gone 9", "x")))
+    outcomes = apply(Tables(counting), envelopes)
+    assert {(one.state, one.error_class) for one in outcomes} == {("rejected", "TableNotFound")}
+    assert counting.lent == 2
+    query(instance._supplier, "update incarnation set reason = 'adoption'")
+    classes = [outcome.error_class for outcome in apply(Tables(counting), envelopes)]
+    assert classes == ["TableOfAnotherTimeline"] * 9 + ["TableNotFound"]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dormouse.commits import committer as committer_module
+from dormouse.commits.committer import Committer
 from dormouse.commits.requests import encode
 from dormouse.errors import InstanceTooNew
 from dormouse.instance import Instance
+from dormouse.objects import open_store
+from dormouse.settings import load_settings
 from tests.commits import add, assignment, compaction, files_of, send_raw, states
 from tests.state import query, wait_until
 
@@ -81,3 +85,23 @@ def test_a_migration_ends_a_committer_and_nothing_is_rejected(instance: Instance
         instance.committer().drain()
     assert query(instance._supplier, "select count(*) from commit_message") == [(2,)]
     assert query(instance._supplier, "select count(*) from rejected_commit") == [(0,)]
+
+
+def test_an_own_committer_that_died_is_replaced_but_not_one_that_is_too_old(
+    instance: Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = [InstanceTooNew("newer"), RuntimeError("no thread can be started")]
+    begun: list[threading.Thread] = []
+
+    def dies(self: Committer) -> None:
+        begun.append(threading.current_thread())
+        raise errors.pop()
+
+    monkeypatch.setattr(Committer, "run", dies)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    objects = open_store(tmp_path / "objects")
+    with Instance(dsn, objects, load_settings(), committer=True).open() as other:
+        for number in range(4):
+            other.submit([add("t", f"{number}")])
+            begun[-1].join(60)
+    assert len(begun) == 2

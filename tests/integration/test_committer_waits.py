@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,6 +25,7 @@ from dormouse.errors import (
     ConnectionsExhausted,
     FileNotFound,
     InstanceReadOnly,
+    InstanceTakenOver,
     InvalidInput,
     TooManyRetries,
 )
@@ -50,6 +53,31 @@ def limited(patient: Instance, dsn: str, timeout: str) -> Iterator[Instance]:
     options = f"-c {timeout}={TIMEOUTS[timeout]}"
     with dm.connect(make_conninfo(dsn, options=options), patient._objects.url) as instance:
         yield instance
+
+
+def test_a_failover_is_waited_for_and_a_takeover_ends_it(
+    patient: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, committer = patient.commits.queues[0], patient.committer(concurrency=1)
+    receive, errors = type(queue).receive, [True, True]
+
+    def after_a_failover(self: Any, *given: Any) -> Any:
+        if errors and errors.pop():
+            raise InstanceReadOnly("the database only takes reads") from pg.ReadOnlySqlTransaction()
+        return receive(self, *given)
+
+    def taken_over() -> None:
+        raise InstanceTakenOver("another database owns it")
+
+    monkeypatch.setattr(type(queue), "receive", after_a_failover)
+    patient.submit([add("t", "a")])
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(committer.run)
+        wait_until(lambda: committer.metrics().applied == 1)
+        monkeypatch.setattr(committer, "_check", taken_over)
+        with pytest.raises(InstanceTakenOver):
+            running.result(60)
+    assert errors == []
 
 
 @pytest.fixture

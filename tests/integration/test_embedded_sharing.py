@@ -8,10 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
 from embedded import ask, leave, other_process, postmaster, runs, said
 from state import wait_until
@@ -20,6 +22,7 @@ import dormouse as dm
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.local import FORMAT, MARKER
 from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.embedded.server import Server
 from dormouse.errors import InstanceError
 from dormouse.instance import Instance
 
@@ -107,6 +110,26 @@ def test_a_server_whose_killed_process_nobody_waited_for_is_started_by_another(s
         with EmbeddedPostgres(server_folder) as server:
             assert server.joined
             assert ask(server.dsn, "select 1") == 1
+    assert not runs(server_folder)
+
+
+def test_a_server_that_is_going_down_is_waited_for_and_then_started_anew(server_folder: Path) -> None:
+    with other_process(server_folder) as other:
+        said(other)
+        other.kill()
+        other.wait()
+    leaving, server = postmaster(server_folder), EmbeddedPostgres(server_folder)
+    with ThreadPoolExecutor(1) as threads:
+        with psycopg.connect(Server(server_folder).dsn()):
+            leaving.send_signal(signal.SIGTERM)  # it waits for its clients
+            wait_until(lambda: "stopping" in (server_folder / "postgres" / "postmaster.pid").read_text())
+            starting = threads.submit(server.start)
+            time.sleep(0.3)
+            assert not starting.done()
+        starting.result(60)
+    assert postmaster(server_folder).pid != leaving.pid
+    assert ask(server.dsn, "select 1") == 1
+    server.stop()
     assert not runs(server_folder)
 
 

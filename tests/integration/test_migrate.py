@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -149,6 +150,37 @@ def test_threads_that_start_at_once_apply_each_migration_once(empty_dsn: str, fo
         ]
     assert sorted(len(one) for one in applied) == [0] * 7 + [3]
     assert rows(empty_dsn, "select count(*) from dormouse.animal where name = 'newt'") == [(1,)]
+
+
+def test_a_migration_waits_for_who_is_at_work_and_holds_up_nobody(
+    empty_dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate(empty_dsn, folder)
+    write(folder, "0003_tails.sql", "alter table animal add tail boolean")
+    with ThreadPoolExecutor(1) as threads, psycopg.connect(empty_dsn) as busy:
+        busy.execute("select from dormouse.animal")
+        with (
+            monkeypatch.context() as patch,
+            pytest.raises(InstanceError, match=r"^migration 0003_tails: for "),
+        ):
+            patch.setattr(sys.modules["dormouse.postgres.migrate"], "ALONE_SECONDS_MAX", 0)
+            migrate(empty_dsn, folder)
+        migrating = threads.submit(migrate, empty_dsn, folder)
+        with psycopg.connect(empty_dsn, autocommit=True, options="-c statement_timeout=4000") as other:
+            for _ in range(10):
+                other.execute("select from dormouse.animal")
+                time.sleep(0.05)
+        assert not migrating.done()
+        busy.commit()
+        assert [str(one) for one in migrating.result(60)] == ["0003_tails"]
+
+
+def test_a_migration_that_lost_to_others_is_tried_again(empty_dsn: str, folder: Path) -> None:
+    write(folder, "0003_luck.sql", "create sequence luck")
+    migrate(empty_dsn, folder)
+    unlucky = "if nextval('luck') < 3 then raise deadlock_detected; end if"
+    write(folder, "0004_lost.sql", f"alter table animal add tail text; do $$ begin {unlucky}; end $$")
+    assert [str(one) for one in migrate(empty_dsn, folder)] == ["0004_lost"]
 
 
 def test_a_process_killed_while_it_migrates_leaves_a_database_that_can_be_migrated(

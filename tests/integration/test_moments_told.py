@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dormouse.errors import CutExpired, DormouseError, InstanceReadOnly, Invalid
 from dormouse.instance import Instance, connect
 from dormouse.model.schema import Field
 from dormouse.model.types import STRING
+from dormouse.postgres import ConnectionSupplier, Retries, run_statement
 from dormouse.query import table_view
 from dormouse.rounds.ingest import write_leaves
 from dormouse.table import Table
@@ -240,6 +241,18 @@ def test_history_reads_on_a_standby_and_what_writes_is_refused_by_name(
             call()
         assert "\n" not in str(raised.value)
         assert isinstance(raised.value, InstanceReadOnly) or "must be partitions" in str(raised.value)
+
+
+def test_only_who_opened_a_primary_looks_for_it_again(pair: Pair, both: tuple[Instance, Instance]) -> None:
+    def tries(supplier: ConnectionSupplier) -> int:
+        retries, work = Retries(), lambda conn: conn.execute("create table made ()")
+        with pytest.raises(InstanceReadOnly):
+            run_statement(supplier, work, attempts_max=3, retries=retries)
+        return 1 + retries.count()
+
+    with closing(ConnectionSupplier(pair.standby)) as supplier:
+        assert tries(supplier) == 3, "as after a failover"
+    assert tries(both[1]._supplier) == 1
 
 
 def _listed(found: Any) -> Any:

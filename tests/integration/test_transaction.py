@@ -296,6 +296,42 @@ def test_a_read_only_database_is_reported(dsn: str) -> None:
         run_statement(supplier, lambda conn: conn.execute("create table t ()"), operation="add files")
 
 
+@pytest.mark.parametrize("run", [run_transaction, run_statement])
+def test_a_connection_to_a_primary_that_became_a_standby_is_not_kept(
+    dsn: str, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demoted = set[int]()
+    told = psycopg.ConnectionInfo.parameter_status
+
+    def status(self: psycopg.ConnectionInfo, name: str) -> str | None:
+        return "on" if name == "in_hot_standby" and self.backend_pid in demoted else told(self, name)
+
+    def work(conn: Connection) -> int:
+        if conn.info.backend_pid in demoted:
+            conn.execute("do $$ begin raise read_only_sql_transaction; end $$")
+        return conn.info.backend_pid
+
+    monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", status)
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        demoted.add(run(supplier, work))
+        assert run(supplier, work) not in demoted, "the name leads to another by now"
+
+        def refused(conn: Connection) -> int:
+            demoted.add(conn.info.backend_pid)
+            return work(conn)
+
+        with pytest.raises(InstanceReadOnly):  # there is no other yet
+            run(supplier, refused, attempts_max=3)
+        assert run(supplier, work) not in demoted, "what was of no use is closed"
+    demoted.clear()
+    monkeypatch.setattr(psycopg.ConnectionInfo, "parameter_status", lambda self, name: "on")
+    with closing(ConnectionSupplier(dsn, read_only=True)) as supplier:
+        demoted.add(run(supplier, lambda conn: conn.info.backend_pid))
+        with pytest.raises(InstanceReadOnly):
+            run(supplier, work)
+        assert run(supplier, lambda conn: conn.info.backend_pid) in demoted, "it was to read only"
+
+
 def test_plans_do_not_depend_on_the_values(supplier: ConnectionSupplier) -> None:
     with supplier.connection() as conn:
         assert conn.execute("show plan_cache_mode").fetchone() == ("force_generic_plan",)
