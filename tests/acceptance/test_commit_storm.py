@@ -231,7 +231,7 @@ def storm_of(
 
 
 def test_what_was_told_in_a_storm_is_true(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storm_of(dsn, tmp_path, monkeypatch, seed=1, seconds=2, submitters=2, committers=2)
+    storm_of(dsn, tmp_path, monkeypatch, seed=1, seconds=1, submitters=2, committers=2)
 
 
 @pytest.mark.slow

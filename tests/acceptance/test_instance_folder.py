@@ -78,6 +78,7 @@ def test_a_new_instance_in_a_folder_with_an_odd_name(tmp_path: Path) -> None:
         assert instance.create_table("t", SCHEMA).ingest(pa.table({"key": [0]})).rows == 1
 
 
+@pytest.mark.slow
 def test_relative_paths_links_and_no_home(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_pair_that_does_not_belong_together_is_refused(
         connect(dsn=empty_dsn)
 
 
+@pytest.mark.slow
 def test_a_bucket_that_goes_missing_is_one_clear_error_and_nothing_is_referenced(
     dsn: str, s3_endpoint: str, connect: Connect
 ) -> None:

@@ -69,6 +69,7 @@ def test_it_sleeps_and_wakes_with_the_rest(deployed: Deployed) -> None:
     assert dict(status(deployed.find()).usd_hour)["host for access and endpoints"] > 0.02
 
 
+@pytest.mark.slow
 def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> None:
     pause(deployed.find(), wait=True, clock=FakeClock().clock)
     deployed.client("cloudformation").update_stack(

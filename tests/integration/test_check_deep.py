@@ -126,6 +126,7 @@ def test_other_rows_are_found(
     assert kind in found(lake, deep=True)
 
 
+@pytest.mark.slow
 def test_files_that_were_swapped_are_found(lake: Instance, objects: Path) -> None:
     one, *_, other = [
         r.filename

@@ -93,6 +93,7 @@ def test_the_target_of_a_link_is_written(shell: Shell, tmp_path: Path) -> None:
     assert list(target.parent.iterdir()) == [target]
 
 
+@pytest.mark.slow
 def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
     """In cells, names of columns and complaints; a format for machines has what is stored."""
     statement = """select chr(27) || '[31m' || chr(155) || chr(8238) as "a\x1b]0;b" """

@@ -176,6 +176,7 @@ def keys_at(table: Table, when: Any) -> list[int]:
     return [row["k"] for row in table.query(columns=["k"], as_of=when).read_all().to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_changes_applied_in_their_order_give_the_table(instance: Instance, layout: str) -> None:
     table = made(instance, layout)
@@ -215,6 +216,7 @@ def test_a_consumer_is_told_of_what_went(instance: Instance) -> None:
     assert consumer.read().read_all().num_rows == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compacted", [False, True])
 def test_a_restore_undoes_later_deletions_and_knows_those_of_then(
     instance: Instance, is_compacted: bool

@@ -65,6 +65,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("writing", WRITING)
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
 def test_rows_are_sorted_into_the_files_of_their_leaves(
@@ -237,6 +238,7 @@ def bad(rows: pa.Table, tmp_path: Path) -> dict[str, tuple[Any, list[str]]]:
     }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["parquet", "csv", "table", "batches"])
 def test_the_row_of_a_null_is_counted_from_the_beginning_of_all_rows(
     new_flights: NewTable, tmp_path: Path, kind: str

@@ -7,6 +7,7 @@ from typing import Any
 from test_key_order import SCHEMAS, as_arrow, keys
 
 
+@pytest.mark.slow
 def test_spark_sorts_as_python_does(spark: Any) -> None:
     for schema in SCHEMAS.values():
         rows = keys(schema, 5)

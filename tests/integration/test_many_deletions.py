@@ -38,6 +38,7 @@ def table(instance: Instance) -> Table:
     return table
 
 
+@pytest.mark.slow
 def test_rounds_find_files_that_have_many_by_their_keys(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

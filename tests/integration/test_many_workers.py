@@ -268,6 +268,7 @@ def restartable(server_folder: Path) -> Iterator[Restartable]:
         yield dsn, stop, start
 
 
+@pytest.mark.slow
 def test_a_server_that_is_restarted_is_waited_for_once_it_was_reached(restartable: Restartable) -> None:
     dsn, stop, start = restartable
     patient, hasty, stranger = (

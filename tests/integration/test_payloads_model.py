@@ -130,7 +130,7 @@ class Payloads(RuleBasedStateMachine):
 def test_payloads_are_as_a_dictionary(databases: Databases) -> None:
     Payloads.databases = databases
     run_state_machine_as_test(
-        Payloads, settings=settings(max_examples=15, stateful_step_count=12, deadline=None)
+        Payloads, settings=settings(max_examples=8, stateful_step_count=12, deadline=None)
     )
 
 

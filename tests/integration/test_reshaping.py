@@ -57,6 +57,7 @@ def test_every_reader_has_the_columns_of_now_of_files_of_every_version(
     assert shaped.instance.check(deep=True).problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_changes_one_after_the_other(instance: Instance, layout: str) -> None:
     """In each layout, with files of each version side by side, and as of a cut of each."""

@@ -132,7 +132,7 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("asked", QUESTIONS, ids=repr)
 def test_spark_reads_what_a_query_reads(
     spark: SparkSession, table: Table, load: Load, asked: dict[str, Any]

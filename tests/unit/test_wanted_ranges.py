@@ -306,6 +306,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.few(100)
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [*COMPARED, *SEVERAL, *NUMBERS, *TEXTS, *NOT_UNDERSTOOD, *NODES, *UNIONS, *JOINS, *SUBQUERIES, *OTHERS],
