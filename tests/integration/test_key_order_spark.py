@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from test_key_order import SCHEMAS, as_arrow, keys
 
 
