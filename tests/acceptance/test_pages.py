@@ -24,7 +24,7 @@ from dormouse.embedded.postgres import EmbeddedPostgres
 from tests.pages import DRAWN, PAGES, READ, ROOT, Page, blocks, free_port, parsed_blocks
 
 SPARK = {"docs/how-to/spark.md", "docs/how-to/back-up.md", "docs/how-to/query-service.md"}
-FAST = {"README.md", "docs/quickstart.md", "docs/how-to/load-data.md", "docs/how-to/sql.md"}
+FAST = {"README.md", "docs/quickstart.md"}
 NOT_RUN = 39
 """How many blocks say `<!-- skip: next "why" -->`: on AWS alone, or with a program that is not there."""
 

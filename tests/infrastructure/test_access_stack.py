@@ -98,6 +98,7 @@ def test_what_costs_is_there_while_it_runs(own: Assembly) -> None:
     assert all(len(one.properties["SubnetIds"]) == 1 for one in of(own, "AWS::EC2::VPCEndpoint"))
 
 
+@pytest.mark.slow
 def test_in_a_vpc_with_a_way_to_session_manager_there_are_no_endpoints(synthesized: All) -> None:
     assert not of(synthesized("steps"), "AWS::EC2::VPCEndpoint")
 

@@ -38,6 +38,7 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "command",

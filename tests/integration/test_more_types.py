@@ -119,6 +119,7 @@ WHERES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_all_rows_come_back_in_key_order(table: dm.Table, data: pa.Table) -> None:
     found = table.query().read_all()
     keys = [(row["t"], row["d"], row["s"]) for row in found.to_pylist()]

@@ -137,7 +137,7 @@ def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
     assert shaped.model.names["note"] == 8
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", [add_default, add_whole, rename_value, rename_keys, swap_names, widen])
 def test_conditions_prune_nothing_that_is_wanted(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
     """On renamed, widened and defaulted columns, in every reader, whatever statistics of old files say."""

@@ -183,6 +183,7 @@ REFUSED: list[tuple[Callable[[Any], object], str]] = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_what_cannot_be_is_one_clear_line_and_changes_nothing(shaped: Shaped, case: int) -> None:
     change, said = REFUSED[case]

@@ -72,6 +72,7 @@ def file_bytes(table: Table) -> int:
     return one
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("hours", "files", "expected"),
     [

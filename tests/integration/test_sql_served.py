@@ -138,7 +138,7 @@ def _check_hostile(served: tuple[str, Workers], statement: str) -> None:
         assert "\n" not in problem["detail"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", FEW)
 def test_a_statement_that_wants_everything_harms_no_other(served: tuple[str, Workers], name: str) -> None:
     _check_hostile(served, HOSTILE[name])

@@ -27,7 +27,7 @@ def dropped_in_a_cycle(stream: Any, taken: int) -> None:
     cycle.append(cycle)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("taken", [1, 3])
 @pytest.mark.parametrize("streamed", STREAMS)
 def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: str, taken: int) -> None:
