@@ -6,6 +6,7 @@ import logging
 from itertools import islice
 
 from dormouse.commits.body_names import OBJECT_PREFIX, commit_key_of, made_at, table_id_in
+from dormouse.commits.outcomes import TABLE_OF_MESSAGE
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -22,6 +23,7 @@ BATCH_NAMES = 1_000
 
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "bodies")
+_FORGET_DEAD_POINTERS = _QUERIES["forget_dead_pointers"].including(table_of_message=TABLE_OF_MESSAGE)
 
 
 def sweep(supplier: Supplier, objects: ObjectStore, kept_seconds: float = KEPT_SECONDS) -> int:
@@ -29,7 +31,7 @@ def sweep(supplier: Supplier, objects: ObjectStore, kept_seconds: float = KEPT_S
 
     Bodies of unknown commits stay for `kept_seconds`: their messages may be in a queue that cannot be asked.
     """
-    dead = rows_of(_QUERIES["forget_dead_pointers"])
+    dead = rows_of(_FORGET_DEAD_POINTERS)
     run_transaction(supplier, dead, scans=True, operation="forget dead letters")
     listed = (name for name, _ in objects.list(OBJECT_PREFIX) if commit_key_of(name) is not None)
     swept = 0

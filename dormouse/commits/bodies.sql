@@ -26,9 +26,8 @@ where not exists (select from commit_message m where m.commit_key = b.commit_key
 -- name: forget_dead_pointers
 -- Forgets buried messages that have a body, of tables that are gone.
 with dead as materialized (
-    -- not read as JSON, since anything may have been buried
-    select message_id, substring(body from '"table_id":(\d{1,9})[,}]')::integer as table_id
-    from dead_commit_message
+    select message_id, {table_of_message} as table_id
+    from dead_commit_message m
     where body like '{"version":1,"type":"pointer",%'
 )
 delete from dead_commit_message d
