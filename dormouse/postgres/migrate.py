@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
-from psycopg import sql
 from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
@@ -19,13 +17,7 @@ from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.copied import settle
 from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import Queries, load
-from dormouse.postgres.transaction import (
-    ALONE_LOCK_SECONDS_MAX,
-    ALONE_LOCK_SECONDS_MIN,
-    ALONE_SECONDS_MAX,
-    CONFLICTS,
-    run_lookup,
-)
+from dormouse.postgres.transaction import ALONE_SECONDS_MAX, CONFLICTS, impatiently, run_lookup
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """Dormouse's own migrations."""
@@ -177,29 +169,26 @@ def _prepare(conn: psycopg.Connection[TupleRow]) -> None:
 
 def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
     """Tried again and again, as by `run_alone`: processes of the version before may be at work."""
-    deadline = time.monotonic() + ALONE_SECONDS_MAX
-    seconds = ALONE_LOCK_SECONDS_MIN
     record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
-    while True:
+    busy: psycopg.Error | None = None
+    for limit in impatiently(ALONE_SECONDS_MAX):
         try:
             with conn.transaction():
-                conn.execute(sql.SQL("set local lock_timeout = {}").format(round(1_000 * seconds)))
+                conn.execute(limit)
                 conn.execute(migration.text.encode())
                 conn.execute(_queries["record"].on(), record)
         except psycopg.errors.ReadOnlySqlTransaction:
             raise
         except (psycopg.errors.LockNotAvailable, *CONFLICTS) as error:
-            if time.monotonic() >= deadline:
-                raise InstanceError(
-                    f"migration {migration}: for {ALONE_SECONDS_MAX:g} s others have used what it must have "
-                    "alone (a long query, a backup, a process that hangs); it changed nothing: try later"
-                ) from error
+            busy = error
         except psycopg.Error as error:
             raise InstanceError(f"migration {migration} failed: {one_line(error)}") from error
         else:
             return
-        time.sleep(seconds)
-        seconds = min(2 * seconds, ALONE_LOCK_SECONDS_MAX)
+    raise InstanceError(
+        f"migration {migration}: for {ALONE_SECONDS_MAX:g} s others have used what it must have alone (a "
+        "long query, a backup, a process that hangs); it changed nothing: try later"
+    ) from busy
 
 
 @contextmanager

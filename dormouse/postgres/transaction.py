@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
@@ -140,22 +141,28 @@ def run_alone(
     A lock that is waited for holds up all that come later. So each try waits for a moment only, and the
     whole is tried again. Raises `TableBusy` after `seconds_max`.
     """
+    for limit in impatiently(seconds_max):
+
+        def impatient(conn: psycopg.Connection[TupleRow], limit: sql.Composed = limit) -> T:
+            conn.execute(limit)
+            return work(conn)
+
+        with suppress(errors.LockNotAvailable):
+            return run_transaction(supplier, impatient, operation=operation, **options)
+    raise TableBusy(
+        f"{operation}: for {seconds_max:g} s others have used what it must have alone (a long query, a "
+        "backup, a process that hangs); nothing was changed, try again later"
+    )
+
+
+def impatiently(seconds_max: float) -> Iterator[sql.Composed]:
+    """For each try what bounds its waits for locks, with pauses between, until time is over."""
     deadline = time.monotonic() + seconds_max
     seconds = ALONE_LOCK_SECONDS_MIN
-
-    def impatient(conn: psycopg.Connection[TupleRow]) -> T:
-        conn.execute(sql.SQL("set local lock_timeout = {}").format(round(1_000 * seconds)))
-        return work(conn)
-
     while True:
-        try:
-            return run_transaction(supplier, impatient, operation=operation, **options)
-        except errors.LockNotAvailable:
-            if time.monotonic() >= deadline:
-                raise TableBusy(
-                    f"{operation}: for {seconds_max:g} s others have used what it must have alone (a long "
-                    "query, a backup, a process that hangs); nothing was changed, try again later"
-                ) from None
+        yield sql.SQL("set local lock_timeout = {}").format(round(1_000 * seconds))
+        if time.monotonic() >= deadline:
+            return
         time.sleep(seconds)
         seconds = min(2 * seconds, ALONE_LOCK_SECONDS_MAX)
 
