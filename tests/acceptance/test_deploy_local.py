@@ -34,7 +34,7 @@ def test_a_deploy_works_sleeps_wakes_and_is_destroyed(tmp_path: Path) -> None:
     done = subprocess.run(
         COMMAND, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert (done.returncode, done.stderr) == (0, ""), f"{done.stdout}\n{done.stderr}"
     assert "nothing is left behind" in done.stdout
     assert _of_run(tmp_path) == [] and list(tmp_path.iterdir()) == []
 

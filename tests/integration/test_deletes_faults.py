@@ -98,8 +98,9 @@ def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
 
     def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
         *known, rows = real(self, *given, **more)
-        pending = [(one.deletion_id, one.condition) for one in Deletions(self).list()]
-        return *known, PlannedRows(rows.references, list({**dict(rows.deletions), **dict(pending)}.items()))
+        told = {row[0]: tuple(row) for row in rows.deletions}
+        pending = {one.deletion_id: (one.deletion_id, one.condition) for one in Deletions(self).list()}
+        return *known, PlannedRows(rows.references, [*{**pending, **told}.values()])
 
     patch.setattr(FileReferenceStore, "planned_at", every)
 
