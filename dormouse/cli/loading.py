@@ -99,8 +99,10 @@ def ingest(
     """
     files = given_files(paths, type, null, delimiter, encoding, header)
     keys, sort_keys = _names(key), _names(sort_key)
-    if not create and (keys or sort_keys or type):
-        raise InvalidInput("--key, --sort-key and --type go with --create: this table has its columns")
+    if not create and (keys or sort_keys):
+        raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
+    if not create:
+        _check_types(files)
     if key_row_number or (create and not keys):
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
@@ -124,6 +126,7 @@ def upsert(
             help="A boolean column of the files, not of the table: rows to delete.", show_default=False
         ),
     ] = None,
+    type: TypeOption = None,
     null: NullOption = None,
     delimiter: DelimiterOption = None,
     encoding: EncodingOption = None,
@@ -132,7 +135,8 @@ def upsert(
     engine: EngineOption = "auto",
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
-    files = given_files(paths, None, null, delimiter, encoding, header)
+    files = given_files(paths, type, null, delimiter, encoding, header)
+    _check_types(files)
     with session.open() as instance:
         found = instance.table(table)
         report = _added(
@@ -145,6 +149,15 @@ def upsert(
             lambda data, **how: found.upsert(data, deletes, **how),
         )
     _show(session, table, report)
+
+
+def _check_types(files: Files) -> None:
+    """A table that is there has its types; only how times are written can be said."""
+    if set(files.types) - set(files.time_formats):
+        raise InvalidInput(
+            "--type goes with --create: this table has its columns; "
+            "how times are written can be said of it, too, like column=date:%d.%m.%Y"
+        )
 
 
 def given_files(
@@ -221,7 +234,8 @@ def _made(
     if set(before.schema.names) != set(found.schema.names):
         columns = ", ".join(before.schema.names)
         raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")
-    yield found.files
+    # what is not shown is not guessed
+    yield replace(found.files, formats={}) if found.unsure else found.files
 
 
 @contextmanager

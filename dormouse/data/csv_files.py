@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_columns
-from dormouse.data.data_files import DataFile
+from dormouse.data.data_files import DataFile, Files
 from dormouse.data.text_format import (
     NeverClosed,
     TextFormat,
@@ -20,10 +21,13 @@ from dormouse.data.text_format import (
     opened,
     told,
 )
-from dormouse.data.text_values import UnfitText, read_types, typed
+from dormouse.data.text_values import TIMES, UnfitText, day_orders, read_types, typed
 from dormouse.errors import DependencyMissing, InvalidData
 from dormouse.model.schema import Schema
 from dormouse.model.types import STRING
+
+if TYPE_CHECKING:
+    from dormouse.data.sniffing import Sniffed
 
 _ADVICE = "; if it stands for null, say so (--null), or give the column another type (--type)"
 _NOT_UTF8 = "invalid UTF8"
@@ -33,6 +37,10 @@ _OTHER = "; say which encoding it has (--encoding), or make it one"
 
 class _Unreadable(InvalidData):
     """Its columns are those that are wanted, but a row is not."""
+
+
+class _Unsure(InvalidData):
+    """It can be read, in more than one way."""
 
 
 def csv_format(file: DataFile, schema: Schema) -> TextFormat:
@@ -56,19 +64,48 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
         return _sniffed(file, schema)
     except DependencyMissing:
         raise usual from None
+    except _Unsure:
+        raise
     except InvalidData as error:
         # of a file whose columns are found as usual, the first error tells what is wrong
         raise (usual if isinstance(usual, _Unreadable) and _NOT_UTF8 not in str(usual) else error) from None
 
 
 def _sniffed(file: DataFile, schema: Schema) -> TextFormat:
-    from dormouse.data.sniffing import sniff
+    from dormouse.data.sniffing import GUESSED, sniff
 
-    how = sniff(file, guess_encoding=False).format
+    # what was guessed of the load's first file, and shown, may be guessed of the others
+    guesses = any(one.encoding == GUESSED for one in file.given.formats.values())
+    found = sniff(file, guess_encoding=guesses)
+    how = replace(found.format, time_formats=_time_formats(found, file.given, schema))
     inside = [name for name in schema.names if name not in dict(file.folders)]
     if not how.has_header and file.given.header is False and len(how.names) == len(inside):
         how = replace(how, names=tuple(inside))
     return _tried(file, schema, how)
+
+
+def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[str, str], ...]:
+    """Days and months in the order of the load's first file; `InvalidData` where it cannot be told."""
+    kinds = {field.name: field.type for field in schema.fields}
+    wrong = next((name for name in given.time_formats if kinds.get(name) not in TIMES), None)
+    if wrong is not None:
+        kind = f"is {kinds[wrong]}" if wrong in kinds else "is not in the schema"
+        raise InvalidData(f"column {wrong!r} {kind}: no format of times goes with it")
+    first = {name: how for one in given.formats.values() for name, how in one.time_formats}
+    chosen = dict(found.format.time_formats)
+    for name, how in found.format.time_formats:
+        known, other = first.get(name, ""), found.unsure.get(name)
+        if kinds.get(name) not in TIMES or name in given.time_formats or known == how:
+            continue
+        if known in day_orders(how) and other is not None:
+            chosen[name] = known
+        elif known in day_orders(how) or other is not None:
+            what = f"could be {how} or {other}" if other else f"are {how}, those of the first file {known}"
+            raise _Unsure(
+                f"the times of column {name!r} {what}: say which (--type {name}={kinds[name]}:{how}; "
+                "in Python time_formats)"
+            )
+    return tuple(chosen.items())
 
 
 def _tried(file: DataFile, schema: Schema, how: TextFormat) -> TextFormat:

@@ -23,12 +23,16 @@ SAMPLE_ROWS = 5
 
 @dataclass(frozen=True)
 class Inferred:
-    """The schema, rows as they look, how the text is written, and the files with all that was found."""
+    """The schema, rows as they look, how the text is written, and the files with all that was found.
+
+    `unsure` are other formats of times that are taken to be day-first, and need not be.
+    """
 
     schema: Schema
     sample: pa.Table | None
     written: str
     files: Any
+    unsure: Mapping[str, str]
 
 
 def schema_like(
@@ -48,10 +52,12 @@ def infer(
     read, `InvalidSchema` when a column has no type of ours, or a key is none that can be.
     """
     sample, written, files = None, "", data
+    unsure: Mapping[str, str] = {}
     if are_paths(data):
         given = data if isinstance(data, Files) else Files(data)
         types = {**given.types, **types}
-        name, columns, sample, written, files = _of_files(replace(given, types=types))
+        name, columns, sample, files, unsure = _of_files(replace(given, types=types))
+        written = _as_shown(files, unsure)
         if given.row_number is not None:
             columns = {given.row_number: (LONG, False), **_unlike(columns, given.row_number)}
             row_keys = row_keys or [given.row_number]
@@ -61,7 +67,7 @@ def infer(
     if unknown is not None:
         raise InvalidSchema(f"{name} has no column {unknown!r}{did_you_mean(unknown, columns)}")
     columns = {one: (types.get(one, kind), null) for one, (kind, null) in columns.items()}
-    return Inferred(_schema(name, columns, row_keys, sort_keys, sample), sample, written, files)
+    return Inferred(_schema(name, columns, row_keys, sort_keys, sample), sample, written, files, unsure)
 
 
 _Columns = dict[str, tuple[DataType, bool]]
@@ -74,22 +80,28 @@ def _unlike(columns: _Columns, row_number: str) -> _Columns:
     return columns
 
 
-def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, str, Files]:
+def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
+    """How the text of the first file is written, as far as it is not as usual."""
+    how = [str(one) for one in files.formats.values()]
+    return "; ".join([*how, *(f"times of {name!r} could also be {one}" for name, one in unsure.items())])
+
+
+def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
     found = find_files(given)
     file = found[0]
     try:
         if file.kind == "csv":
-            columns, sample, written, given = _of_csv(file)
+            columns, sample, given, unsure = _of_csv(file)
         else:
-            columns, sample, written = _of_json(file) if file.kind == "json" else _of_parquet(file), None, ""
+            columns, sample, unsure = _of_json(file) if file.kind == "json" else _of_parquet(file), None, {}
     except InvalidData as error:
         text = str(error)
         raise InvalidData(f"file {file.name!r}{', ' if text.startswith('line ') else ' '}{text}") from None
     folders = {column: _of_text(value) for column, value in file.folders if column not in columns}
-    return file.name, {**columns, **folders}, sample, written, replace(given, found=tuple(found))
+    return file.name, {**columns, **folders}, sample, replace(given, found=tuple(found)), unsure
 
 
-def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, str, Files]:
+def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str]]:
     from dormouse.data.sniffing import sniff
 
     found = sniff(file, guess_encoding=True)
@@ -97,11 +109,10 @@ def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, str, Files]:
     known = replace(
         file.given,
         null_texts=how.null_texts[1:] if len(how.null_texts) > 1 else file.given.null_texts,
-        encoding=file.given.encoding or (how.encoding if how.encoding != "utf-8" else None),
         formats={str(file.path): how},
     )
     columns = {name: (kind, True) for name, kind in found.types.items()}
-    return columns, found.sample, str(how), known
+    return columns, found.sample, known, found.unsure
 
 
 def _of_json(file: DataFile) -> _Columns:

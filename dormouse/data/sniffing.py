@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
 from dormouse.data.text_format import UTF_8, TextFormat, column_of, header_of, open_csv, opened, told
-from dormouse.data.text_values import value_column
+from dormouse.data.text_values import other_order, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LONG, STRING, TIMESTAMP, DataType, Field
 
@@ -43,17 +43,21 @@ _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10
 """Of the lines of a file, at most one in so many comes before its rows."""
 _NONE = "(empty)"
-_GUESSED = "cp1252"
+GUESSED = "cp1252"
 
 
 @dataclass(frozen=True)
 class Sniffed:
-    """A file's format, the types of its columns, and its first rows, as texts."""
+    """A file's format, the types of its columns, and its first rows, as texts.
+
+    `unsure` are other formats of times whose days could be months.
+    """
 
     format: TextFormat
     types: Mapping[str, DataType]
     sample: pa.Table
     is_whole: bool
+    unsure: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
     """
     raw, is_whole = _head(file.path)
     encoding = file.given.encoding or guessed_encoding(raw)
-    if not guess_encoding and encoding == _GUESSED and file.given.encoding is None:
+    if not guess_encoding and encoding == GUESSED and file.given.encoding is None:
         raise InvalidData("is not UTF-8: say which encoding it has, like latin-1")
     text = _decoded(raw, encoding, is_whole)
     if not text.strip():
@@ -92,8 +96,13 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
         types, time_formats = _types(texts, found, file)
         chosen = {**time_formats, **file.given.time_formats}
         types = _confirmed(sample, how, types, {*file.given.types, *chosen})
+    others = {name: other_order(texts[name], one, is_whole=is_whole) for name, one in time_formats.items()}
     return Sniffed(
-        replace(how, encoding=encoding, time_formats=tuple(sorted(chosen.items()))), types, texts, is_whole
+        replace(how, encoding=encoding, time_formats=tuple(sorted(chosen.items()))),
+        types,
+        texts,
+        is_whole,
+        {name: other for name, other in others.items() if other is not None},
     )
 
 
@@ -122,10 +131,10 @@ def guessed_encoding(raw: bytes) -> str:
             f"line {line}: is not UTF-8, but other lines are: it has two encodings; make it one, or say which"
         )
     try:
-        raw.decode(_GUESSED)
+        raw.decode(GUESSED)
     except UnicodeDecodeError:
         raise InvalidData(f"line {line}: is not UTF-8; say which encoding it has, like latin-1") from None
-    return _GUESSED
+    return GUESSED
 
 
 def _is_other(line: bytes) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,12 +13,16 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.text_format import TextFormat
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, STRING, TIMESTAMP
+from dormouse.model.types import BYTES, DATE, STRING, TIMESTAMP
 from dormouse.model.values import bytes_of_base64
 
 _TEXTS = {TIMESTAMP, BYTES}
+TIMES = {DATE, TIMESTAMP}
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)
+_DAY_PARTS = re.compile("%[dmyY]")
+_LONG_YEARS = ("%d", "%m", "%Y"), ("%m", "%d", "%Y")
+_SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
 
 
 class UnfitText(InvalidData):
@@ -60,7 +66,7 @@ def value_column(  # noqa: PLR0911 one a kind
         return _nested(column, field)
     if not pa.types.is_string(column.type):
         return column
-    if time_format is not None:
+    if time_format is not None and field.type in TIMES:
         return _formatted(column, field, time_format)
     if field.type == TIMESTAMP:
         return _each(column, field, _times)
@@ -113,8 +119,32 @@ def _bytes(column: pa.Array) -> pa.Array:
     return pa.array(found, pa.binary())
 
 
-def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
-    """Times as a format has them, by DuckDB's strptime, which told that they are so."""
+def day_orders(time_format: str) -> list[str]:
+    """The format, and those that read its days as months, or of a short date as years."""
+    parts, between = tuple(_DAY_PARTS.findall(time_format)), _DAY_PARTS.split(time_format)
+    alike: Sequence[Sequence[str]] = next((one for one in (_LONG_YEARS, _SHORT_YEARS) if parts in one), [])
+    others = ["".join(chain(*zip_longest(between, one, fillvalue=""))) for one in alike if one != parts]
+    return [time_format, *others]
+
+
+def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | None:
+    """Another order of days and months in which the texts are other times; None where they can be none.
+
+    `is_whole`: there are no others, of which some may differ.
+    """
+    if column.null_count == len(column):
+        return None
+    for other in day_orders(time_format)[1:]:
+        parsed = _parsed(column, other)
+        if parsed.null_count == column.null_count and not (
+            is_whole and parsed.equals(_parsed(column, time_format))
+        ):
+            return other
+    return None
+
+
+def _parsed(column: pa.Array, time_format: str) -> pa.Array:
+    """By DuckDB's strptime, as its sniffer tells formats; null for what is none."""
     try:
         import duckdb
     except ImportError:
@@ -122,7 +152,12 @@ def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
     with duckdb.connect(config={"threads": 1}) as connection:
         texts = pa.table({"text": column})  # noqa: F841  # by its name in the statement
         found = connection.execute("select try_strptime(text, $1) from texts", [time_format])
-        parsed = found.to_arrow_table().column(0).combine_chunks()
+        return found.to_arrow_table().column(0).combine_chunks()
+
+
+def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
+    """Times as a format has them."""
+    parsed = _parsed(column, time_format)
     unfit = pc.index(pc.and_(pc.is_null(parsed), pc.is_valid(column)), True).as_py()
     if unfit >= 0:
         raise UnfitText(field, column[unfit].as_py(), unfit, f", written as {time_format}")

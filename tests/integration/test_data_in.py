@@ -67,6 +67,22 @@ def test_a_file_goes_in_by_one_command(cli: Callable[..., Any], tmp_path: Path) 
     assert json.loads(numbers) == [{"n": [0, 1, 2, 3]}]
 
 
+def test_how_times_are_written_is_said_of_a_table_that_is_there(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("k,day\n1,01/13/2020\n")
+    assert cli("ingest", "days", str(path), "--create", "--key", "k")[0] == 0
+    path.write_text("k,day\n2,03/04/2020\n")
+    for more in ((), ("--create",)):
+        code, _, err = cli("ingest", "days", str(path), *more)
+        assert code != 0 and "could be %d/%m/%Y or %m/%d/%Y: say which (--type day=date:%d/%m/%Y" in err
+    code, _, err = cli("ingest", "days", str(path), "--type", "k=string")
+    assert code == 2 and "--type goes with --create" in err
+    assert cli("ingest", "days", str(path), "--type", "day=date:%m/%d/%Y")[0] == 0
+    assert json.loads(cli("sql", "select max(day) as d from days", "--json")[1]) == [{"d": "2020-03-04"}]
+
+
 def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("k,t,v\n" + f"1,{'a' * 99},1\n" * 30_000 + "2,b,late\n")
