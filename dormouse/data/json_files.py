@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal, InvalidOperation
 from itertools import repeat
@@ -53,7 +54,27 @@ def json_types(file: DataFile) -> dict[str, DataType]:
             "map_inference_threshold = -1) limit 0",
             {"path": glob.escape(str(file.path))},
         )
-        return {str(one[0]): _type(one[1]) for one in found.description or ()}
+        types = {str(one[0]): _type(one[1]) for one in found.description or ()}
+        if any(_is_renamed(name, types) for name in types):
+            _check_keys(connection, file)
+        return types
+
+
+def _is_renamed(name: str, names: Iterable[str]) -> bool:
+    """Whether DuckDB may have called it so: it sees no difference between Name and name."""
+    stem = re.fullmatch(r"(.+)_\d+", name, re.DOTALL)
+    return stem is not None and any(one.casefold() == stem[1].casefold() for one in names)
+
+
+def _check_keys(connection: DuckDBPyConnection, file: DataFile) -> None:
+    """Refuses keys that differ by case only."""
+    keys = f"select distinct unnest(json_keys(json)) from read_json_objects({_FILE})"
+    found = connection.execute(keys, {"path": glob.escape(str(file.path))}).fetchall()
+    seen: dict[str, str] = {}
+    for (key,) in sorted(found):
+        other = seen.setdefault(key.casefold(), key)
+        if other != key:
+            raise InvalidData(f"has columns {other!r} and {key!r}, which differ by case only: rename one")
 
 
 def _type(found: Any) -> DataType:

@@ -17,6 +17,7 @@ from dormouse.data.portions import portions
 from dormouse.data.wide_rows import batch_rows
 from dormouse.errors import InvalidData, InvalidQuery, one_line
 from dormouse.model.schema import Schema
+from dormouse.model.types import DataType
 from dormouse.model.values import value_of_text
 
 BATCH_ROWS = 65_536
@@ -121,10 +122,27 @@ def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:
 
 
 def _check_json(file: DataFile, schema: Schema) -> None:
-    """A column that must not be null is in some object, and no object has another."""
+    """A column that must not be null is in some object, and no object has another, or other parts of one."""
     types = json_types(file)
     absent = [field.name for field in schema.fields if field.nullable and field.name not in types]
     _check(file, pa.schema([(name, pa.null()) for name in (*types, *absent)]), schema)
+    for name, found in types.items():
+        kind = schema.field(name).type
+        part = _unknown_part(found, kind)
+        if part is not None:
+            raise InvalidData(f"column {name!r} has a part {part!r}, which is not in the schema's {kind}")
+
+
+def _unknown_part(found: DataType, wanted: DataType) -> str | None:
+    """A part, at any depth, of which reading by the wanted type would say nothing."""
+    if found.element is not None and wanted.element is not None:
+        return _unknown_part(found.element, wanted.element)
+    known = {part.name: part.type for part in wanted.parts}
+    for part in found.parts if known else ():
+        inner = "" if part.name not in known else _unknown_part(part.type, known[part.name])
+        if inner is not None:
+            return f"{part.name}.{inner}".removesuffix(".")
+    return None
 
 
 def _check(file: DataFile, found: pa.Schema, schema: Schema) -> None:

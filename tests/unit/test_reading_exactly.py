@@ -79,3 +79,23 @@ def test_an_encoding_is_guessed_of_each_file(tmp_path: Path) -> None:
     assert inferred(written(tmp_path / "a", a_csv=latin, b_csv=utf8, c_csv=latin), "t") == ["café"] * 3
     with pytest.raises(InvalidData, match=r"b\.csv.* say which encoding"):
         inferred(written(tmp_path / "b", a_csv=utf8, b_csv=latin), "t")
+
+
+def test_keys_of_json_that_differ_by_case_only_are_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "a", a_jsonl='{"k": 1, "Name": "x"}\n{"k": 2, "name": "y"}\n')
+    with pytest.raises(InvalidData, match=r"a\.jsonl.* has columns 'Name' and 'name', which differ by case"):
+        infer(folder, ["k"])
+    with pytest.raises(InvalidData, match="which differ by case only"):
+        loaded(folder, "name", dm.STRING)
+    folder = written(tmp_path / "b", a_jsonl='{"k": 1, "Name": "x", "name_1": "y"}\n')
+    assert inferred(folder, "name_1") == ["y"]
+
+
+def test_no_part_of_an_object_is_left_out(tmp_path: Path) -> None:
+    first = '{"k": 1, "s": {"a": 1, "l": [{"b": 2}]}}\n'
+    folder = written(tmp_path / "a", a_jsonl=first, b_jsonl='{"k": 2, "s": {"a": 3}}\n')
+    assert inferred(folder, "s") == [{"a": 1, "l": [{"b": 2}]}, {"a": 3, "l": None}]
+    for part, told in (('{"A": 1}', "A"), ('{"a": 1, "b": 2}', "b"), ('{"l": [{"b": 2}, {"c": 3}]}', "l.c")):
+        folder = written(tmp_path / "b", a_jsonl=first, b_jsonl=f'{{"k": 2, "s": {part}}}\n')
+        with pytest.raises(InvalidData, match=rf"b\.jsonl': column 's' has a part '{told}', which is not in"):
+            inferred(folder, "s")
