@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_columns
 from dormouse.data.data_files import DataFile, Files
+from dormouse.data.odd_numbers import WatchedNumbers
 from dormouse.data.text_format import (
     NeverClosed,
     TextFormat,
@@ -133,10 +134,15 @@ def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
     fields = [one for one in schema.fields if one.name in types]
     texts = [one.name for one in fields if one.type == STRING and not one.nullable]
     with _located(file, how, rows), opened(file.path) as stream, ExitStack() as open_too:
-        batches = csv_rows(stream, how, types)
-        if texts and how.null_texts != _EMPTY:
+
+        def as_texts(names: list[str], how: TextFormat = how) -> Iterator[pa.RecordBatch]:
             again = open_too.enter_context(opened(file.path))
-            others = csv_rows(again, replace(how, null_texts=_EMPTY), types, texts)
+            return csv_rows(again, how, types | dict.fromkeys(names, pa.string()), names)
+
+        watched = WatchedNumbers(stream, how, file.given, fields)
+        batches = watched.checked(csv_rows(cast(BinaryIO, watched), how, types), as_texts)
+        if texts and how.null_texts != _EMPTY:
+            others = as_texts(texts, replace(how, null_texts=_EMPTY))
             batches = (_with_texts(*both) for both in zip(batches, others, strict=True))
         for batch in batches:
             yield typed(batch, schema, how)

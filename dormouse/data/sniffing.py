@@ -36,8 +36,8 @@ _OF_DUCKDB = {
 _READ = {BOOLEAN, LONG, DOUBLE, DATE}
 """What the reader takes by itself."""
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_LEADING_ZERO = r"^[+-]?0[0-9]+$"
-_WHOLE_AND_LONG = r"^[+-]?[0-9]{16,}$"
+_LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
+_WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from itertools import chain, zip_longest
 
 import pyarrow as pa
@@ -13,11 +14,13 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.text_format import TextFormat
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, DATE, STRING, TIMESTAMP
+from dormouse.model.types import BYTES, DATE, DOUBLE, FLOAT, STRING, TIMESTAMP, DataType
 from dormouse.model.values import bytes_of_base64
 
 _TEXTS = {TIMESTAMP, BYTES}
 TIMES = {DATE, TIMESTAMP}
+_LONG = {DOUBLE: r"^\s*[+-]?[0-9]{16,}\s*$", FLOAT: r"^\s*[+-]?[0-9]{8,}\s*$"}
+"""Whole numbers of more digits than are exact in any case."""
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)
 _DAY_PARTS = re.compile("%[dmyY]")
@@ -74,7 +77,25 @@ def value_column(  # noqa: PLR0911 one a kind
         return _each(column, field, _bytes, ": in text they are base64")
     if field.type == STRING:
         return pc.fill_null(column, "") if empties and not field.nullable else column
-    return _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
+    numbers = _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
+    check_exact(column, numbers, field)
+    return numbers
+
+
+def check_exact(texts: pa.Array, numbers: pa.Array, field: Field, inner: DataType | None = None) -> None:
+    """Refuses whole numbers that a floating one would round, also in lists and structs; `UnfitText`."""
+    kind = inner or field.type
+    if kind.element is not None:
+        check_exact(texts.flatten(), numbers.flatten(), field, kind.element)
+    if kind.parts:
+        for part, *both in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
+            check_exact(*both, field, part.type)
+    if kind not in _LONG or not pa.types.is_string(texts.type):
+        return
+    for row in pc.indices_nonzero(pc.match_substring_regex(texts, _LONG[kind])).to_pylist():
+        text = texts[row].as_py()
+        if Decimal(text.strip()) != numbers[row].as_py():
+            raise UnfitText(field, text, row, " exactly: decimal or string keeps it")
 
 
 def _each(column: pa.Array, field: Field, convert: Callable[[pa.Array], pa.Array], why: str = "") -> pa.Array:
@@ -101,9 +122,11 @@ def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> i
 def _nested(column: pa.Array, field: Field) -> pa.Array:
     """Lists and structs of texts."""
     try:
-        return column.cast(arrow_type(field.type))
+        values = column.cast(arrow_type(field.type))
     except _FAILED as error:
         raise InvalidData(f"column {field.name!r} does not fit {field.type}: {one_line(error)}") from None
+    check_exact(column, values, field)
+    return values
 
 
 def _times(column: pa.Array) -> pa.Array:

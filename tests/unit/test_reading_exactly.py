@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.data import sniffing, text_format
 from dormouse.data.infer import infer
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
@@ -99,3 +100,53 @@ def test_no_part_of_an_object_is_left_out(tmp_path: Path) -> None:
         folder = written(tmp_path / "b", a_jsonl=first, b_jsonl=f'{{"k": 2, "s": {part}}}\n')
         with pytest.raises(InvalidData, match=rf"b\.jsonl': column 's' has a part '{told}', which is not in"):
             inferred(folder, "s")
+
+
+def test_whole_numbers_are_exact_in_doubles_or_refused(tmp_path: Path) -> None:
+    exact = {dm.DOUBLE: (2**60, 10**22), dm.FLOAT: (2**24, 10**8)}
+    for kind, odd in ((dm.DOUBLE, 2**53 + 1), (dm.DOUBLE, 12345678901234567890), (dm.FLOAT, 2**24 + 1)):
+        texts = [f"k,v\n1,{odd}\n", f'k,v\n1,"{odd}"\n', f"k,v\n1, -{odd}\n", f"v,k\n{odd},1\n"]
+        for number, text in enumerate(texts):
+            folder = written(tmp_path / f"{odd}.{number}", a_csv=text)
+            with pytest.raises(
+                InvalidData, match=rf"a\.csv', line 2: column 'v' is .*{odd}'.* exactly: decimal"
+            ):
+                loaded(folder, "v", kind)
+        folder = written(tmp_path / str(odd), a_jsonl=f'{{"k": 1, "v": {odd}}}\n{{"k": 2, "v": 1.5}}\n')
+        with pytest.raises(InvalidData, match=rf"column 'v' is '{odd}', which does not fit .* exactly"):
+            loaded(folder, "v", kind)
+        folder = written(tmp_path / f"{odd}.l", a_jsonl=f'{{"k": 1, "v": [{{"x": [{odd}]}}]}}\n')
+        with pytest.raises(InvalidData, match=rf"'{odd}', which does not fit .* exactly"):
+            loaded(folder, "v", dm.LIST(dm.STRUCT([dm.Field("x", dm.LIST(kind), nullable=True)])))
+        texts = "".join(f"{number},{one}\n" for number, one in enumerate(exact[kind]))
+        folder = written(tmp_path / f"{odd}.exact", a_csv=f"k,v\n{texts}5,0.1234567890123456789\n")
+        assert loaded(folder, "v", kind)[:2] == [*exact[kind]]
+
+
+def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
+    rows = "".join(f"{number},9{number:04},2020-01-01 05:00\n" for number in range(3_000))
+    for late in ("01234", '"01234"', "-01", " 007", "0x1F"):
+        folder = written(tmp_path / "a", a_csv=f"k,zip,at\n{rows}7,{late},2020-01-01 05:00\n")
+        with pytest.raises(
+            InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code, .*zip=string"
+        ):
+            inferred(folder, "zip")
+    assert inferred(dm.Files(folder, types={"zip": dm.LONG}), "zip")[-1] == 31
+    assert inferred(dm.Files(folder, types={"zip": dm.STRING}), "zip")[-1] == "0x1F"
+    folder = written(tmp_path / "b", a_csv="k,zip\n1,12345\n", b_csv="k,zip\n02,01234\n")
+    with pytest.raises(InvalidData, match=r"b\.csv', line 2: column 'k' is '02'.* looks like a code"):
+        inferred(folder, "zip")
+    assert loaded(folder, "zip", dm.LONG) == [12345, 1234]
+
+
+def test_numbers_are_watched_whatever_the_blocks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_format, "CSV_BLOCK_BYTES", 64)
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
+    for width in range(0, 40, 3):
+        text = "k,v\n" + "1,22\n" * 40 + f"{'1' * (width % 18 + 1)},{'5' * (width + 1)}\n5,0123\n"
+        folder = written(tmp_path / str(width), a_csv=text)
+        with pytest.raises(InvalidData, match=r"column 'v' is '(0123|5{16,})'"):
+            inferred(dm.Files(folder, types={"v": dm.DOUBLE} if width > 16 else {}), "v")
