@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,9 +17,9 @@ from dormouse.errors import InvalidData, InvalidSchema, one_line
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
 from dormouse.model.types import LONG, STRING, DataType
-from dormouse.model.values import value_of_text
 
 SAMPLE_ROWS = 5
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,12 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
     except InvalidData as error:
         text = str(error)
         raise InvalidData(f"file {file.name!r}{', ' if text.startswith('line ') else ' '}{text}") from None
-    folders = {column: _of_text(value) for column, value in file.folders if column not in columns}
+    told = [dict(one.folders) for one in found]
+    folders = {
+        column: _of_texts([one.get(column) for one in told])
+        for column, _ in file.folders
+        if column not in columns
+    }
     return file.name, {**columns, **folders}, sample, replace(given, found=tuple(found)), unsure
 
 
@@ -156,13 +162,11 @@ def _of_arrow(found: pa.Schema) -> _Columns:
     return columns
 
 
-def _of_text(value: str | None) -> tuple[DataType, bool]:
-    """Of a folder's name: a whole number, or text."""
-    try:
-        value_of_text(Field("folder", LONG), value or "")
-    except ValueError:
-        return STRING, value is None
-    return (STRING if (value or "").startswith("0") and value != "0" else LONG), False
+def _of_texts(values: Sequence[str | None]) -> tuple[DataType, bool]:
+    """Of the names of folders: whole numbers, if all are written as such, or text."""
+    texts = [value for value in values if value is not None]
+    is_whole = bool(texts) and all(map(_WHOLE.fullmatch, texts))
+    return (LONG if is_whole else STRING), len(texts) < len(values)
 
 
 def _schema(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,10 @@ from dormouse.model.values import value_of_text
 BATCH_ROWS = 65_536
 _PART_BYTES_MIN = 16 * 1024 * 1024
 """Each part opens its file again."""
+
+_NUMBERS = {"int", "long", "double", "float", "decimal"}
+_NUMBER = re.compile(r"[+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?|nan|[+-]?inf(?:inity)?", re.IGNORECASE)
+"""Python also takes blanks and underscores, and the digits of any script."""
 
 _INDEX = "__index_level_"
 """What pandas calls an index that has no name."""
@@ -157,6 +162,8 @@ def _folder_values(file: DataFile, schema: Schema) -> Mapping[str, pa.Scalar]:
         if name not in schema:
             raise InvalidData(f"column {name!r}, which its folder tells, is not in the schema")
         field = schema.field(name)
+        if text is not None and field.type.name in _NUMBERS and not _NUMBER.fullmatch(text):
+            raise InvalidData(f"its folder says {name}={text}, and {name!r} is {field.type}")
         try:
             value = None if text is None else value_of_text(field, text)
             found[name] = pa.scalar(value, arrow_type(field.type))

@@ -150,3 +150,24 @@ def test_numbers_are_watched_whatever_the_blocks_are(tmp_path: Path, monkeypatch
         folder = written(tmp_path / str(width), a_csv=text)
         with pytest.raises(InvalidData, match=r"column 'v' is '(0123|5{16,})'"):
             inferred(dm.Files(folder, types={"v": dm.DOUBLE} if width > 16 else {}), "v")
+
+
+def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
+    for names, kind, values in (
+        (["2024_01", "2024_02"], dm.STRING, ["2024_01", "2024_02"]),
+        (["007", "10"], dm.STRING, ["007", "10"]),
+        (["10", "9007", "a"], dm.STRING, ["10", "9007", "a"]),
+        ([" 1", "+1", "-0", "\u0661"], dm.STRING, [" 1", "+1", "-0", "\u0661"]),
+        (["-3", "0", "12"], dm.LONG, [-3, 0, 12]),
+        (["1", "__HIVE_DEFAULT_PARTITION__"], dm.LONG, [1, None]),
+    ):
+        lake = tmp_path / names[0]
+        for name in names:
+            written(lake / f"p={name}", a_csv="k\n1\n")
+        assert infer(str(lake), ["k"]).schema.field("p").type == kind
+        assert inferred(str(lake), "p") == values
+    assert loaded(str(tmp_path / "007"), "p", dm.LONG) == [7, 10]
+    for wrong in ("2024_01", " 1"):
+        for kind in (dm.LONG, dm.DOUBLE, dm.DECIMAL(9, 0)):
+            with pytest.raises(InvalidData, match=rf"a\.csv': its folder says p={wrong}, and 'p' is "):
+                loaded(str(tmp_path / wrong), "p", kind)
