@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,8 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 _PACKED = {".gz", ".zst", ".bz2", ".lz4", ".zip"}
 _GLOB = set("*?[")
+_JSON = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*[{\]]|\{\s*[\"}])")
+"""An object, or an array of objects, however it is laid out."""
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 STDIN = "-"
 KNOWN = ".parquet, .csv, .tsv or .jsonl"
@@ -166,10 +169,10 @@ def kind_of(path: Path) -> Kind | None:
 def _kind_by_content(path: Path) -> Kind:
     """Of what has no name that tells it: Parquet and JSON begin as no CSV does."""
     with path.open("rb") as file:
-        head = file.read(64)
+        head = file.read(4096)
     if head.startswith(b"PAR1"):
         return "parquet"
-    return "json" if head.lstrip()[:2] in {b'{"', b"[{"} else "csv"
+    return "json" if _JSON.match(head) else "csv"
 
 
 def _is_data(path: Path, below: Path) -> bool:

@@ -72,7 +72,13 @@ def test_no_redirect_leads_from_the_open_to_what_is_private() -> None:
 
 
 def test_standard_input_is_read_by_what_it_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, rows in ((b"k\n1\n2\n", 2), (b'{"k": 1}\n', 1)):
+    for text, rows in (
+        (b"k\n1\n2\n", 2),
+        (b'{"k": 1}\n', 1),
+        (b'{\n  "k": 1\n}\n{\n  "k": 2\n}\n', 2),
+        (b'\xef\xbb\xbf{ "k": 1}\n', 1),
+        (b'[\n  {\n    "k": 1\n  }\n]\n', 1),
+    ):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text)))
         assert sum(batch.num_rows for batch in open_source("-", SCHEMA).batches) == rows
 
