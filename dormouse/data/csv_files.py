@@ -170,6 +170,8 @@ def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]
         raise _Unreadable(f"line {line:,}: {error}{_ADVICE}") from None
     except NeverClosed as error:
         raise _Unreadable(f"line {last_line(file.path, how):,}: {error}") from None
+    except UnicodeDecodeError:
+        raise _Unreadable(f"is not {how.encoding}{_OTHER}") from None
     except pa.ArrowInvalid as error:
         text = str(error)
         advice = _ADVICE if "invalid value" in text else _OTHER * (_NOT_UTF8 in text)

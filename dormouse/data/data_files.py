@@ -12,7 +12,7 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from dormouse.data.text_format import TextFormat
-from dormouse.errors import InvalidData, InvalidInput
+from dormouse.errors import InvalidData, InvalidInput, one_line
 from dormouse.model.types import DataType
 
 Kind = Literal["parquet", "csv", "json"]
@@ -124,7 +124,7 @@ def _files_of(text: str, given: Files) -> Iterator[DataFile]:
         from dormouse.data.remote_files import staged
 
         for path, name, keeper in staged(text, _is_name_of_data):
-            kind = given.kind or kind_of(path) or _kind_by_content(path)
+            kind = given.kind or kind_of(path) or _kind_by_content(path, name)
             folders = _told_by(name) if name.startswith("s3://") else ()
             yield DataFile(path, name, kind, given, folders, staged=keeper)
         return
@@ -166,10 +166,13 @@ def kind_of(path: Path) -> Kind | None:
     return KINDS.get(suffixes[-1]) if suffixes else None
 
 
-def _kind_by_content(path: Path) -> Kind:
+def _kind_by_content(path: Path, name: str) -> Kind:
     """Of what has no name that tells it: Parquet and JSON begin as no CSV does."""
-    with path.open("rb") as file:
-        head = file.read(4096)
+    try:
+        with path.open("rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise InvalidData(f"file {name!r} cannot be read: {one_line(error)}") from None
     if head.startswith(b"PAR1"):
         return "parquet"
     return "json" if _JSON.match(head) else "csv"

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import data_type
 from dormouse.data.data_files import DataFile, Files, are_paths, find_files
 from dormouse.data.given_rows import INDEX, as_arrow
-from dormouse.errors import InvalidData, InvalidSchema, one_line
+from dormouse.data.source_files import naming
+from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
 from dormouse.model.types import LONG, STRING, DataType
@@ -90,14 +91,11 @@ def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
 def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
     found = find_files(given)
     file = found[0]
-    try:
+    with naming(file):
         if file.kind == "csv":
             columns, sample, given, unsure = _of_csv(file)
         else:
             columns, sample, unsure = _of_json(file) if file.kind == "json" else _of_parquet(file), None, {}
-    except InvalidData as error:
-        text = str(error)
-        raise InvalidData(f"file {file.name!r}{', ' if text.startswith('line ') else ' '}{text}") from None
     told = [dict(one.folders) for one in found]
     folders = {
         column: _of_texts([one.get(column) for one in told])
@@ -131,8 +129,6 @@ def _of_parquet(file: DataFile) -> _Columns:
     try:
         with pq.ParquetFile(file.path, coerce_int96_timestamp_unit="us") as parquet:
             return _of_arrow(parquet.schema_arrow)
-    except OSError as error:
-        raise InvalidData(f"cannot be read: {error.strerror or one_line(error)}") from None
     except pa.ArrowInvalid:
         raise InvalidData("is not a Parquet file, or is damaged") from None
 

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
@@ -134,7 +135,7 @@ def _downloaded(url: str) -> tuple[Path, str, Staged]:
             expected = source.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
         raise InvalidData(f"{url!r} cannot be read: the server says {error.code} {error.reason}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         why = getattr(error, "reason", None) or error
         raise InvalidData(f"{url!r} cannot be read: {one_line(Exception(str(why)))}") from None
     if expected is not None and int(expected) != path.stat().st_size:

@@ -35,7 +35,7 @@ _INDEX = "__index_level_"
 
 def prepared(file: DataFile, schema: Schema) -> DataFile:
     """The file with what reading it needs; refuses one that cannot be read or has the wrong columns."""
-    with _naming(file):
+    with naming(file):
         if file.kind == "json":
             _check_json(file, schema)
             return file
@@ -71,7 +71,7 @@ def parts_of(files: Iterable[DataFile], bytes_min: int = _PART_BYTES_MIN) -> Ite
     """What can be read beside each other of prepared files: of Parquet files row groups of about so much."""
     for file in files:
         if file.group_bytes is None:
-            with _naming(file):
+            with naming(file):
                 yield FilePart(file, file.path.stat().st_size)
             continue
         for groups in portions(range(len(file.group_bytes)), file.group_bytes.__getitem__, bytes_min):
@@ -82,7 +82,7 @@ def read_file(
     file: DataFile, schema: Schema, row_groups: Sequence[int] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a prepared file, or of some row groups of one, streamed, as the schema has them."""
-    with _naming(file):
+    with naming(file):
         folders = _folder_values(file, schema)
         if file.kind == "csv":
             batches = csv_batches(file, schema)
@@ -181,13 +181,13 @@ def _with_folders(batch: pa.RecordBatch, folders: Mapping[str, pa.Scalar]) -> pa
 
 
 @contextmanager
-def _naming(file: DataFile) -> Iterator[None]:
+def naming(file: DataFile) -> Iterator[None]:
     """Puts the file's name before what is wrong with it."""
     try:
         yield
     except InvalidData as error:
         text = str(error)
-        begins = f"file {file.name!r}"
-        raise InvalidData(f"{begins}, {text}" if text.startswith("line ") else f"{begins}: {text}") from None
+        between = ", " if text.startswith("line ") else " " if text.startswith(("is ", "has ")) else ": "
+        raise InvalidData(f"file {file.name!r}{between}{text}") from None
     except (pa.ArrowException, OSError) as error:
         raise InvalidData(f"file {file.name!r} cannot be read: {one_line(error)}") from None

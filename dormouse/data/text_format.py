@@ -8,6 +8,7 @@ import io
 import re
 import uuid
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def _zipped(path: Path) -> Iterator[BinaryIO]:
                 )
             with archive.open(names[0]) as stream:
                 yield cast(BinaryIO, stream)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError) as error:
         raise InvalidData(f"is no zip file that can be read: {one_line(error)}") from None
 
 

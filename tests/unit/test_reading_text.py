@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.data import sniffing
 from dormouse.data.infer import infer
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData, InvalidSchema
@@ -241,6 +242,35 @@ def test_archives_of_several_files_are_refused(tmp_path: Path) -> None:
         archive.writestr("b.csv", "k\n2\n")
     with pytest.raises(InvalidData, match=r"is an archive of 2 files \(a\.csv, b\.csv"):
         read(tmp_path / "two.csv.zip", "k")
+
+
+def test_files_that_are_damaged_or_gone_are_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.csv.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.csv", "k,v\n" + "1,2\n" * 999)
+    packed = bytearray((tmp_path / "x.csv.zip").read_bytes())
+    packed[45:55] = bytes(10)
+    written(tmp_path, "x.csv.zip", bytes(packed))
+    written(tmp_path, "y.csv.gz", gzip.compress(b"k,v\n1,2\n" * 999)[:-20])
+    (tmp_path / "z.csv").mkdir()
+    gone = f"{tmp_path.as_uri()}/gone.csv"
+    for given in (
+        *(str(tmp_path / name) for name in ("x.csv.zip", "y.csv.gz")),
+        f"{tmp_path.as_uri()}/z.csv",
+        gone,
+    ):
+        for load in (lambda data: read(data, "k"), lambda data: rows_of(data, ID, TEXT)):
+            with pytest.raises(InvalidData, match=rf"^file '.*{given[-6:]}'.* (cannot be read|no zip file)"):
+                load(given)
+    with pytest.raises(InvalidData, match=f"file '{tmp_path}' cannot be read"):
+        rows_of(tmp_path.as_uri(), ID, TEXT)
+
+
+def test_bytes_that_are_not_of_the_encoding_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
+    text = b"id,v\n1,caf\xe9\n" + b"2,x\n" * 400_000 + b"3,\x81\n"
+    for files in (path := written(tmp_path, "x.csv", text), dm.Files(path, encoding="cp1252")):
+        with pytest.raises(InvalidData, match=r"^file '.*x\.csv' is not cp1252; say which encoding it has"):
+            read(files, "id")
 
 
 def test_an_existing_table_takes_a_file_as_it_is_written(tmp_path: Path) -> None:

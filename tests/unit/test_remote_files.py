@@ -30,6 +30,11 @@ class _Server(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
+        if self.path.startswith("/cut"):
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"ff\r\nk\n1\n")
+            return
         self.send_header("Content-Length", str(6 if self.path.startswith("/x") else 60))
         self.end_headers()
         self.wfile.write(b"k\n1\n2\n")
@@ -56,7 +61,12 @@ def test_a_url_is_read_as_a_file_and_its_copy_goes(server: str) -> None:
 
 
 def test_a_url_that_is_gone_or_ends_early_is_one_line(server: str) -> None:
-    for name, told in (("gone.csv", "the server says 404"), ("short.csv", "cannot be read|ended before")):
+    for name, told in (
+        ("gone.csv", "the server says 404"),
+        ("short.csv", "cannot be read|ended before"),
+        ("cut.csv", "cannot be read"),
+        ("a b.csv", "cannot be read"),
+    ):
         with pytest.raises(InvalidData, match=rf"{name}.*({told})"):
             find_files(f"{server}/{name}")
     with pytest.raises(InvalidData, match="a URL of https:// or s3://"):
