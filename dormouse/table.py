@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -132,20 +133,29 @@ class Table(ShownTable, Reading, Changing):
 
     def _load(self, data: Any, **how: Any) -> IngestReport:
         from dormouse.data.data_files import Files
+        from dormouse.files.row_numbers import numbering
         from dormouse.rounds.ingest import ingest
 
         # a DataFrame may have a column of this name
-        if isinstance(data, Files) and data.row_number is not None:
-            data = replace(data, first_row_number=self._next_number(data.row_number))
-        with self.changing():
+        with self.changing(), ExitStack() as until_committed:
+            if isinstance(data, Files) and data.row_number is not None:
+                until_committed.enter_context(numbering(self._tables.supplier, self._context.table))
+                data = replace(data, first_row_number=self._next_number(data.row_number))
             return ingest(self._context, data, **how, on_spark=ingest_on_spark)
 
     def _next_number(self, column: str) -> int:
-        """One more than the largest of a column of running numbers."""
-        if column not in self.schema:
+        """One more than the largest of a column of running numbers, also of rows that a filter hides."""
+        from dormouse.query import query
+
+        context = self._followed()
+        if column not in context.schema:
             raise InvalidData(f"table {self.name!r} has no column {column!r} for running numbers")
-        answer = self.sql(f"select coalesce(max({quoted(column)}) + 1, 0) from {quoted(self.name)}")
-        return int(answer.read_all().column(0)[0].as_py())
+        if context.properties.filter is None:
+            answer = self.sql(f"select coalesce(max({quoted(column)}) + 1, 0) from {quoted(self.name)}")
+            return int(answer.read_all().column(0)[0].as_py())
+        unfiltered = context.properties.model_copy(update={"filter": None})
+        rows = query(replace(context, table=replace(context.table, properties=unfiltered)), None, [column])
+        return max((max(batch.column(0).to_pylist()) + 1 for batch in rows if batch.num_rows), default=0)
 
     def changes(
         self,

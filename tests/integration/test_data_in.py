@@ -6,7 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +23,7 @@ from dormouse.client import connect as connect_service
 from dormouse.errors import InvalidData, InvalidProperties, TableNotFound
 from dormouse.instance import Instance, connect
 from dormouse.objects import open_store
+from dormouse.rounds import ingest as ingest_module
 from tests.conftest import BUCKET
 
 NAMES = ["a.b", "c d", 'e"f', "g'h", "i-j", "100%", "@timestamp", "1st", "e\u0301", "sp`k", "x,y", "br[0]"]
@@ -97,6 +100,43 @@ def test_data_may_have_a_column_row_number(lake: Instance) -> None:
     table = lake.create_table("t", like=data, row_keys=["row_number"])
     table.ingest(data.to_pandas())
     assert table.query().read_all().to_pylist() == data.to_pylist()
+
+
+def test_running_numbers_are_given_once(
+    lake: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that begins while another runs has the numbers after those of it."""
+    path = tmp_path / "x.csv"
+    path.write_text("v\n1\n2\n3\n")
+    files = dm.Files(str(path), row_number="n")
+    table = lake.create_table("numbered", like=files)
+    reading, second_done, found = Event(), Event(), ingest_module.open_source
+
+    def slow(*given: Any) -> Any:
+        if not reading.is_set():
+            reading.set()
+            second_done.wait(0.5)
+        return found(*given)
+
+    monkeypatch.setattr(ingest_module, "open_source", slow)
+    first = Thread(target=table.ingest, args=(files,))
+    first.start()
+    assert reading.wait(30)
+    table.ingest(files)
+    second_done.set()
+    first.join()
+    assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [*range(6)]
+
+
+def test_running_numbers_go_on_after_rows_that_a_filter_hides(lake: Instance, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f"t\n{datetime.now(UTC).isoformat()}\n2020-01-01T00:00:00Z\n")
+    files = dm.Files(str(path), row_number="n")
+    table = lake.create_table("aged", like=files)
+    table.set_properties(filter="age_off(t, 86400000)")
+    for _ in range(2):
+        table.ingest(files)
+    assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [0, 2]
 
 
 def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:

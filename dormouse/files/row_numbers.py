@@ -1,0 +1,43 @@
+"""Running numbers of a table's rows: one load gives them at a time, so that none is given twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from dormouse.errors import InstanceError, TableBusy
+from dormouse.model.table import TableRecord
+from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.postgres.opening import is_alive
+from dormouse.postgres.queries import load
+
+WAIT_SECONDS_MAX = 600.0
+_AGAIN_SECONDS = 0.2
+
+_QUERIES = load(__package__ or "", "row_numbers")
+
+
+@contextmanager
+def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[None]:
+    """Waits for the load that numbers rows of the table, and keeps others waiting until the end.
+
+    `TableBusy` when it takes too long; `InstanceError` at the end when the session that kept them was lost.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    # a session that is idle within a transaction keeps its lock through a pooler, too, and no snapshot;
+    # those that wait take none from the load that they wait for
+    with closing(supplier.limited()) as apart, apart.connection() as conn, conn.transaction():
+        while not conn.execute(_QUERIES["number_alone"].on(), {"table_id": table.table_id}).fetchall()[0][0]:
+            if time.monotonic() > deadline:
+                raise TableBusy(
+                    f"table {table.name!r}: another load gives its rows running numbers for more than "
+                    f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later"
+                )
+            time.sleep(_AGAIN_SECONDS)
+        yield
+        if not is_alive(conn):
+            raise InstanceError(
+                f"table {table.name!r}: the database was lost for a moment while rows got running numbers: "
+                "see whether another load gave the same ones"
+            )
