@@ -38,6 +38,8 @@ _READ = {BOOLEAN, LONG, DOUBLE, DATE}
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
 _WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
+_QUOTED = re.compile(r'(?:^|[,;|\t\r\n])"[^"]*(?:""[^"]*)*')
+"""A value in quotes, but for its end: it begins where one can, and a quote within another is a character."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DELIMITERS = (",", ";", "\t", "|")
 _TITLES_SHARE = 10
@@ -146,7 +148,7 @@ def _is_other(line: bytes) -> bool:
 
 
 def _decoded(raw: bytes, encoding: str, is_whole: bool) -> str:
-    """Whole rows, as far as can be told: up to the end of a line that no quote goes over."""
+    """Whole rows, as far as can be told: up to the end of a line that no value goes over."""
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
         text = decoder.decode(raw, final=is_whole).removeprefix("\ufeff")
@@ -156,8 +158,9 @@ def _decoded(raw: bytes, encoding: str, is_whole: bool) -> str:
     if is_whole:
         return text
     end = text.rfind("\n")
-    while end > 0 and text.count('"', 0, end) % 2:
-        end = text.rfind("\n", 0, end)
+    for start, stop in reversed([found.span() for found in _QUOTED.finditer(text) if "\n" in found[0][1:]]):
+        if start < end < stop:
+            end = text.rfind("\n", 0, start + 1)
     return text[: end + 1] if end > 0 else text
 
 

@@ -171,3 +171,16 @@ def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
         for kind in (dm.LONG, dm.DOUBLE, dm.DECIMAL(9, 0)):
             with pytest.raises(InvalidData, match=rf"a\.csv': its folder says p={wrong}, and 'p' is "):
                 loaded(str(tmp_path / wrong), "p", kind)
+
+
+def test_a_quote_within_a_value_ends_no_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 1_000)
+    rows = "".join(f'{number},"a, ""b""\nc",{number / 2}\n' for number in range(99))
+    for before in ('7,12" pipe,1.5\n', '7,12",1.5\n', ""):
+        folder = written(tmp_path, a_csv=f"k,t,v\n{before}{rows}")
+        assert [str(field.type) for field in infer(folder, ["k"]).schema.fields] == [
+            "long",
+            "string",
+            "double",
+        ]
+        assert inferred(folder, "t")[-1] == 'a, "b"\nc'
