@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 MEMORY = "1GB"
-BATCH_ROWS = 65_536
+BATCH_ROWS = 2_048
+"""As many as DuckDB makes at once: rows may be of any width, and who reads them puts small ones together."""
 _FILE = "$path, hive_partitioning = false"
 """DuckDB takes names for patterns, and has values of folders in place of those of the file."""
 

@@ -14,7 +14,9 @@ import pytest
 
 import dormouse as dm
 from dormouse.data import sniffing
+from dormouse.data.data_files import find_files
 from dormouse.data.infer import infer
+from dormouse.data.json_files import json_batches
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData, InvalidSchema
 
@@ -199,6 +201,15 @@ def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)])
     with pytest.raises(InvalidData, match="column 'v' is not in the schema"):
         open_source(str(tmp_path / "a.jsonl"), schema)
+
+
+def test_wide_objects_are_read_few_at_once(tmp_path: Path) -> None:
+    lines = "".join(f'{{"id": {number}, "v": {number}.5}}\n' for number in range(9_000))
+    file = find_files(written(tmp_path, "x.jsonl", lines))[0]
+    for kind in (dm.STRING, dm.DECIMAL(9, 1)):
+        batches = list(json_batches(file, [ID, dm.Field("v", kind)]))
+        assert max(batch.num_rows for batch in batches) <= 2_048
+        assert [n for batch in batches for n in batch["id"].to_pylist()] == [*range(9_000)]
 
 
 def test_folders_tell_columns(tmp_path: Path) -> None:
