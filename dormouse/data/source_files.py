@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_type, check_columns, conform
@@ -98,13 +99,13 @@ def read_file(
                 row += batch.num_rows
 
 
-def parquet_file(file: DataFile) -> pq.ParquetFile:
+def parquet_file(file: DataFile, int96_unit: str = "us") -> pq.ParquetFile:
     return pq.ParquetFile(
         file.path,
         memory_map=True,
         page_checksum_verification=True,
         # nanoseconds, as Arrow takes them by itself, end in 2262
-        coerce_int96_timestamp_unit="us",
+        coerce_int96_timestamp_unit=int96_unit,
     )
 
 
@@ -116,7 +117,34 @@ def _parquet(file: DataFile, schema: Schema, row_groups: Sequence[int] | None) -
         columns = None if len(plain) == len(found) else plain.names
         groups = range(parquet.metadata.num_row_groups) if row_groups is None else row_groups
         rows = batch_rows(file.path, parquet, groups, BATCH_ROWS)
-        yield from parquet.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
+        batches = parquet.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
+        found = [parquet.schema.column(number) for number in range(len(parquet.schema))]
+        int96 = [one.name for one in found if one.physical_type == "INT96" and one.path in plain.names]
+        yield from _whole(batches, file, rows, groups, int96) if int96 else batches
+
+
+def _whole(
+    batches: Iterator[pa.RecordBatch], file: DataFile, rows: int, groups: Sequence[int], int96: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """The batches; refuses nanoseconds, which are not read with them.
+
+    As nanoseconds, years that these have not wrap around, and whole microseconds times 1,000 likewise.
+    """
+    with parquet_file(file, "ns") as parquet:
+        finer = parquet.iter_batches(rows, row_groups=groups, columns=int96, use_threads=False)
+        fine, row = pa.record_batch({}), 0
+        for batch in batches:
+            if row == fine.num_rows:
+                fine, row = next(finer), 0
+            for name in int96:
+                nanoseconds = fine.column(name).slice(row, batch.num_rows).view(pa.int64())
+                whole = pc.multiply(batch.column(name).view(pa.int64()), 1_000)
+                if pc.any(pc.not_equal(nanoseconds, whole)).as_py():
+                    raise InvalidData(
+                        f"column {name!r} has nanoseconds, which a timestamp has not: round them"
+                    )
+            row += batch.num_rows
+            yield batch
 
 
 def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:

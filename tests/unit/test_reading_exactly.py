@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
@@ -184,3 +187,29 @@ def test_a_quote_within_a_value_ends_no_sample(tmp_path: Path, monkeypatch: pyte
             "double",
         ]
         assert inferred(folder, "t")[-1] == 'a, "b"\nc'
+
+
+@pytest.mark.parametrize("nanosecond", [0, 123])
+@pytest.mark.parametrize("second", [-1, 1_600_000_000])
+def test_nanoseconds_of_int96_are_refused(tmp_path: Path, second: int, nanosecond: int) -> None:
+    path = str(tmp_path / "x.parquet")
+    times = pa.array([None, *range(2_000), second * 10**9 + 1_000 + nanosecond], pa.timestamp("ns"))
+    whole = pc.multiply(times.view(pa.int64())[:-1], 1_000).view(times.type)
+    times = pa.chunked_array([whole, times[-1:]])
+    codes = pa.array(["a", "b"] * 1_001).dictionary_encode()
+    table = pa.table({"k": range(len(times)), "t": times, "code": codes})
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=700)
+    if nanosecond:
+        with pytest.raises(
+            InvalidData, match=r"x\.parquet': column 't' has nanoseconds, which a timestamp has"
+        ):
+            inferred(path, "t")
+    else:
+        assert inferred(path, "t")[-1] == datetime.fromtimestamp(second, UTC).replace(microsecond=1)
+
+
+def test_years_of_int96_are_those_that_nanoseconds_have_not(tmp_path: Path) -> None:
+    path, last = str(tmp_path / "x.parquet"), datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    table = pa.table({"k": [1], "t": pa.array([last], pa.timestamp("us", "UTC"))})
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    assert inferred(path, "t") == [last]
