@@ -27,7 +27,7 @@ _WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
 class Inferred:
     """The schema, rows as they look, how the text is written, and the files with all that was found.
 
-    `unsure` are other formats of times that are taken to be day-first, and need not be.
+    `unsure` are other formats that the times of a column could have, whose days could be months.
     """
 
     schema: Schema
