@@ -88,8 +88,8 @@ def check_exact(texts: pa.Array, numbers: pa.Array, field: Field, inner: DataTyp
     if kind.element is not None:
         check_exact(texts.flatten(), numbers.flatten(), field, kind.element)
     if kind.parts:
-        for part, *both in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
-            check_exact(*both, field, part.type)
+        for part, some, read in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
+            check_exact(some, read, field, part.type)
     if kind not in _LONG or not pa.types.is_string(texts.type):
         return
     for row in pc.indices_nonzero(pc.match_substring_regex(texts, _LONG[kind])).to_pylist():

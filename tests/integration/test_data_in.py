@@ -70,6 +70,7 @@ def test_a_file_goes_in_by_one_command(cli: Callable[..., Any], tmp_path: Path) 
     assert json.loads(numbers) == [{"n": [0, 1, 2, 3]}]
 
 
+@pytest.mark.slow
 def test_how_times_are_written_is_said_of_a_table_that_is_there(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
