@@ -246,10 +246,12 @@ def send_meanwhile(cloud: Cloud, bodies: list[str], resources: Resources) -> str
         queues = resources.commit.queues
         sqs.send_message(QueueUrl=queues[number % len(queues)], MessageBody=body)
     cloud.ask("/schedule", rule=rule_name(resources.garbage.rules[0]))
+    # the pause lambda may look at them in this moment: what renews those that are old
+    counts = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     kept = 0
     for url in resources.commit.queues:
-        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessages"])
-        kept += int(found["Attributes"]["ApproximateNumberOfMessages"])
+        found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=counts)["Attributes"]
+        kept += sum(int(found[count]) for count in counts)
     if kept != len(bodies):
         raise RunFailed(f"{kept} messages are kept of {len(bodies)} that were sent to the paused instance")
     return f"{kept} messages kept"
