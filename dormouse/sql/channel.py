@@ -12,6 +12,7 @@ import pickle
 import socket
 import struct
 import threading
+from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,9 @@ ROW_BYTES_MAX = 64 * 1024 * 1024
 FRAME_BYTES_MAX = 2 * ROW_BYTES_MAX
 TOGETHER_BYTES_MAX = 16 * 1024
 _HEADER = struct.Struct("!cQ")
-_CLASSES = (Parsed, Wanted, Enough, KeyRanges, Range, frozenset)
+_OF_KEYS = (datetime, timezone, timedelta, date)
+"""Of the values of keys, those that a pickle names by their class."""
+_CLASSES = (Parsed, Wanted, Enough, KeyRanges, Range, frozenset, *_OF_KEYS)
 _PLAIN = {f"{one.__module__}.{one.__qualname__}": one for one in _CLASSES}
 _ERRORS = {
     name: found

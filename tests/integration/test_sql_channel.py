@@ -14,10 +14,16 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import EngineFailed, InvalidQuery
+from dormouse.model.keys import min_value
+from dormouse.model.region import Range
+from dormouse.model.types import KEY_TYPES, DataType
 from dormouse.objects import open_store
 from dormouse.query.interruption import Interruption
+from dormouse.query.key_ranges import KeyRanges
 from dormouse.sql import channel, worker_process
 from dormouse.sql.channel import BATCH, SCHEMA, VALUE, failed, plain_value
+from dormouse.sql.scans import Enough
+from dormouse.sql.wanted import Wanted
 from dormouse.sql.workers import WorkerLimits, Workers
 
 GARBAGE = """
@@ -80,3 +86,11 @@ def test_only_plain_values_are_read() -> None:
     with pytest.raises(pickle.UnpicklingError, match=r"system is not expected"):
         plain_value(pa.py_buffer(pickle.dumps(_Evil())))
     assert failed(InvalidQuery("x")) == b'["InvalidQuery", "x"]'
+
+
+@pytest.mark.parametrize("kind", sorted(KEY_TYPES))
+def test_bounds_of_keys_of_every_type_are_read(kind: str) -> None:
+    smallest = min_value(DataType(kind))
+    ranges = KeyRanges({"k": [Range.exactly(smallest)], "l": [Range(min=smallest)]})
+    wanted = Wanted({"t": ranges}, Enough(3, True), explains=False, runs=True)
+    assert plain_value(pa.py_buffer(pickle.dumps(wanted))) == wanted

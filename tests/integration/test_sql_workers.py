@@ -21,9 +21,10 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError, InvalidQuery, QueryTooLarge
+from dormouse.model.keys import min_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, LONG
+from dormouse.model.types import BYTES, KEY_TYPES, LONG, DataType
 from dormouse.objects import open_store
 from dormouse.query.interruption import Interruption
 from dormouse.sql import worker_process
@@ -103,6 +104,16 @@ def test_what_a_statement_names_and_wants_is_told(workers: Workers, tmp_path: Pa
         wanted = there.wanted(schemas, parsed, [b"\x01"])
         assert wanted == here.wanted(schemas, parsed, [b"\x01"])
         assert wanted.ranges["t"]["k"] == (Range.exactly(3), Range.exactly(5))
+
+
+def test_bounds_of_keys_of_every_type_are_told(workers: Workers) -> None:
+    values = {kind: min_value(DataType(kind)) for kind in sorted(KEY_TYPES)}
+    schemas = {"t": Schema([Field(f"k_{kind}", DataType(kind)) for kind in values])}
+    statement = "SELECT * FROM t WHERE " + " AND ".join(f"k_{kind} = ${kind}" for kind in values)
+    with closing(workers.session(Interruption())) as there:
+        wanted = there.wanted(schemas, there.parsed(statement), values)
+    assert wanted.ranges["t"] == {f"k_{kind}": (Range.exactly(value),) for kind, value in values.items()}
+    assert lent(there) in workers.process_ids
 
 
 @pytest.mark.few(2)
