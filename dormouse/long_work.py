@@ -9,7 +9,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -172,19 +171,14 @@ def _rows(
     instance: Instance, asked: QueryAsked, interruption: Interruption, sessions: Sessions | None
 ) -> pa.RecordBatchReader:
     as_of: Any = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
-    more: dict[str, Any] = {"as_of": as_of, "interruption": interruption}
+    more: dict[str, Any] = {"as_of": as_of, "interruption": interruption, "sessions": sessions}
     if asked.table is None:
         parameters = parse_parameters(asked.parameters)
-        return instance.sql(str(asked.statement), parameters, sessions=sessions, **more)
+        return instance.sql(str(asked.statement), parameters, **more)
     table = instance.table(asked.table)
     schema = table.known_schema if as_of is None else table.schema_at(as_of)
-    where = parse_where(schema, asked.where)
-    if asked.descending:
-        from dormouse.sql.descending import descending
-
-        sql = partial(instance.sql, sessions=sessions, **more)
-        return descending(sql, table.name, schema, where, asked.columns, asked.limit, asked.offset)
-    return table.query(where, asked.columns, limit=asked.limit, offset=asked.offset, **more)
+    more |= {"limit": asked.limit, "offset": asked.offset, "descending": asked.descending}
+    return table.query(parse_where(schema, asked.where), asked.columns, **more)
 
 
 class _Watched:

@@ -145,17 +145,23 @@ class Table(ShownTable, Reading, Changing):
 
     def _next_number(self, column: str) -> int:
         """One more than the largest of a column of running numbers, also of rows that a filter hides."""
-        from dormouse.query import query
+        import pyarrow.compute as pc
+
+        from dormouse.history.moments import now
+        from dormouse.query.executor import parts
+        from dormouse.query.where import question
+        from dormouse.sql.one_table import value
 
         context = self._followed()
         if column not in context.schema:
             raise InvalidData(f"table {self.name!r} has no column {column!r} for running numbers")
         if context.properties.filter is None:
-            answer = self.sql(f"select coalesce(max({quoted(column)}) + 1, 0) from {quoted(self.name)}")
-            return int(answer.read_all().column(0)[0].as_py())
-        unfiltered = context.properties.model_copy(update={"filter": None})
-        rows = query(replace(context, table=replace(context.table, properties=unfiltered)), None, [column])
-        return max((max(batch.column(0).to_pylist()) + 1 for batch in rows if batch.num_rows), default=0)
+            return int(value(self._tables.sessions(), context, f"coalesce(max({quoted(column)}) + 1, 0)"))
+        at, unfiltered = now(context), context.properties.model_copy(update={"filter": None})
+        shown = replace(context, table=replace(context.table, properties=unfiltered))
+        some = parts(shown, question(shown.schema, None, [column], None), at)
+        numbers = (batch.column(0) for part in some for batch in part.rows(shown) if batch.num_rows)
+        return max((pc.max(one).as_py() + 1 for one in numbers), default=0)
 
     def changes(
         self,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dormouse.data.transform import quoted
 from dormouse.model.cut import When
 from dormouse.model.region import Region
 from dormouse.shaped_table import ShapedTable
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from dormouse.query import PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
+    from dormouse.sql.engine import Sessions
     from dormouse.sql.live_files import LiveFile
 
 
@@ -34,11 +33,12 @@ class Reading(ShapedTable):
         descending: bool = False,
         as_of: When | None = None,
         interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
     ) -> pa.RecordBatchReader:
         """The rows of a region, in key order, streamed.
 
         The first `offset` of them are read and left out. `descending` has those of the largest keys first;
-        they are sorted by DuckDB.
+        they are sorted by DuckDB, where `sessions` say, if not in this process.
 
         `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
         choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
@@ -50,11 +50,10 @@ class Reading(ShapedTable):
         from dormouse.query.where import LIMIT_MAX, checked_limit, checked_offset
 
         if descending:
-            from dormouse.sql.descending import descending as read
+            from dormouse.sql.one_table import descending as read
 
-            schema = self.schema if as_of is None else self.schema_at(as_of)
-            sql = partial(self.sql, as_of=as_of, interruption=interruption)
-            return read(sql, self.name, schema, where, columns, limit, offset)
+            sessions = sessions or self._tables.sessions()
+            return read(sessions, self._context, where, columns, limit, offset, interruption, as_of)
         most, offset = checked_limit(limit), checked_offset(offset)
         if most is not None:
             most = min(most + offset, LIMIT_MAX)
@@ -99,8 +98,9 @@ class Reading(ShapedTable):
         if where:
             first = [self._context.schema.key_names[0]]
             return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of))
-        answer = self.sql(f"select count(*) from {quoted(self.name)}", as_of=as_of)
-        return int(answer.read_all().column(0)[0].as_py())
+        from dormouse.sql.one_table import value
+
+        return int(value(self._tables.sessions(), self._context, "count(*)", as_of))
 
     def live_files(self, as_of: When | None = None) -> list[LiveFile]:
         """The Parquet files that hold the table's rows, now or at a moment, to be read without Dormouse.

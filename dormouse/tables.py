@@ -94,7 +94,7 @@ class Tables:
     ) -> pa.RecordBatchReader:
         from dormouse.sql.statements import sql
 
-        return sql(sessions or self._sessions(), self._named, statement, parameters, interruption, as_of)
+        return sql(sessions or self.sessions(), self._named, statement, parameters, interruption, as_of)
 
     def duckdb(self, where: Mapping[str, Where], as_of: When | None) -> DuckDBPyConnection:
         if not isinstance(where, Mapping):
@@ -122,7 +122,7 @@ class Tables:
     ) -> dict[str, PlanSummary]:
         from dormouse.sql.statements import explain_sql
 
-        sessions = sessions or self._sessions()
+        sessions = sessions or self.sessions()
         return explain_sql(sessions, self._named, statement, parameters, interruption, as_of)
 
     def close(self) -> None:
@@ -136,7 +136,8 @@ class Tables:
     def is_closed(self) -> bool:
         return self._closed.is_set()
 
-    def _sessions(self) -> Sessions:
+    def sessions(self) -> Sessions:
+        """Where statements run in this process."""
         if self._closed.is_set():
             raise InstanceError("the instance is closed")
         return self._engine.session

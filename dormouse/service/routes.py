@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -24,7 +23,6 @@ from dormouse.service.health import Readiness
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.running import Answer, Runner
 from dormouse.service.work import DocumentWork, Limits, QueryWork
-from dormouse.sql.descending import descending
 from dormouse.sql.engine import Sessions
 from dormouse.table import Table
 
@@ -177,18 +175,16 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
 
     def rows() -> Any:
         found = here.instance.table(table)
-        schema, as_of = _schema(found, body.as_of), _moment(body.as_of)
-        where = parse_where(schema, body.where)
-        if body.descending:  # a sort of any size, for which statements have processes of their own
-            sql = partial(here.instance.sql, as_of=as_of, interruption=interruption, sessions=here.sessions)
-            return descending(sql, found.name, schema, where, body.columns, body.limit, body.offset)
         return found.query(
-            where,
+            parse_where(_schema(found, body.as_of), body.where),
             body.columns,
             limit=body.limit,
             offset=body.offset,
-            as_of=as_of,
+            descending=body.descending,
+            as_of=_moment(body.as_of),
             interruption=interruption,
+            # a sort of any size, for which statements have processes of their own
+            sessions=here.sessions,
         )
 
     runner = here.statements if body.descending else here.lookups

@@ -25,6 +25,12 @@ class Named:
     names: Callable[[], Iterable[str]]
 
 
+def alone(context: TableContext) -> Named:
+    """One table that is known, for a statement that gives it the name by which it is known."""
+    found = {context.table.name: context}
+    return Named(like=lambda _: found, all=lambda: found, names=lambda: list(found))
+
+
 def meant(parsed: Parsed, tables: Named) -> dict[str, TableContext]:
     """The tables that a statement may read, by name; `InvalidQuery` for a name that means nothing."""
     found = dict(tables.all() if parsed.lists_tables else tables.like(parsed.names))

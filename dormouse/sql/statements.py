@@ -30,12 +30,12 @@ from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.schemas import again_if_moved, keeping_columns
 from dormouse.query.streams import heeding_signals, in_thread, undisturbed
 from dormouse.query.table_view import plan_query, plan_tables, summary
-from dormouse.query.where import question
+from dormouse.query.where import Question, question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
 from dormouse.sql.explained import explanation
 from dormouse.sql.failures import ReadFailed
-from dormouse.sql.named import Named, meant
+from dormouse.sql.named import Named, alone, meant
 from dormouse.sql.results import BATCH_ROWS, Rows
 from dormouse.sql.scans import Enough
 from dormouse.sql.selects import Select
@@ -79,6 +79,24 @@ def sql(
     return again_if_moved(lambda: made().reader())
 
 
+def sql_of(
+    sessions: Sessions,
+    context: TableContext,
+    asked: Question,
+    statement: str,
+    interruption: Interruption | None = None,
+    as_of: When | None = None,
+) -> pa.RecordBatchReader:
+    """The answer of a statement over the rows of one table that a question asks for, as that of `sql`.
+
+    Its limit is the statement's own. Raises also `TableNotFound`, and `SchemaMoved` when the columns are
+    others now.
+    """
+    interruption = interruption or Interruption()
+    made = _made(sessions, alone(context), statement, (), interruption, as_of, asked)
+    return made.reader()
+
+
 def explain_sql(
     sessions: Sessions,
     tables: Named,
@@ -107,8 +125,11 @@ class _Statement:
         parameters: Parameters,
         interruption: Interruption,
         as_of: When | None,
+        asked: Question | None = None,
     ) -> None:
+        """`asked` where it is over a part of one table's rows."""
         self.session = session
+        self.asked = asked
         self.text = statement
         self.parameters = parameters
         self.interruption = interruption
@@ -121,6 +142,9 @@ class _Statement:
             self.contexts = self.moments.contexts
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
+            if asked is not None:
+                ranges = dict.fromkeys(self.wanted.ranges, asked.ranges)
+                self.wanted = replace(self.wanted, ranges=ranges, enough=None)
             self.moments.read(self.wanted.ranges)
         except BaseException:
             session.close()
@@ -219,7 +243,8 @@ class _Statement:
     def _on_all(self) -> Rows:
         asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
         at = self.moments.all(list(self.wanted.ranges))
-        plans: list[QueryPlan] = plan_tables(asked, files_max=FILES_MAX, filtered_again=True, at=at)
+        filtered_again = self.asked is None
+        plans: list[QueryPlan] = plan_tables(asked, files_max=FILES_MAX, filtered_again=filtered_again, at=at)
         return self._on(
             {
                 name: [scan for group in plan.groups for scan in group]
@@ -289,7 +314,7 @@ class _Statement:
 
     def _select(self, name: str) -> Select:
         context = self.contexts[name]
-        asked = question(context.schema, None, None, None)
+        asked = self.asked or question(context.schema, None, None, None)
         now_ms = self.moments.milliseconds(name)
         return Select(context, asked, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
 

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import InvalidQuery, TableAlreadyExists
+from dormouse.errors import InvalidQuery, TableAlreadyExists, TableNotFound
 from dormouse.instance import Instance
+from dormouse.sql import parsed
 from dormouse.table import Table
 
 SCHEMA = dm.Schema(
@@ -58,6 +59,36 @@ def test_the_first_rows_are_in_order(table: Table) -> None:
     assert table.head(2, ["name"]).to_pylist() == [{"name": "n0"}, {"name": "n1"}]
     assert table.head().num_rows == 10
     assert table.head(0).num_rows == 0
+
+
+def test_the_last_rows_come_first_whatever_is_asked(
+    instance: Instance, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of lists that no statement could have, and of a handle that does not know what columns are called."""
+    monkeypatch.setattr(parsed, "STATEMENT_CHARACTERS_MAX", 1_000)
+    before, knowing = table.history.record_cut(), instance.table(table.name)
+    where = {"k": [*range(100, 900, 3), dm.Range(990, 995)], "name": ["n1", "n2", None], "x": dm.Range(26.0)}
+    expected = table.query(where).read_all().sort_by([("k", "descending")])
+    assert expected.num_rows > 50
+    assert table.query(where, descending=True).read_all() == expected
+    assert table.query(where, limit=7, offset=3, descending=True).read_all() == expected.slice(3, 7)
+    assert table.query({"k": []}, descending=True).read_all().num_rows == 0
+    table.rename_column("k", "key")
+    last = [{"key": 1_199}]
+    assert knowing.query({"name": "n2"}, ["key"], descending=True, limit=1).read_all().to_pylist() == last
+    assert table.query(where, descending=True, as_of=before).read_all() == expected
+
+
+def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, table: Table) -> None:
+    renamed, dropped = instance.table("order"), instance.create_table("other", SCHEMA)
+    instance.rename_table("order", "before")
+    instance.drop_table("other")
+    for name in ("order", "other"):
+        instance.create_table(name, SCHEMA).ingest(rows(0, 5))
+    assert renamed.count() == renamed.query(descending=True).read_all().num_rows == 1_400
+    for read in (dropped.query, dropped.count, lambda: dropped.query(descending=True)):
+        with pytest.raises(TableNotFound):
+            read()
 
 
 def test_files_are_read_without_dormouse(table: Table) -> None:
