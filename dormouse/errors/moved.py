@@ -6,4 +6,4 @@ from dormouse.errors.base import DormouseError
 
 
 class SchemaMoved(DormouseError):
-    """The table's columns are others than those that the work began with."""
+    """The table's columns, or its properties, are others than those that the work began with."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -146,19 +147,24 @@ class FileReferenceReads:
 
     def planned_on(
         self, partition_ids: Sequence[str], bounds: KeyBounds, conn: psycopg.Connection[Any]
-    ) -> tuple[int, int, int, str, PlannedRows]:
-        """The table's epoch, when that was made, the schema's version, the snapshot, and references.
+    ) -> tuple[int, int, int, bool, str, PlannedRows]:
+        """The table's epoch, when that was made, the schema's version, and references.
 
+        Before these, whether the properties by which rows are merged and hidden are still those that are
+        known, and the snapshot.
         All of one moment; those of some partitions, and the pending deletions that may be of rows within the
         bounds. One statement; `conn` is as `following` wants it.
         """
-        values = {"partition_ids": partition_ids, **bounds.arrays()}
+        known = self.table.properties
+        shown_by = json.dumps([known.aggregate, known.filter, known.newest_by])
+        values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan", values).fetchall() or (None,)
         if head is None or head[0] is None:
             raise TableNotFound.gone(self.table.name)
         if not all(row[-1] for row in rows):
             raise self._unknown_file(partition_ids, conn)
-        return head[0], head[6], head[9], head[1], PlannedRows([row[3:11] for row in rows], head[2] or ())
+        planned = PlannedRows([row[3:11] for row in rows], head[2] or ())
+        return head[0], head[6], head[9], head[5], head[1], planned
 
     def count_files_in(self, partition_ids: Sequence[str], references_max: int) -> int:
         """How many files some partitions refer to; at least so many, when they have more references."""

@@ -18,7 +18,7 @@ SCHEMAS_CHASED_MAX = 20
 
 
 def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
-    """What work gives that begins with the table's columns, as they are now.
+    """What work gives that begins with the table's columns and properties, as they are now.
 
     It begins again when they are others than is known here; also when it does not fit those that are known.
     """
@@ -32,7 +32,7 @@ def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
             raise
         except InvalidInput as error:
             now = context.followed()
-            if now.schema.version == context.schema.version:
+            if now is context:
                 raise
             context = now
             raise SchemaMoved(str(error)) from error

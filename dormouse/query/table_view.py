@@ -94,6 +94,7 @@ def plan_query(
     moment: Moment | None = None,
     *,
     filtered_again: bool = False,
+    begun: bool = False,
     at: Position | None = None,
 ) -> Iterator[tuple[Scan, ...]]:
     """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
@@ -101,11 +102,11 @@ def plan_query(
     All of it has the rows of the moment at which it began, or of the position `at`. When half of the table's
     `gc_delay_seconds` has passed since it began, what is left is planned as of a later moment that has the
     same rows, since files may be collected.
-    Raises `TableNotFound`, and `SchemaMoved` when the columns are others now; the iterator also `FileGone`. A
-    query that is planned again gives its moment: `QueryOvertaken` when the rows are others now, or a column
-    was dropped.
+    Raises `TableNotFound`, and `SchemaMoved` when the columns are others now, or the properties by which rows
+    are merged and hidden, unless it has `begun`; the iterator also `FileGone`. A query that is planned again
+    gives its moment: `QueryOvertaken` when the rows are others now, or a column was dropped.
     """
-    view = _View(context, filtered_again=filtered_again, at=at, moment=moment)
+    view = _View(context, filtered_again=filtered_again, begun=begun, at=at, moment=moment)
     first = view.first(ranges, PAGE_LEAVES)
     if moment is not None and at is None:
         if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
@@ -150,11 +151,13 @@ def plan_tables(
     *,
     files_max: int | None = None,
     filtered_again: bool = False,
+    begun: bool = False,
     at: Sequence[Position] | None = None,
 ) -> list[QueryPlan]:
     """A plan in one group for each table of one instance; all of them see the same moment, or each its own.
 
-    `InvalidQuery`, at once, when many leaves of a table have more than `files_max` files.
+    What has `begun` keeps the properties that it began with. Raises as `plan_query` does, and `InvalidQuery`,
+    at once, when many leaves of a table have more than `files_max` files.
     """
     if files_max is not None:
         for context, ranges in wanted:
@@ -166,12 +169,14 @@ def plan_tables(
         ]
     if len(wanted) == 1:
         [(context, ranges)] = wanted
-        return [_View(context, filtered_again=filtered_again).now(ranges, None).plan]
+        return [_View(context, filtered_again=filtered_again, begun=begun).now(ranges, None).plan]
     if not wanted:
         return []
 
     def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
-        views = [(_View(context, filtered_again=filtered_again), ranges) for context, ranges in wanted]
+        views = [
+            (_View(context, filtered_again=filtered_again, begun=begun), ranges) for context, ranges in wanted
+        ]
         return [view.within(conn, ranges, None).plan for view, ranges in views]
 
     return _in_one_snapshot(wanted[0][0], work)
@@ -204,7 +209,8 @@ def _ranges(context: TableContext, where: Where) -> KeyRanges:
 
 def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
     """What a query of some ranges would read; in memory it has a page of the plan at a time."""
-    view = _View(context, at=at)
+    # it is the same whether rows are merged and hidden, or not
+    view = _View(context, begun=True, at=at)
     leaves = context.partitions.tree().leaf_count
     if at is None and not ranges and leaves > PAGE_LEAVES_MAX:
         # all of a large table: its totals are known
@@ -222,6 +228,7 @@ class _View:
         context: TableContext,
         *,
         filtered_again: bool = False,
+        begun: bool = False,
         at: Position | None = None,
         moment: Moment | None = None,
     ) -> None:
@@ -229,6 +236,7 @@ class _View:
         self._moment = moment
         self._at = at
         self._filtered_again = filtered_again
+        self._has_begun = begun or (moment is not None and moment.snapshot is not None)
         self._is_further = False
         self._store = context.store
         self._partitions = context.partitions
@@ -247,11 +255,11 @@ class _View:
         tree = self.tree(ranges, whole=whole_tree)
         for _ in range(EPOCHS_CHASED_MAX):
             page = self._page(tree, ranges, leaves_max)
-            epoch, made_at, version, snapshot, rows = self._alone(
+            epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
                 partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
             )
             if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
-                self._check_schema(version)
+                self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             # split meanwhile: the partitions to ask for are others
             tree = self._partitions.at(epoch, made_at=made_at)
@@ -266,9 +274,9 @@ class _View:
             tree = self._partitions.tree_in(conn) if known is None else known
             page = self._page(tree, ranges, leaves_max)
             plan = partial(self._store.planned_on, page.partition_ids, self._bounds(ranges), conn)
-            epoch, made_at, version, snapshot, rows = self._store.own.following(plan, conn)
+            epoch, made_at, version, is_shown_so, snapshot, rows = self._store.own.following(plan, conn)
             if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
-                self._check_schema(version)
+                self._check_known(version, is_shown_so)
                 return _PlannedPage.of(page, ranges, rows, snapshot)
             known = None  # it is of another moment than the transaction
 
@@ -335,10 +343,12 @@ class _View:
         known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
         return _PlannedPage.of(page, ranges, known, snapshot)
 
-    def _check_schema(self, version: int) -> None:
-        """`SchemaMoved` when the columns are others now; a query that has begun keeps its own."""
+    def _check_known(self, version: int, is_shown_so: bool) -> None:
+        """`SchemaMoved` when columns or properties are others now; a query that has begun keeps its own."""
         if self._context.schema.knows(version):
-            return
+            if is_shown_so or self._has_begun or self._is_further:
+                return
+            raise SchemaMoved(f"the properties of table {self._context.table.name!r} were changed")
         if self._moment is None or self._moment.snapshot is None:
             raise SchemaMoved(f"the columns of table {self._context.table.name!r} were changed")
         self._moment.schema = keeping_columns(self._context).schema

@@ -38,6 +38,17 @@ def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFil
     `InvalidQuery` where no condition on a file's rows says which count: of tables that merge or hide rows,
     and of files that were written before columns were changed.
     """
+    at = None if as_of is None else position_of(context, as_of)
+
+    def listed(then: TableContext) -> list[LiveFile]:
+        _check_plain(then)
+        [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
+        return [_told(then, scan) for group in plan.groups for scan in group]
+
+    return on_current(context, listed) if at is None else listed(context.as_of(at))
+
+
+def _check_plain(context: TableContext) -> None:
     properties, name = context.properties, context.table.name
     transform = Transform.parse(context.schema, properties)
     if is_keyed(properties) or transform.aggregates or transform.age_off:
@@ -46,13 +57,6 @@ def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFil
             f"the property {which} of table {name!r} makes rows what no file has: read it by query, sql or "
             "instance.duckdb()"
         )
-    at = None if as_of is None else position_of(context, as_of)
-
-    def listed(then: TableContext) -> list[LiveFile]:
-        [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
-        return [_told(then, scan) for group in plan.groups for scan in group]
-
-    return on_current(context, listed) if at is None else listed(context.as_of(at))
 
 
 def _told(context: TableContext, scan: Scan) -> LiveFile:

@@ -243,8 +243,9 @@ class _Statement:
     def _on_all(self) -> Rows:
         asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
         at = self.moments.all(list(self.wanted.ranges))
-        filtered_again = self.asked is None
-        plans: list[QueryPlan] = plan_tables(asked, files_max=FILES_MAX, filtered_again=filtered_again, at=at)
+        plans: list[QueryPlan] = plan_tables(
+            asked, files_max=FILES_MAX, filtered_again=self.asked is None, begun=self.is_open, at=at
+        )
         return self._on(
             {
                 name: [scan for group in plan.groups for scan in group]
@@ -258,7 +259,8 @@ class _Statement:
         scans: list[Scan] = []
         files = 1 if enough.in_key_order else FIRST_FILES
         at = self.moments.of(name)
-        for group in plan_query(self.contexts[name], ranges, filtered_again=True, at=at):
+        plan = plan_query(self.contexts[name], ranges, filtered_again=True, begun=self.is_open, at=at)
+        for group in plan:
             if len(scans) + len(group) > files and scans:
                 found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
                 if found is not None:

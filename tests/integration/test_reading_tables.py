@@ -91,6 +91,31 @@ def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, tab
             read()
 
 
+def test_other_handles_follow_the_properties_that_make_other_rows(instance: Instance) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("n", dm.LONG), dm.Field("time", dm.LONG)])
+    table = instance.create_table("t", schema)
+    for _ in range(2):
+        table.ingest(pa.table({"k": [1, 2], "n": [3, 4], "time": [0, 1 << 60]}))
+    for changes in (
+        {"aggregate": "sum(n), max(time)"},
+        {"aggregate": None, "filter": "age_off(time, 1000)"},
+        {"filter": None},
+    ):
+        handles = [instance.table("t") for _ in range(6)]
+        table.set_properties(**changes)
+        expected = instance.sql("select * from t order by all").read_all().to_pylist()
+        assert handles[0].query().read_all().to_pylist() == expected
+        assert handles[1].query({"k": 2}).read_all().to_pylist() == [one for one in expected if one["k"] == 2]
+        assert handles[2].count({"n": dm.Range(0)}) == len(expected)
+        assert handles[3].count() == len(expected)
+        assert handles[4].query(descending=True).read_all().to_pylist() == expected[::-1]
+        if table.properties.aggregate or table.properties.filter:
+            with pytest.raises(InvalidQuery, match="makes rows what no file has"):
+                handles[5].live_files()
+        else:
+            assert len(handles[5].live_files()) == 2
+
+
 def test_files_are_read_without_dormouse(table: Table) -> None:
     """Divided files, deletions, other moments: DuckDB has the rows by the conditions alone."""
 
