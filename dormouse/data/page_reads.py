@@ -77,7 +77,8 @@ def row_group_starts(
 ) -> list[tuple[KeyValue, int]]:
     """The smallest key of each row group of a table's file on this machine, with its rows.
 
-    None of a file that is elsewhere, of one that cannot be read, and of keys of other types than numbers.
+    The key is as the file calls it. None of a file that is elsewhere, of one that cannot be read, and of keys
+    of other types than numbers.
     """
     if key.type not in (INT, LONG) or store.local_path(name) is None:
         return []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dormouse.context import TableContext
 from dormouse.data.page_reads import row_group_starts
+from dormouse.data.written import written_schema
+from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
 from dormouse.query.planner import Scan
 
 PART_ROWS = 131_072
@@ -18,10 +21,15 @@ FILES_MAX = 64
 """Of a group: of more files each is read too little for parts to pay."""
 
 
-def divided(context: TableContext, groups: Iterable[Sequence[Scan]]) -> Iterator[tuple[Scan, ...]]:
-    """The groups, in parts by their first row key: all rows of a part sort before those of the next."""
+def divided(
+    groups: Iterable[Sequence[Scan]], objects: ObjectStore, schema: Callable[[], Schema]
+) -> Iterator[tuple[Scan, ...]]:
+    """The groups, in parts by their first row key: all rows of a part sort before those of the next.
+
+    `schema` gives the columns, which know of a group that is come to by what its files were written.
+    """
     for scans in groups:
-        yield from _parts(context, scans)
+        yield from _parts(scans, objects, schema())
 
 
 def is_large(scans: Sequence[Scan]) -> bool:
@@ -29,20 +37,20 @@ def is_large(scans: Sequence[Scan]) -> bool:
     return sum(scan.byte_count or 0 for scan in scans) >= PART_BYTES_MIN
 
 
-def _parts(context: TableContext, scans: Sequence[Scan]) -> Iterator[tuple[Scan, ...]]:
-    name = context.schema.row_keys[0].name
+def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[tuple[Scan, ...]]:
+    name = schema.row_keys[0].name
     low: Any = None
-    for point in _points(context, scans):
+    for point in _points(scans, objects, schema):
         if part := _clipped(scans, name, Range(low, point)):
             yield part
         low = point
     yield tuple(scans) if low is None else _clipped(scans, name, Range(low))
 
 
-def _points(context: TableContext, scans: Sequence[Scan]) -> Iterator[Any]:
+def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[Any]:
     """Values of the first row key with about so many wanted rows between them."""
-    key = context.schema.row_keys[0]
-    wanted = [part.enclosing(key.name) for scan in scans for part in scan.slices]
+    name = schema.row_keys[0].name
+    wanted = [part.enclosing(name) for scan in scans for part in scan.slices]
     if not is_large(scans) or len(scans) > FILES_MAX or all(one.is_exact for one in wanted):
         return
     low: Any = None if any(one.min is None for one in wanted) else min(one.min for one in wanted)  # type: ignore[type-var]
@@ -50,7 +58,7 @@ def _points(context: TableContext, scans: Sequence[Scan]) -> Iterator[Any]:
     starts = [
         (value, rows)
         for scan in scans
-        for value, rows in row_group_starts(context.objects, scan.filename, scan.byte_count or 0, key)
+        for value, rows in _starts(scan, objects, schema)
         if high is None or value < high
     ]
     # as large as each other, since one is read as long as another is
@@ -63,6 +71,12 @@ def _points(context: TableContext, scans: Sequence[Scan]) -> Iterator[Any]:
             yield value
             low, rows = value, 0
         rows, left = rows + row_count, left - row_count
+
+
+def _starts(scan: Scan, objects: ObjectStore, schema: Schema) -> list[tuple[KeyValue, int]]:
+    # by the name that the key had: today's may be what another column was called
+    key = written_schema(schema, scan.filename).row_keys[0]
+    return row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
 
 
 def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...]:

@@ -215,7 +215,8 @@ class _Execution:
         if self._asked.limit is not None:  # the next group may be needless
             prepared = self._prepared(groups, start)
         else:
-            prepared = one_ahead(self._begun(self._prepared(divided(self._context, groups), start)))
+            parts = divided(groups, self._context.objects, lambda: self._moment.schema)
+            prepared = one_ahead(self._begun(self._prepared(parts, start)))
         while True:
             self._is_awaited.set()
             found = next(prepared, None)

@@ -48,7 +48,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def undivided(context: Any, *args: Any, **more: Any) -> list[Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor, "divided", lambda _, groups: groups)
+        patch.setattr(executor, "divided", lambda groups, *_: groups)
         rows: list[Any] = query(context, *args, **more).read_all().to_pylist()
     return rows
 
@@ -86,3 +86,14 @@ def test_a_key_is_looked_up_whole(instance: Instance, parts: list[int]) -> None:
     parts.clear()
     table.query({"k": 7}).read_all()
     assert parts == [1]
+
+
+def test_a_key_is_called_as_another_column_was(instance: Instance, parts: list[int]) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("note", dm.STRING)])
+    table = instance.create_table("renamed", schema)
+    for n in range(3):
+        table.ingest(pa.table({"k": range(n, 2_400, 3), "note": [f"this is note {n}"] * 800}))
+    table.drop_column("note")
+    table.rename_column("k", "note")
+    assert table.query().read_all()["note"].to_pylist() == list(range(2_400))
+    assert max(parts) > 1
