@@ -63,8 +63,9 @@ def literal(field: Field, value: Any) -> str:
     if field.type == DATE:
         return f"'{value.isoformat()}'::DATE"
     if field.type.precision is not None or field.type.is_floating:
-        # without quotes digits are a DECIMAL first: a DOUBLE would be rounded twice
-        return f"'{value}'::{kind}"
+        # without quotes digits are a DECIMAL first: a DOUBLE would be rounded twice. And DuckDB casts no
+        # exponent to a DECIMAL that has no whole digits
+        return f"'{value if field.type.is_floating else format(value, 'f')}'::{kind}"
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 

@@ -1,0 +1,23 @@
+"""Values as DuckDB's literals."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import duckdb
+
+from dormouse.model.schema import Field
+from dormouse.model.types import DECIMAL
+from dormouse.sql.conditions import literal
+
+
+def test_decimals_of_any_digits_are_what_they_are() -> None:
+    values = [
+        (Field("x", DECIMAL(precision, scale)), Decimal((sign, digits, -scale)))
+        for precision in range(1, 39)
+        for scale in {0, precision // 2, precision - 1, precision}
+        for digits in ((0,), (1,), (9,) * precision)
+        for sign in (0, 1)
+    ]
+    statement = f"SELECT {', '.join(literal(field, value) for field, value in values)}"
+    assert duckdb.sql(statement).fetchone() == tuple(value for _, value in values)
