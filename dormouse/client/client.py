@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode
 
 from dormouse.client.http import Http
@@ -25,7 +25,7 @@ from dormouse.model.table import check_table_name
 from dormouse.query.frames import pandas_of, polars_of
 from dormouse.query.parameters_json import parameters_json
 from dormouse.query.planner import PlanSummary
-from dormouse.query.where import checked_offset, question
+from dormouse.query.where import Question, checked_offset, question
 from dormouse.query.where_json import where_json
 
 if TYPE_CHECKING:
@@ -131,6 +131,21 @@ class Client:
         return {name: _summary(plan) for name, plan in plans.items()}
 
 
+class _Columns(NamedTuple):
+    """A table's columns as the service told them, and how it calls them as a whole."""
+
+    schema: Schema
+    schema_id: str
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> _Columns:
+        return _Columns(Schema.from_json(found["schema"]), found["schema_id"])
+
+    def where(self, asked: Question) -> dict[str, Any]:
+        """What is asked, written by these columns, which the service is told."""
+        return {"where": where_json(asked), "schema_id": self.schema_id}
+
+
 class RemoteTable:
     """One table of an instance, read by way of its query service."""
 
@@ -138,7 +153,7 @@ class RemoteTable:
         self.name = name
         self._client = client
         self._http = http
-        self._described: tuple[Schema, TableProperties] | None = None
+        self._known: _Columns | None = None
 
     def __repr__(self) -> str:
         return f"RemoteTable({self.name!r})"
@@ -154,24 +169,27 @@ class RemoteTable:
     def describe(self) -> tuple[Schema, TableProperties]:
         """The schema and properties, as they are now; `TableNotFound`."""
         found = self._http.json("GET", _path(self.name))
-        self._described = Schema.from_json(found["schema"]), TableProperties(**found["properties"])
-        return self._described
+        self._known = _Columns.of(found)
+        return self._known.schema, TableProperties(**found["properties"])
 
-    def _asked(self, ask: Callable[[Schema], T], as_of: When | None) -> T:
+    def _asked(self, ask: Callable[[_Columns], T], as_of: When | None) -> T:
         """What is answered to what fits the columns; again where those known here were changed since."""
         if as_of is not None:
             then = text_of_when(as_of)
             named = {"cut" if isinstance(then, int) else "as_of": then}
-            found = self._http.json("GET", f"{_path(self.name)}?{urlencode(named)}")
-            return ask(Schema.from_json(found["schema"]))
-        known = self.schema if self._described is None else self._described[0]
-        try:
-            return ask(known)
-        except InvalidInput:
-            now = self.schema
-            if now == known:
-                raise
-            return ask(now)
+            return ask(_Columns.of(self._http.json("GET", f"{_path(self.name)}?{urlencode(named)}")))
+        known = self._known or self._now()
+        while True:
+            try:
+                return ask(known)
+            except InvalidInput:
+                before, known = known, self._now()
+                if known == before:
+                    raise
+
+    def _now(self) -> _Columns:
+        self.describe()
+        return cast(_Columns, self._known)
 
     def query(
         self,
@@ -189,11 +207,11 @@ class RemoteTable:
         ends without an error is whole.
         """
 
-        def ask(schema: Schema) -> pa.RecordBatchReader:
-            asked = question(schema, where, columns, limit)
+        def ask(known: _Columns) -> pa.RecordBatchReader:
+            asked = question(known.schema, where, columns, limit)
             # those of the table as the service knows them
             wanted = None if columns is None else asked.columns
-            body = {"where": where_json(asked), "columns": wanted, "limit": limit, **_at(as_of)}
+            body = {**known.where(asked), "columns": wanted, "limit": limit, **_at(as_of)}
             body |= {"offset": offset} if checked_offset(offset) else {}
             body |= {"descending": True} if descending else {}
             return _answer(self._http, _path(self.name, "query"), body)
@@ -205,8 +223,8 @@ class RemoteTable:
     ) -> PlanSummary:
         """What a query would read: partitions, files, bytes. Raises `InvalidQuery`."""
 
-        def ask(schema: Schema) -> PlanSummary:
-            body = {"where": where_json(question(schema, where, None, None)), **_at(as_of)}
+        def ask(known: _Columns) -> PlanSummary:
+            body = {**known.where(question(known.schema, where, None, None)), **_at(as_of)}
             return _summary(self._http.json("POST", _path(self.name, "plan"), body))
 
         return self._asked(ask, as_of)
@@ -238,8 +256,9 @@ class RemoteTable:
     def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does."""
 
-        def ask(schema: Schema) -> int:
-            return sum(batch.num_rows for batch in self.query(where, schema.key_names[:1], as_of=as_of))
+        def ask(known: _Columns) -> int:
+            key = known.schema.key_names[:1]
+            return sum(batch.num_rows for batch in self.query(where, key, as_of=as_of))
 
         if where:
             return self._asked(ask, as_of)

@@ -49,6 +49,12 @@ class PlanRequest(_OfMoment):
         examples=[_WHERE],
     )
 
+    schema_id: str | None = Field(
+        default=None,
+        description="which columns `where` is written for, as the table's description has it: where they are "
+        "others now, it is refused",
+    )
+
 
 class _OfColumns(Request):
     columns: list[str] | None = Field(
@@ -132,6 +138,7 @@ class TableDescription(AnswerDocument):
     name: str
     layout: str
     table_schema: Schema = Field(alias="schema")
+    schema_id: str = Field(description="another once the columns are others")
     properties: dict[str, Any]
     counts: dict[str, Any] | None = None
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from dormouse.errors import InvalidInput
 from dormouse.instance import Instance
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
@@ -152,8 +153,7 @@ async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Re
 
     def make() -> Any:
         found = here.instance.table(table)
-        where = parse_where(_schema(found, body.as_of), body.where)
-        return found.explain(where, as_of=_moment(body.as_of))
+        return found.explain(_where(found, body), as_of=_moment(body.as_of))
 
     return Answer(here.lookups, "plan", DocumentWork(make))
 
@@ -176,7 +176,7 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
     def rows() -> Any:
         found = here.instance.table(table)
         return found.query(
-            parse_where(_schema(found, body.as_of), body.where),
+            _where(found, body),
             body.columns,
             limit=body.limit,
             offset=body.offset,
@@ -257,6 +257,14 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
 def _schema(found: Table, as_of: str | int | None) -> Schema:
     """The columns of now, as a table has them that was just looked up, or of a moment."""
     return found.known_schema if as_of is None else found.schema_at(_moment(as_of))
+
+
+def _where(found: Table, body: documents.PlanRequest) -> dict[str, Any]:
+    """What is asked of the columns; `InvalidInput` where they are others than those that it is written by."""
+    schema = _schema(found, body.as_of)
+    if body.schema_id not in (None, wire.schema_id(found, schema)):
+        raise InvalidInput(f"the columns of table {found.known_name!r} were changed: look it up again")
+    return parse_where(schema, body.where)
 
 
 def _moment(as_of: str | int | None) -> Any:

@@ -18,9 +18,15 @@ def table(found: Table, schema: Schema, status: TableStatus | None) -> dict[str,
         "name": found.name,
         "layout": found.layout,
         "schema": schema.to_json(),
+        "schema_id": schema_id(found, schema),
         "properties": found.properties.model_dump(),
     }
     return described if status is None else {**described, "counts": json_value(status)}
+
+
+def schema_id(found: Table, schema: Schema) -> str:
+    """Which columns of which table these are: another once either is another."""
+    return f"{found.context.table.uuid}.{schema.version}"
 
 
 def partition(found: Partition) -> dict[str, Any]:

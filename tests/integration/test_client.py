@@ -19,6 +19,7 @@ from tls import CertificateAuthority
 
 import dormouse as dm
 from dormouse.client import Client, connect
+from dormouse.client.client import RemoteTable
 from dormouse.errors import (
     DormouseError,
     InstanceError,
@@ -282,6 +283,30 @@ def test_a_table_that_was_dropped_is_an_error(instance: dm.Instance, client: Cli
     for ask in asks:
         with pytest.raises(TableNotFound, match="table 'gone' does not exist"):
             ask()
+
+
+def test_a_question_is_written_by_the_columns_of_now(instance: dm.Instance, client: Client) -> None:
+    """As FLOAT has it, 0.1 is another number."""
+
+    def made(kind: Any) -> tuple[dm.Table, list[RemoteTable]]:
+        table = instance.create_table(
+            "turned", dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("f", kind)])
+        )
+        return table, [client.table("turned") for _ in range(3)]
+
+    def check(table: dm.Table, before: list[RemoteTable]) -> None:
+        table.ingest(pa.table({"k": [1], "f": [0.1]}))
+        assert before[0].query({"f": 0.1}).read_all().to_pylist() == [{"k": 1, "f": 0.1}]
+        assert before[1].query({"f": 0.1}, descending=True).read_all().num_rows == 1
+        assert before[2].count({"f": dm.Range(0.05, 0.1, max_inclusive=True)}) == 1
+        instance.drop_table("turned")
+
+    table, before = made(dm.FLOAT)
+    table.widen_column("f", dm.DOUBLE)
+    check(table, before)
+    _, before = made(dm.FLOAT)
+    instance.drop_table("turned")
+    check(made(dm.DOUBLE)[0], before)
 
 
 def test_others_read_an_answer_without_python(client: Client) -> None:
