@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dormouse.context import TableContext
@@ -160,8 +161,8 @@ def plan_tables(
     at once, when many leaves of a table have more than `files_max` files.
     """
     if files_max is not None:
-        for context, ranges in wanted:
-            check_files(context, ranges, files_max)
+        for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
+            check_files(context, ranges, files_max, position)
     if at is not None:
         return [
             _View(context, filtered_again=filtered_again, at=position).first(ranges, None).plan
@@ -182,12 +183,17 @@ def plan_tables(
     return _in_one_snapshot(wanted[0][0], work)
 
 
-def check_files(context: TableContext, ranges: KeyRanges, files_max: int) -> None:
-    """`InvalidQuery` when the first of many leaves have too many files already."""
-    page = first_page(_View(context).tree(ranges), ranges, MANY_LEAVES)
+def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Position | None = None) -> None:
+    """`InvalidQuery` when the first of many leaves have too many files already, now or at a position."""
+    view = _View(context, at=at)
+    page = first_page(view.tree(ranges), ranges, MANY_LEAVES)
     if page.rest is None:
         return
-    if context.store.count_files_in(page.partition_ids, 2 * files_max) > files_max:
+    if at is None:
+        files = context.store.count_files_in(page.partition_ids, 2 * files_max)
+    else:
+        files = view.first(ranges, MANY_LEAVES).plan.summary.files
+    if files > files_max:
         raise InvalidQuery(
             f"the statement would read more than {files_max:,} files of table {context.table.name!r}: narrow "
             "its row keys, or compact the table"
@@ -246,8 +252,7 @@ class _View:
         """The first page of what is wanted, as it is at the view's moment; without `leaves_max` all."""
         if self._at is None:
             return self.now(ranges, leaves_max, whole_tree=whole_tree)
-        tree = self._partitions.at(self._at.epoch, made_at=self._at.made_at)
-        return self._as_of(tree, self._at.snapshot, ranges, leaves_max)
+        return self._as_of(self.tree(ranges), self._at.snapshot, ranges, leaves_max)
 
     def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
         """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
@@ -345,16 +350,17 @@ class _View:
 
     def _check_known(self, version: int, is_shown_so: bool) -> None:
         """`SchemaMoved` when columns or properties are others now; a query that has begun keeps its own."""
-        if self._context.schema.knows(version):
-            if is_shown_so or self._has_begun or self._is_further:
-                return
-            raise SchemaMoved(f"the properties of table {self._context.table.name!r} were changed")
+        has_begun = self._has_begun or self._is_further
+        if self._context.schema.knows(version) and (is_shown_so or has_begun):
+            return
         if self._moment is None or self._moment.snapshot is None:
-            raise SchemaMoved(f"the columns of table {self._context.table.name!r} were changed")
+            raise SchemaMoved(f"columns or properties of table {self._context.table.name!r} were changed")
         self._moment.schema = keeping_columns(self._context).schema
 
     def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
         """What is known of the tree; a process that asks once reads only the part that has the ranges."""
+        if self._at is not None:
+            return self._partitions.at(self._at.epoch, made_at=self._at.made_at)
         cached = self._partitions.cached()
         if cached is not None:
             return cached

@@ -9,7 +9,7 @@ import duckdb
 from dormouse.context import TableContext
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
-from dormouse.model.cut import When
+from dormouse.model.cut import Position, When
 from dormouse.objects import ObjectStore
 from dormouse.query.file_checks import check_columns, checked_sizes
 from dormouse.query.key_ranges import KeyRanges
@@ -46,7 +46,7 @@ def opened(
         name: question(context.schema, where.get(name), None, None) for name, context in contexts.items()
     }
     for name, one in asked.items():
-        if name not in refused and (why := _refusal(contexts[name], one.ranges)):
+        if name not in refused and (why := _refusal(contexts[name], one.ranges, moments.of(name))):
             refused[name] = why
     planned = {name: one for name, one in asked.items() if name not in refused}
     moments.read(planned)
@@ -124,10 +124,10 @@ def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
     return None
 
 
-def _refusal(context: TableContext, ranges: KeyRanges) -> str | None:
+def _refusal(context: TableContext, ranges: KeyRanges, at: Position | None) -> str | None:
     """Why a table has too many files to be planned whole."""
     try:
-        check_files(context, ranges, FILES_MAX)
+        check_files(context, ranges, FILES_MAX, at)
     except InvalidQuery as error:
         return str(error)
     return None

@@ -19,6 +19,7 @@ from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery, QueryOvertaken, TableNotFound
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
+from dormouse.history import moments
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,
@@ -289,10 +290,13 @@ def test_too_many_files_of_many_leaves_are_refused_before_they_are_planned(
 ) -> None:
     monkeypatch.setattr(table_view, "MANY_LEAVES", 5)
     table = new_table()
+    empty = moments.now(table)
     for key in range(LEAVES):
         add(table, key, f"a{key:02}")
-    with pytest.raises(InvalidQuery, match="more than 3 files of table 't': narrow its row keys"):
-        plan_tables([(table, EVERYTHING)], files_max=3)
+    for then in (None, [moments.now(table)]):
+        with pytest.raises(InvalidQuery, match="more than 3 files of table 't': narrow its row keys"):
+            plan_tables([(table, EVERYTHING)], files_max=3, at=then)
+    assert plan_tables([(table, EVERYTHING)], files_max=3, at=[empty])[0].filenames == ()
     [plan] = plan_tables([(table, at(3, 5))], files_max=3)
     assert plan.filenames == ("a03", "a04")
 
