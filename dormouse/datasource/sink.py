@@ -19,6 +19,7 @@ from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.datasource.options import TableOptions, WriteOptions
 from dormouse.errors import JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
+from dormouse.model.edited import check_not_edited
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -64,7 +65,7 @@ class Load:
         attempts, attempt = context.attempts, context.attempts.begin(context.table, loads=True)
         try:
             context, attempt = context.writing_for(attempt)
-            check_fits(given, context.schema)
+            check_takes(context, given)
             # Spark's writers cannot ask that rows be moved: a file a leaf would be tasks times leaves
             properties = context.properties.model_copy(
                 update={"ingest_file_writing": "one_reference_per_leaf"}
@@ -91,6 +92,12 @@ class Load:
                 sorter.add(batch, self.lookup.indexes(batch))
                 rows += batch.num_rows
             return Written(rows, tuple(files.write(sorter)))
+
+
+def check_takes(context: TableContext, given: StructType) -> None:
+    """`InvalidData` for columns that are not the table's; `NotARowTable` where rows are edited."""
+    check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
+    check_fits(given, context.schema)
 
 
 def told(kind: type[T], messages: Sequence[object]) -> list[T]:
@@ -125,7 +132,7 @@ class TableWriter(DataSourceArrowWriter):
         ingest_id = options.ingest_id or uuid.uuid4().hex
         with options.of.open(writes=True) as table:
             context = table.context
-            check_fits(schema, context.schema)
+            check_takes(context, schema)
             is_applied = context.store.is_applied(commit_id(ingest_id))
             return TableWriter(options.of, ingest_id, None if is_applied else Load.begun(context, schema))
 

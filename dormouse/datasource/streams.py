@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.options import ReadOptions, StreamOptions
-from dormouse.datasource.sink import Load, Written, files_of, told
+from dormouse.datasource.sink import Load, Written, check_takes, files_of, told
 from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
@@ -34,7 +34,6 @@ from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared
 from dormouse.query.schemas import seen_by
 from dormouse.rounds.ingest_commit import with_place
-from dormouse.spark.ingest import check_fits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +159,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         with options.of.open(writes=True, goes_on=True) as table:
-            check_fits(schema, table.context.schema)
+            check_takes(table.context, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task = TaskContext.get()
