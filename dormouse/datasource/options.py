@@ -68,8 +68,8 @@ class TableOptions:
     def open(self, *, writes: bool = False, goes_on: bool = False) -> Iterator[Table]:
         """The table, of an instance that is closed at the end.
 
-        `writes`: raises for an instance that is a copy. `goes_on`: another process began what is written, or
-        has looked whether database and objects belong together, which takes several requests of S3.
+        `writes`: raises for an instance that is a copy. `goes_on`: it is read from, and another process has
+        looked whether database and objects belong together, which takes several requests of S3.
         """
         with self._instance(writes=writes, goes_on=goes_on) as instance:
             if writes and instance.refusal is not None:
@@ -82,14 +82,15 @@ class TableOptions:
             from dormouse.objects import open_store
             from dormouse.settings import load_settings
 
-            if goes_on and not writes:
+            if goes_on:
                 return Instance(self.dsn, open_store(self.objects), load_settings(), read_only=True)
             return connect(self.dsn, self.objects, read_only=not writes)
         from dormouse.embedded.local import local, opened_again, prepare
 
         path = _existing(str(self.instance))
         prepare(path, read_only=True)
-        return opened_again(path) if goes_on and writes else local(path, read_only=not writes)
+        # between its tasks and its commit no process of another write has the folder open
+        return opened_again(path) if writes else local(path, read_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class TableWriter(DataSourceArrowWriter):
             return
         attempt, objects = self.load.attempt, self.load.objects
         files = files_of(told(Written, messages), objects, self.load.properties)
-        with self.of.open(writes=True, goes_on=True) as table:
+        with self.of.open(writes=True) as table:
             context = table.context
             with refusals_named(context, self.ingest_id, attempt.schema_version):
                 # a task that Spark repeated, or ran twice, may still write
@@ -164,5 +164,5 @@ class TableWriter(DataSourceArrowWriter):
         What was written to a table that was dropped meanwhile goes with that.
         """
         if self.load is not None:
-            with suppress(TableNotFound), self.of.open(writes=True, goes_on=True) as table:
+            with suppress(TableNotFound), self.of.open(writes=True) as table:
                 table.context.attempts.discard(self.load.attempt, leftovers=True)

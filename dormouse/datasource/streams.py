@@ -158,7 +158,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
-        with options.of.open(writes=True, goes_on=True) as table:
+        with options.of.open(writes=True) as table:
             check_takes(table.context, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -166,7 +166,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         query_id = None if task is None else task.getLocalProperty(QUERY_ID)
         if query_id is None:
             raise JobFailed("Spark does not tell which query a batch is of")
-        with self._options.of.open(writes=True, goes_on=True) as table:
+        with self._options.of.open(writes=True) as table:
             context = table.context
             load = Load.begun(context, self._schema)
             try:
@@ -179,7 +179,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
         parts = told(_BatchPart, messages)
         if not parts:
             return
-        with self._options.of.open(writes=True, goes_on=True) as table:
+        with self._options.of.open(writes=True) as table:
             context, attempts = table.context, [part.attempt for part in parts]
             placed = [replace(p.written, files=with_place(p.attempt, p.written.files)) for p in parts]
             files = files_of(placed, context.objects, context.properties)
@@ -203,7 +203,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # type: ignore[override]  # noqa: N803
         """Removes what tasks wrote; those that failed have removed theirs."""
         parts = [part for part in messages if isinstance(part, _BatchPart)]
-        with suppress(TableNotFound), self._options.of.open(writes=True, goes_on=True) as table:
+        with suppress(TableNotFound), self._options.of.open(writes=True) as table:
             _discard(table.context, [part.attempt for part in parts])
 
 

@@ -49,7 +49,7 @@ def local(path: str | os.PathLike[str], *, read_only: bool = False, committer: b
 
 
 def opened_again(path: str | os.PathLike[str]) -> Instance:
-    """As `local`, to end a job that another process began: what it has announced is not taken for dead."""
+    """As `local`, to go on with what others began: what was announced before is not taken for dead."""
     folder, settings = _folder(path), load_settings()
     if settings.dsn is not None:
         return local(path)

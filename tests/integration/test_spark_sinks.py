@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
 import dormouse as dm
 from dormouse.data.arrow_schema import arrow_schema
@@ -14,7 +18,9 @@ from dormouse.datasource.sink import Load, TableWriter
 from dormouse.datasource.streams import StreamWriter
 from dormouse.errors import NotARowTable
 from dormouse.instance import Instance
+from dormouse.model.schema import Schema
 from dormouse.spark.frames import struct_of
+from tests.small_tables import SCHEMA, keys
 from tests.state import query
 
 Of = Callable[[str], TableOptions]
@@ -25,6 +31,15 @@ def of(instance: Instance, dsn: str) -> Of:
     return lambda table: TableOptions(table, None, dsn, instance.objects.url)
 
 
+def columns_of(schema: Schema) -> StructType:
+    return struct_of(arrow_schema(schema))
+
+
+def rows(first: int, count: int = 10) -> Iterator[pa.RecordBatch]:
+    numbers = range(first, first + count)
+    return iter(pa.table({"k": numbers, "v": numbers}).to_batches())
+
+
 def attempts(instance: Instance) -> list[Any]:
     return query(instance._supplier, "select attempt_id from write_attempt where table_id > 0")
 
@@ -32,7 +47,7 @@ def attempts(instance: Instance) -> list[Any]:
 def test_rows_that_are_edited_are_changed_by_their_table_alone(instance: Instance, of: Of) -> None:
     instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     context = instance.table("r")._context
-    columns = struct_of(arrow_schema(context.schema))
+    columns = columns_of(context.schema)
     begins: list[Callable[[], object]] = [
         lambda: TableWriter.begun(WriteOptions(of("r")), columns),
         lambda: StreamWriter(StreamOptions(of("r"), "s"), columns),
@@ -42,3 +57,22 @@ def test_rows_that_are_edited_are_changed_by_their_table_alone(instance: Instanc
         with pytest.raises(NotARowTable, match="table 'r' is a row table"):
             begin()
     assert attempts(instance) == []
+
+
+def test_a_write_into_a_folder_does_not_end_another_that_is_under_way(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its tasks and its commit nobody has the folder open: each who opens it is the first."""
+    server = Mock(joined=False, **{"start.return_value": dsn})
+    monkeypatch.setattr("dormouse.embedded.postgres.EmbeddedPostgres", lambda folder: server)
+    folder, columns = tmp_path / "lake", columns_of(SCHEMA)
+    with dm.local(folder) as instance:
+        instance.create_table("t", SCHEMA)
+    options = WriteOptions(TableOptions("t", str(folder)))
+    first = TableWriter.begun(options, columns)
+    message = first.write(rows(0))
+    second = TableWriter.begun(options, columns)
+    second.commit([second.write(rows(10))])
+    first.commit([message])
+    with dm.local(folder, read_only=True) as instance:
+        assert keys(instance.table("t")) == list(range(20))
