@@ -42,9 +42,10 @@ def columns_now(context: TableContext, options: ReadOptions) -> StructType:
 
 
 def check_given(given: StructType, found: StructType, table: str) -> None:
-    """`InvalidInput` when a read was given other columns than it has."""
+    """`InvalidInput` when a read was given other columns than it has, by `schema` or by an earlier `load`."""
     if given.jsonValue() != found.jsonValue():
         raise InvalidInput(
-            f"the schema that was given is not that of table {table!r}, which is {found.simpleString()}: "
-            "leave .schema(…) out, and name columns by the option columns"
+            f"the columns of the read are not those of table {table!r}, which are {found.simpleString()}: if "
+            "they were changed since load(), load it again; leave .schema(…) out, and name columns by the "
+            "option columns"
         )

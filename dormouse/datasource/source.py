@@ -76,7 +76,7 @@ class DormouseSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
         from dormouse.datasource.streams import ChangesStream
 
-        return ChangesStream(ReadOptions.of_stream(self.options))
+        return ChangesStream(ReadOptions.of_stream(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         from dormouse.datasource.streams import StreamWriter

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from dormouse.datasource.changes import ChangesTask, tasks_of
+from dormouse.datasource.columns import changed_columns, check_given
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, check_takes, files_of, told
 from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
@@ -50,8 +51,8 @@ REST_SECONDS_MIN = 1.0
 class ChangesStream(DataSourceStreamReader):
     """The changes since a moment, batch after batch; Spark's checkpoint has the position between them."""
 
-    def __init__(self, options: ReadOptions) -> None:
-        self._options = options
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options, self._schema = options, schema
         self._open = ExitStack()
         self._found: TableContext | None = None
         self._reached: Position | None = None
@@ -104,7 +105,10 @@ class ChangesStream(DataSourceStreamReader):
     @property
     def _context(self) -> TableContext:
         if self._found is None:
-            self._found = self._open.enter_context(self._options.of.open()).context
+            found, options = self._open.enter_context(self._options.of.open()).context, self._options
+            # Spark takes what tasks give by its place
+            check_given(self._schema, changed_columns(found, options.columns), options.of.table)
+            self._found = found
         return self._found
 
     def _context_at(self, till: Position) -> TableContext:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -63,7 +63,7 @@ def test_a_write_into_a_folder_does_not_end_another_that_is_under_way(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between its tasks and its commit nobody has the folder open: each who opens it is the first."""
-    server = Mock(joined=False, **{"start.return_value": dsn})
+    server = SimpleNamespace(joined=False, start=lambda: dsn, stop=lambda: None, revive=lambda: False)
     monkeypatch.setattr("dormouse.embedded.postgres.EmbeddedPostgres", lambda folder: server)
     folder, columns = tmp_path / "lake", columns_of(SCHEMA)
     with dm.local(folder) as instance:

@@ -375,10 +375,10 @@ def test_what_is_changed_or_not_there_is_one_line(
     """Between the making of a DataFrame and its use; and folders that there are not."""
     frame, url = load(), instance._tables.objects.url
     given = spark.read.format("dormouse").schema("k long").options(dsn=dsn, objects=url, table="t")
-    with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
+    with pytest.raises(Exception, match=r"InvalidInput: the columns of the read are not those of table 't'"):
         given.load().count()
     table.rename_column("day", "date")
-    with pytest.raises(Exception, match=r"InvalidInput: the schema that was given is not that of table 't'"):
+    with pytest.raises(Exception, match=r"InvalidInput: the columns of the read are not those of table 't'"):
         frame.count()
     instance.drop_table("t")
     with pytest.raises(Exception, match="TableNotFound: table 't' does not exist"):

@@ -13,12 +13,13 @@ import keyed_tables
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.types import StructType
 
 import dormouse as dm
 import dormouse.datasource.sink
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.datasource.options import ReadOptions
 from dormouse.datasource.sink import Load, files_of
+from dormouse.datasource.source import DormouseSource
 from dormouse.datasource.streams import ChangesStream
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.files.attempts import WriteAttempts
@@ -207,8 +208,15 @@ def stream(instance: Instance, source: Table, dsn: str) -> Iterator[ChangesStrea
 
 
 def changes_of(instance: Instance, dsn: str, **options: str) -> ChangesStream:
+    source = source_of(instance, dsn, **options)
+    stream = source.streamReader(source.schema())
+    assert isinstance(stream, ChangesStream)
+    return stream
+
+
+def source_of(instance: Instance, dsn: str, **options: str) -> DormouseSource:
     named = {"dsn": dsn, "objects": instance._tables.objects.url, "table": "t", "changes_after": "beginning"}
-    return ChangesStream(ReadOptions.of_stream(named | options))
+    return DormouseSource(named | options)
 
 
 def batch(stream: ChangesStream, start: Offset) -> tuple[Offset, list[dict[str, Any]]]:
@@ -257,6 +265,19 @@ def test_a_stream_keeps_its_columns_whichever_the_table_had_or_gets(
     with pytest.raises(InvalidInput, match="column 'x' was dropped from table 't' while the query ran"):
         batch(stream, at)
     stream.stop()
+
+
+def test_a_stream_is_given_the_columns_that_its_table_has(
+    instance: Instance, source: Table, dsn: str
+) -> None:
+    of_table = source_of(instance, dsn)
+    before = of_table.schema()
+    for given in (StructType([before["v"], before["k"], before["_change"]]), before):
+        stream = of_table.streamReader(given)
+        with pytest.raises(InvalidInput, match="of the read are not those of table 't', which are struct<k:"):
+            stream.initialOffset()
+        stream.stop()
+        source.rename_column("v", "x")
 
 
 def add_row(table: Table, key: int) -> None:
