@@ -25,6 +25,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from dormouse.datasource.options import TableOptions
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.values import json_value
+from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
 from dormouse.spark.tasks import dormouse_error
 
@@ -82,7 +83,7 @@ def split_points(given: argparse.Namespace) -> _Done:
 
     spark = _session(given)
     try:
-        frame = spark.read.parquet(*given.paths)
+        frame = rows_at(spark, given.paths)
     except Exception as failure:
         raise dormouse_error(failure) from failure
     schema = schema_like(to_arrow_schema(frame.schema).empty_table(), [given.row_key])

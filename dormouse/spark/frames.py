@@ -26,6 +26,7 @@ from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question, Where, question
 from dormouse.spark.conditions import backquoted, in_slices, meets, remains
+from dormouse.spark.parquet_urls import AS_WRITTEN
 from dormouse.spark.shuffle import stage
 from dormouse.spark.worker import on_worker
 
@@ -34,13 +35,6 @@ if TYPE_CHECKING:
 
 WAYS_MAX = 32
 """In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
-_AS_WRITTEN = {
-    "datetimeRebaseMode": "CORRECTED",
-    "recursiveFileLookup": "true",
-    "ignoreMissingFiles": "false",
-    "ignoreCorruptFiles": "false",
-}
-"""No day is moved to another calendar, no folder's name is a column, and no file is left out unsaid."""
 _PATTERNS = frozenset("{}[]*?\\")
 """What Spark would take for a pattern in the name of a file."""
 _Way = tuple[tuple[KeyRanges, ...], tuple[Deletion, ...]]
@@ -149,7 +143,8 @@ def _of_files(
     """What Spark reads of files of which the same is wanted."""
     schema, (slices, deletions) = context.schema, way
     whole = struct_of(columns_of(schema, schema.names))
-    reader = spark.read.schema(whole).options(**_AS_WRITTEN)
+    # no folder's name is a column
+    reader = spark.read.schema(whole).options(**AS_WRITTEN, recursiveFileLookup="true")
     with checked_sizes(context, scans):
         frame = reader.parquet(*(context.objects.uri(scan.filename) for scan in scans))
     conditions: list[Column | None] = [

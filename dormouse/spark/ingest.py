@@ -29,6 +29,7 @@ from dormouse.model.schema import Schema
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
+from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
@@ -60,7 +61,8 @@ def ingest_with_spark(
 
     Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
     Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
-    are those of `dormouse.rounds.ingest.ingest_in_process`.
+    are those of `dormouse.rounds.ingest.ingest_in_process`, but that a nullable column which only some of the
+    files at URLs have is null in the others.
     """
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
@@ -156,7 +158,7 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
         numbers = spark.range(0, len(source), 1, max(1, len(source)))
         return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
     if not isinstance(source, DataFrame):
-        source = spark.read.parquet(*source)
+        source = rows_at(spark, source)
         check_fits(source.schema, scatter.schema)
     return source.mapInArrow(stage(scatter), BLOBS)
 

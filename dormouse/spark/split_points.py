@@ -22,6 +22,7 @@ from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.spark.conditions import backquoted
+from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.shuffle import stage
 from dormouse.spark.splits import read_splits
 from dormouse.spark.tasks import dormouse_error, run_action
@@ -105,7 +106,7 @@ def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
         some = tuple(cast(Sequence[FilePart], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
         numbers = spark.range(0, len(some), 1, max(1, len(some)))
         return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)
-    frame = source if isinstance(source, DataFrame) else spark.read.parquet(*source)
+    frame = source if isinstance(source, DataFrame) else rows_at(spark, source)
     return frame.select(backquoted(draw.field.name)).mapInArrow(stage(draw), _DRAWN)
 
 

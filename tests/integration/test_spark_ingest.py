@@ -26,6 +26,7 @@ from dormouse.context import TableContext
 from dormouse.data.data_files import find_files
 from dormouse.data.source_files import prepared, read_file
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
+from dormouse.instance import Instance
 from dormouse.model.keys import KeyValue
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
@@ -34,6 +35,7 @@ from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark, split_points
+from tests.small_tables import made
 
 NewTable = Callable[..., TableContext]
 
@@ -197,6 +199,27 @@ def test_bad_data_is_one_clear_line_and_leaves_nothing(
             ingest_with_spark(table, data, spark=spark)
         assert "\n" not in str(raised.value)
         check_untouched(table)
+
+
+def test_files_at_urls_are_looked_at_each_and_none_is_left_out(
+    spark: SparkSession, instance: Instance, files: Path
+) -> None:
+    """Whatever the session says; of a column that not all have Spark would have seen one file only."""
+    table = made(instance)
+    for name, columns in (("a", ("k", "v")), ("b", ("k", "v", "w"))):
+        pq.write_table(pa.table({column: [1, 2] for column in columns}), files / f"{name}.parquet")
+    urls = [(files / name).as_uri() for name in ("a.parquet", "b.parquet")]
+    with pytest.raises(InvalidData, match="column 'w' is not in the schema"):
+        table.ingest(urls, engine="spark")
+    whole = (files / "a.parquet").read_bytes()
+    (files / "b.parquet").write_bytes(whole[: len(whole) // 2])
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with pytest.raises(JobFailed, match=r"b\.parquet"):
+            table.ingest(urls, engine="spark")
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+    assert table.status().files == 0
 
 
 @pytest.mark.slow
