@@ -18,6 +18,7 @@ from dormouse.data.transform import Transform
 from dormouse.history.moments import now, now_together, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keyed import is_keyed
+from dormouse.model.types import DataType
 from dormouse.objects.names import schema_version_of
 from dormouse.query.deletions import Deletion
 from dormouse.query.executor import Part, columns_of, parts
@@ -145,6 +146,9 @@ def _of_files(
     whole = struct_of(columns_of(schema, schema.names))
     # no folder's name is a column
     reader = spark.read.schema(whole).options(**AS_WRITTEN, recursiveFileLookup="true")
+    if any(_has_zeros(field.type) for field in schema.fields):
+        # in a dictionary that has one zero alone, it does not find the other
+        reader = reader.option("parquet.filter.dictionary.enabled", "false")
     with checked_sizes(context, scans):
         frame = reader.parquet(*(context.objects.uri(scan.filename) for scan in scans))
     conditions: list[Column | None] = [
@@ -155,6 +159,11 @@ def _of_files(
     for condition in conditions:
         frame = frame if condition is None else frame.where(condition)
     return frame.select(*map(backquoted, asked.columns))
+
+
+def _has_zeros(kind: DataType) -> bool:
+    """Whether values, or parts of them, may be 0.0 and -0.0, which are equal."""
+    return kind.is_floating or any(_has_zeros(part.type) for part in kind.parts)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,30 @@
+"""`dormouse.spark.read`: what Spark's own reader makes of questions, which it must not answer otherwise."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+import dormouse as dm
+import dormouse.spark
+from dormouse.instance import Instance
+from dormouse.table import Table
+
+POINT = dm.STRUCT([dm.Field("x", dm.DOUBLE)])
+
+
+@pytest.fixture
+def zeros(instance: Instance) -> Table:
+    """Of a file whose dictionaries have one zero alone."""
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("x", dm.DOUBLE), dm.Field("point", POINT)])
+    table = instance.create_table("t", schema)
+    table.ingest(pa.table({"k": [1, 2], "x": [-0.0, -1.0], "point": [{"x": -0.0}, {"x": -1.0}]}))
+    return table
+
+
+def test_both_zeros_are_one_to_spark(spark: SparkSession, zeros: Table) -> None:
+    for where in ({"x": 0.0}, {"x": [0.0, 7.0]}, {"x": dm.Range(min=0.0)}):
+        assert dormouse.spark.read(spark, zeros, where).count() == 1
+    whole = dormouse.spark.read(spark, zeros)
+    assert [whole.where(own).count() for own in ("x >= 0", "point.x = 0")] == [1, 1]
