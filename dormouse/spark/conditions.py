@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
 from operator import and_, or_
 from typing import Any
 
 from pyspark.sql import Column
 from pyspark.sql.functions import coalesce, col, date_from_unix_date, lit, timestamp_micros, unhex
 
+from dormouse.data.expressions import joined
 from dormouse.model.keys import number_of_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -33,7 +33,7 @@ def meets(condition: Condition) -> Column | None:
 def remains(schema: Schema, deletions: Iterable[Deletion]) -> Column | None:
     """Whether a row is none that a deletion is of; None without deletions."""
     gone = [_is_of(schema, one) for one in deletions]
-    return ~coalesce(reduce(or_, gone), lit(False)) if gone else None
+    return ~coalesce(joined(gone, or_), lit(False)) if gone else None
 
 
 def _is_of(schema: Schema, deletion: Deletion) -> Column:
@@ -84,11 +84,11 @@ def _column(field: Field) -> Column:
 
 def _all(parts: Iterable[Column | None]) -> Column | None:
     found = [part for part in parts if part is not None]
-    return reduce(and_, found) if found else None
+    return joined(found, and_) if found else None
 
 
 def _any(parts: Sequence[Column | None]) -> Column | None:
     found = [part for part in parts if part is not None]
     if len(found) < len(parts):
         return None
-    return reduce(or_, found) if found else lit(False)
+    return joined(found, or_) if found else lit(False)
