@@ -24,6 +24,8 @@ from dormouse.spark.java import java_home
 
 LOGGING = Path(__file__).parent / "log4j2.properties"
 JAVA_EXIT_SECONDS_MAX = 10
+REDACTED = {"spark.sql.redaction.options.regex": "(?i)url|dsn"}
+"""Spark logs the options of what it reads and writes; of itself it leaves those out that are URLs."""
 
 _starting = threading.Lock()
 
@@ -117,6 +119,7 @@ def _configuration(master: str, driver_memory: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
+        **REDACTED,
         # it is in the environment of an ingest's workers: compaction would have to start its own
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

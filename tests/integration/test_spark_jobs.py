@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,11 @@ def test_what_fails_is_one_line(
     [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert message in line and "\n" not in line
     assert keys(table) == []
+
+
+def test_spark_logs_no_dsn(spark: SparkSession) -> None:
+    """In sessions of ours, and of those that spark-submit starts."""
+    name = "spark.sql.redaction.options.regex"
+    assert spark.conf.get(name) == "(?i)url|dsn"
+    spark.conf.set(name, "(?i)url")
+    assert job._session(Namespace(name="compact")).conf.get(name) == "(?i)url|dsn"
