@@ -62,3 +62,22 @@ def test_rows_that_the_shuffle_loses_fail_the_load(
     with pytest.raises(JobFailed, match=r"sent 1,000 rows and received \d+; nothing was added"):
         table.upsert(rows.repartition(8))
     assert table.status().files == 0
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("given", ["files", "folder"])
+def test_of_files_at_urls_the_later_wins_whichever_is_larger(
+    spark: SparkSession, instance: Instance, tmp_path: Path, given: str
+) -> None:
+    table, days = keyed(instance), [tmp_path / "days" / f"day {number}.parquet" for number in (1, 2)]
+    days[0].parent.mkdir()
+    pq.write_table(data([(7, 1)]), days[0])
+    pq.write_table(data((key, 2) for key in range(2_000)), days[1])
+    # each file is a partition
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "1mb")
+    try:
+        paths = days if given == "files" else [days[0].parent]
+        table.upsert([f"file://{path}" for path in paths], engine="spark")
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert seen(table, instance) == dict.fromkeys(range(2_000), 2)
