@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from dormouse.context import TableContext
-from dormouse.data.arrow_schema import conform
+from dormouse.data.arrow_schema import arrow_type, conform
 from dormouse.data.quantiles import KeyQuantiles
 from dormouse.data.source_files import FilePart
 from dormouse.errors import ConcurrentScale, InvalidInput, PartitionNotActive
@@ -27,7 +27,7 @@ from dormouse.spark.shuffle import stage
 from dormouse.spark.splits import read_splits
 from dormouse.spark.tasks import dormouse_error, run_action
 
-BATCH_ROWS_DRAWN = 64
+TASK_ROWS_DRAWN = 1_024
 SPLITS_MAX = 64
 """Of so many parts of files, evenly among all, a sample is drawn."""
 
@@ -38,7 +38,7 @@ RowSource = DataFrame | Sequence[FilePart] | Sequence[str]
 
 @dataclass(frozen=True)
 class Draw:
-    """Some values of the first row key of each batch, encoded, and for how many rows each stands."""
+    """Some values of the first row key of a task's rows, encoded, and for how many rows each stands."""
 
     field: Field
     splits: tuple[FilePart, ...] | None = None
@@ -48,17 +48,19 @@ class Draw:
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.splits is not None and self.schema is not None:
             batches = read_splits(batches, self.splits, self.schema)
-        keys = Schema([self.field])
+        keys, chance = Schema([self.field]), np.random.default_rng()
+        rows, kept, lots = 0, pa.array([], arrow_type(self.field.type)), np.empty(0)
         for batch in batches:
-            if not batch.num_rows:
-                continue
-            number = min(batch.num_rows, BATCH_ROWS_DRAWN)
-            drawn = np.random.default_rng().choice(batch.num_rows, number, replace=False)
-            column = conform(batch.select([self.field.name]), keys).column(0).take(pa.array(drawn))
-            values = [encode_value(self.field.type, value) for value in column.to_pylist()]
-            weights = pa.repeat(batch.num_rows / number, number)
+            rows += batch.num_rows
+            column = conform(batch.select([self.field.name]), keys).column(0)
+            lots = np.concatenate([lots, chance.random(batch.num_rows)])
+            drawn = np.argsort(lots)[:TASK_ROWS_DRAWN]
+            kept, lots = pa.concat_arrays([kept, column]).take(pa.array(drawn)), lots[drawn]
+        if rows:
+            values = [encode_value(self.field.type, value) for value in kept.to_pylist()]
+            weights = np.full(len(values), rows / len(values))
             yield pa.RecordBatch.from_arrays(
-                [pa.array(values, pa.binary()), weights.cast(pa.float64())], schema=_DRAWN_COLUMNS
+                [pa.array(values, pa.binary()), pa.array(weights)], schema=_DRAWN_COLUMNS
             )
 
 

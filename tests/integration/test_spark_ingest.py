@@ -27,7 +27,7 @@ from dormouse.data.data_files import find_files
 from dormouse.data.source_files import prepared, read_file
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
 from dormouse.instance import Instance
-from dormouse.model.keys import KeyValue
+from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.rounds import ingest_commit
@@ -35,6 +35,7 @@ from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark, split_points
+from dormouse.spark.split_points import TASK_ROWS_DRAWN, Draw
 from tests.small_tables import made
 
 NewTable = Callable[..., TableContext]
@@ -125,6 +126,16 @@ def test_an_empty_table_is_divided_where_its_rows_will_be(
     assert sum(counts) == 20_000 and max(counts) < 5_000
     ingest_with_spark(table, frame)
     assert table.partitions.leaves() == leaves
+
+
+def test_a_task_draws_so_many_values_however_many_rows_it_has() -> None:
+    batches = [pa.record_batch({"key": range(first, first + 100)}) for first in range(0, 20_000, 100)]
+    [drawn] = Draw(Field("key", LONG)).run([pa.record_batch({"key": pa.array([], pa.int64())}), *batches])
+    assert drawn.num_rows == len(set(drawn["value"].to_pylist())) == TASK_ROWS_DRAWN
+    assert sum(drawn["weight"].to_pylist()) == pytest.approx(20_000)
+    low = sum(value < encode_value(LONG, 5_000) for value in drawn["value"].to_pylist())
+    assert low / TASK_ROWS_DRAWN == pytest.approx(0.25, abs=0.08)
+    assert list(Draw(Field("key", LONG)).run([])) == []
 
 
 def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:
