@@ -14,6 +14,8 @@ from dormouse.model.names import listed
 from dormouse.model.text import check_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dormouse.instance import Instance
     from dormouse.table import Table
 
@@ -58,7 +60,10 @@ class TableOptions:
                 )
             folder = str(settings.instance)
         if folder is not None:
-            return TableOptions(table, folder)
+            if settings.dsn is None:
+                return TableOptions(table, folder)
+            # a worker that lacks the variable would start a PostgreSQL in the folder
+            objects = (_folder(folder) / "objects").as_uri()
         found = TableOptions(table, None, dsn or settings.dsn, objects or settings.objects)
         if found.dsn is None or found.objects is None:
             raise InvalidInput("the options dsn and objects go together: give both, or instance")
@@ -85,10 +90,9 @@ class TableOptions:
             if goes_on:
                 return Instance(self.dsn, open_store(self.objects), load_settings(), read_only=True)
             return connect(self.dsn, self.objects, read_only=not writes)
-        from dormouse.embedded.local import local, opened_again, prepare
+        from dormouse.embedded.local import local, opened_again
 
-        path = _existing(str(self.instance))
-        prepare(path, read_only=True)
+        path = _folder(str(self.instance))
         # between its tasks and its commit no process of another write has the folder open
         return opened_again(path) if writes else local(path, read_only=True)
 
@@ -189,9 +193,10 @@ def check_known(given: Iterable[str], known: Iterable[str]) -> None:
             raise InvalidInput(str(unknown("option", name, listed)))
 
 
-def _existing(folder: str) -> Any:
+def _folder(folder: str) -> Path:
     from pathlib import Path
 
+    from dormouse.embedded.local import prepare
     from dormouse.errors import NotAnInstance
 
     path = Path(folder).expanduser().absolute()
@@ -200,6 +205,7 @@ def _existing(folder: str) -> Any:
             f"there is no instance in {path}: the option instance names a folder that this machine sees, "
             "and each worker; for others give dsn and objects"
         )
+    prepare(path, read_only=True)
     return path
 
 

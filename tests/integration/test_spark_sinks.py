@@ -76,3 +76,19 @@ def test_a_write_into_a_folder_does_not_end_another_that_is_under_way(
     first.commit([message])
     with dm.local(folder, read_only=True) as instance:
         assert keys(instance.table("t")) == list(range(20))
+
+
+def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As workers do, which may lack it."""
+    folder = tmp_path / "a lake"
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    with dm.local(folder) as instance:
+        instance.create_table("t", SCHEMA)
+    options = TableOptions.parse({"table": "t", "instance": str(folder)})
+    monkeypatch.delenv("DORMOUSE_DSN")
+    with options.open(writes=True) as table:
+        assert table.ingest({"k": [1], "v": [1]}).rows == 1
+    assert len(list((folder / "objects").rglob("*.parquet"))) == 1
+    assert not (folder / "postgres").exists()
