@@ -23,10 +23,11 @@ from dormouse.model.edited import check_not_edited
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+from dormouse.model.text import check_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import commit_files, commit_id, refusals_named
+from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, commit_files, commit_id, refusals_named
 from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.ingest import check_fits
 from dormouse.spark.worker import check_arrived, check_seen, partition_number
@@ -129,7 +130,8 @@ class TableWriter(DataSourceArrowWriter):
     @staticmethod
     def begun(options: WriteOptions, schema: StructType) -> TableWriter:
         """Announced, on the driver."""
-        ingest_id = options.ingest_id or uuid.uuid4().hex
+        ingest_id = uuid.uuid4().hex if options.ingest_id is None else options.ingest_id
+        check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
         with options.of.open(writes=True) as table:
             context = table.context
             check_takes(context, schema)

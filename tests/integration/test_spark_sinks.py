@@ -16,7 +16,7 @@ from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.sink import Load, TableWriter
 from dormouse.datasource.streams import StreamWriter
-from dormouse.errors import NotARowTable
+from dormouse.errors import InvalidInput, NotARowTable
 from dormouse.instance import Instance
 from dormouse.model.schema import Schema
 from dormouse.spark.frames import struct_of
@@ -92,3 +92,12 @@ def test_a_folder_whose_database_the_environment_names_is_opened_without_it(
         assert table.ingest({"k": [1], "v": [1]}).rows == 1
     assert len(list((folder / "objects").rglob("*.parquet"))) == 1
     assert not (folder / "postgres").exists()
+
+
+@pytest.mark.parametrize("ingest_id", ["", "a\0", "é" * 101])
+def test_an_ingest_id_that_no_ingest_takes_is_refused(instance: Instance, of: Of, ingest_id: str) -> None:
+    """An empty one would be none: what Spark writes again would be there twice."""
+    instance.create_table("t", SCHEMA)
+    with pytest.raises(InvalidInput, match=r"^ingest_id "):
+        TableWriter.begun(WriteOptions(of("t"), ingest_id), columns_of(SCHEMA))
+    assert attempts(instance) == []
