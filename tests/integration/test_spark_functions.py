@@ -9,12 +9,8 @@ from pyspark.sql import SparkSession
 import dormouse as dm
 import dormouse.spark
 from dormouse.instance import Instance
-from dormouse.model.region import Range
-from dormouse.query.where import Condition
-from dormouse.spark.conditions import meets
 from dormouse.table import Table
 
-RANGES = 3_000
 POINT = dm.STRUCT([dm.Field("x", dm.DOUBLE)])
 
 
@@ -32,11 +28,3 @@ def test_both_zeros_are_one_to_spark(spark: SparkSession, zeros: Table) -> None:
         assert dormouse.spark.read(spark, zeros, where).count() == 1
     whole = dormouse.spark.read(spark, zeros)
     assert [whole.where(own).count() for own in ("x >= 0", "point.x = 0")] == [1, 1]
-
-
-def test_thousands_of_ranges_are_no_chain_of_thousands(spark: SparkSession) -> None:
-    """Which Spark would walk down step by step, until its stack overflows."""
-    ranges = tuple(Range(2 * number, 2 * number + 1) for number in range(RANGES))
-    met = meets(Condition(dm.Field("id", dm.LONG), ranges))
-    assert met is not None
-    assert spark.range(2 * RANGES).where(met).count() == RANGES
