@@ -8,6 +8,7 @@ its leaves in bounded memory, spilling and merging if need be, and writes their 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from dormouse.model.schema import Schema
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
-from dormouse.spark.parquet_urls import rows_at, rows_in_order
+from dormouse.spark.parquet_urls import in_order, rows_at
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
@@ -158,8 +159,11 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
         numbers = spark.range(0, len(source), 1, max(1, len(source)))
         return numbers.mapInArrow(stage(SplitScatter(tuple(source), scatter)), BLOBS)
     if not isinstance(source, DataFrame):
-        source = (rows_at if scatter.keyed is None else rows_in_order)(spark, source)
+        urls, source = source, rows_at(spark, source)
         check_fits(source.schema, scatter.schema)
+        if scatter.keyed is not None:
+            source, files = in_order(spark, source, urls)
+            scatter = replace(scatter, files=files)
     return source.mapInArrow(stage(scatter), BLOBS)
 
 

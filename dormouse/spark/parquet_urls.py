@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col
 
-from dormouse.data.expressions import joined
+from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name
 
 AS_WRITTEN = {
     "datetimeRebaseMode": "CORRECTED",
@@ -23,21 +22,19 @@ def rows_at(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
     return spark.read.options(**AS_WRITTEN, mergeSchema="true").parquet(*urls)
 
 
-def rows_in_order(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
-    """As `rows_at`, with partitions in the order of the URLs, and of a folder's files in that of their names.
+def in_order(spark: SparkSession, frame: DataFrame, urls: Sequence[str]) -> tuple[DataFrame, dict[str, int]]:
+    """What `rows_at` gave, and last of which file each row is, and its place there; with the files' numbers.
 
-    Spark by itself begins with the largest file.
+    These are in the order of the URLs, and of a folder in that of the names. Spark by itself begins with the
+    largest file.
     """
-    reader = spark.read.options(**AS_WRITTEN).schema(rows_at(spark, urls).schema)
-    files = [file for url in urls for file in _files(reader.parquet(url))]
-    # where folders tell columns, their order differs
-    return joined(files, DataFrame.unionByName)
+    reader = spark.read.options(**AS_WRITTEN).schema(frame.schema)
+    files = [file for url in urls for file in sorted(_plain_names(reader.parquet(url)))]
+    place = frame.metadataColumn("_metadata")
+    told = [place.getField("file_path").alias(FILE), place.getField("row_index").alias(ROW_OF_FILE)]
+    # of a file that is given twice the rows are the same
+    return frame.select("*", *told), {"/".join(name): number for number, name in enumerate(files)}
 
 
-def _files(frame: DataFrame) -> list[DataFrame]:
-    """What is read of each file that has rows."""
-    if len(frame.inputFiles()) == 1:
-        return [frame]
-    path = col("_metadata.file_path")
-    found = [row[0] for row in frame.select(path).distinct().collect()]
-    return [frame.where(path == one) for one in sorted(found, key=lambda one: one.split("/"))] or [frame]
+def _plain_names(frame: DataFrame) -> list[list[str]]:
+    return [plain_name(name).split("/") for name in frame.inputFiles()]

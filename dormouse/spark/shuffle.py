@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import Protocol, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +21,7 @@ from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES
 from dormouse.data.portions import portions
 from dormouse.data.source_files import FilePart
+from dormouse.errors import InvalidData
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
@@ -36,6 +40,8 @@ _BLOBS = pa.schema(
 
 CHUNK_BYTES = 64 * 1024 * 1024
 BLOB_BYTES = 16 * 1024 * 1024
+FILE, ROW_OF_FILE = "__file__", "__row_of_file__"
+"""Columns of rows that come from files which have numbers."""
 ROWS_OF_TASK_BITS = 40
 
 
@@ -66,22 +72,38 @@ class Targets:
 class Scatter:
     """Stage one: rows to compressed blobs, each of one target, with the leaf of each row.
 
-    `schema` is that of the data; `keyed` makes of it what files of a keyed table have.
+    `schema` is that of the data; `keyed` makes of it what files of a keyed table have. Of rows of equal key
+    the last one stays: those of a task come after those of the ones before it, or, with the numbers of
+    `files`, those of a file after those of the files before it.
     """
 
     schema: Schema
     lookup: LeafLookup
     targets: Targets
     keyed: KeyedRows | None = None
+    files: Mapping[str, int] | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.conformed(conform(batch, self.schema) for batch in batches if batch.num_rows)
+        some = (batch for batch in batches if batch.num_rows)
+        if self.keyed is not None and self.files is not None:
+            return self._sent(self._in_order(some, self.keyed, self.files))
+        return self.conformed(conform(batch, self.schema) for batch in some)
 
     def conformed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        sent = 0
         if self.keyed is not None:
-            # of rows of equal key the last one stays: those of a task come after those of the ones before it
             batches = self.keyed.stored(batches, partition_number() << ROWS_OF_TASK_BITS)
+        return self._sent(batches)
+
+    def _in_order(
+        self, batches: Iterable[pa.RecordBatch], keyed: KeyedRows, files: Mapping[str, int]
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for part, file, first_row in _parts_of_files(batch, files):
+                first = (file << ROWS_OF_TASK_BITS) + first_row
+                yield from keyed.stored([conform(part, self.schema)], first)
+
+    def _sent(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        sent = 0
         for chunk in map(pa.concat_batches, portions(batches, attrgetter("nbytes"), CHUNK_BYTES)):
             sent += chunk.num_rows
             yield from self._cut(chunk)
@@ -188,3 +210,22 @@ def _blobs(key: int, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _blob(key: int, rows: pa.Array | None, sent: int | None = None) -> pa.RecordBatch:
     columns = [pa.array([key], pa.int32()), pa.nulls(1, pa.binary()) if rows is None else rows]
     return pa.RecordBatch.from_arrays([*columns, pa.array([sent], pa.int64())], schema=_BLOBS)
+
+
+def plain_name(uri: str) -> str:
+    """A file's name, which Spark writes in several ways."""
+    return re.sub("^file:/+", "file:/", unquote(uri))
+
+
+def _parts_of_files(
+    batch: pa.RecordBatch, numbers: Mapping[str, int]
+) -> Iterator[tuple[pa.RecordBatch, int, int]]:
+    """The parts of a batch that have rows of one file, its number, and the place of the first one there."""
+    names, rows = batch.column(FILE).dictionary_encode(), batch.column(ROW_OF_FILE).to_numpy()
+    plain = batch.drop_columns([FILE, ROW_OF_FILE])
+    goes_on = (np.diff(names.indices.to_numpy()) == 0) & (np.diff(rows) == 1)
+    for start, end in pairwise([0, *(np.flatnonzero(~goes_on) + 1).tolist(), batch.num_rows]):
+        name = plain_name(names[start].as_py())
+        if name not in numbers:
+            raise InvalidData(f"file {name!r} came while the others were listed: try again")
+        yield plain.slice(start, end - start), numbers[name], int(rows[start])
