@@ -122,7 +122,7 @@ def _options(given: argparse.Namespace) -> TableOptions:
 
 def _session(given: argparse.Namespace) -> SparkSession:
     """With the master and settings that spark-submit was given."""
-    return SparkSession.builder.appName(f"dormouse-{given.name}").config(map=REDACTED).getOrCreate()
+    return SparkSession.builder.appName(f"dormouse-{given.name}").config(map={**REDACTED}).getOrCreate()
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def _drawn(source: RowSource, spark: SparkSession, schema: Schema) -> DataFrame:
         some = tuple(cast(Sequence[FilePart], source)[:: -(-len(source) // SPLITS_MAX)]) if source else ()
         numbers = spark.range(0, len(some), 1, max(1, len(some)))
         return numbers.mapInArrow(stage(replace(draw, splits=some, schema=schema)), _DRAWN)
-    frame = source if isinstance(source, DataFrame) else rows_at(spark, source)
+    frame = source if isinstance(source, DataFrame) else rows_at(spark, cast(Sequence[str], source))
     return frame.select(backquoted(draw.field.name)).mapInArrow(stage(draw), _DRAWN)
 
 

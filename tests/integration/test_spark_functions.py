@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -24,7 +26,9 @@ def zeros(instance: Instance) -> Table:
 
 
 def test_both_zeros_are_one_to_spark(spark: SparkSession, zeros: Table) -> None:
-    for where in ({"x": 0.0}, {"x": [0.0, 7.0]}, {"x": dm.Range(min=0.0)}):
-        assert dormouse.spark.read(spark, zeros, where).count() == 1
+    zero: Any = 0.0
+    asked: list[Any] = [zero, [zero, 7.0], dm.Range(min=zero)]
+    for wanted in asked:
+        assert dormouse.spark.read(spark, zeros, {"x": wanted}).count() == 1
     whole = dormouse.spark.read(spark, zeros)
     assert [whole.where(own).count() for own in ("x >= 0", "point.x = 0")] == [1, 1]

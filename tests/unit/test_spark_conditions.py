@@ -20,7 +20,8 @@ class Deep(int):
 
 def test_thousands_of_parts_are_no_chain_of_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Any = [Deep(0)] * 5_000
-    assert (conditions._any(parts), conditions._all(parts)) == (13, 13)
+    depths: Any = conditions._any(parts), conditions._all(parts)
+    assert depths == (13, 13)
     monkeypatch.setattr(conditions, "_is_of", lambda schema, deletion: deletion)
     monkeypatch.setattr(conditions, "lit", lambda value: value)
     monkeypatch.setattr(conditions, "coalesce", lambda found, otherwise: found)
