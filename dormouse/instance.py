@@ -139,6 +139,7 @@ class Instance(ShownInstance, RowTables, Durable):
             self._objects.sweep_staging()
             removal_log.roll(self._supplier)
             self._roll_jobs()
+            self._make_row_page_key()
         return self
 
     def close(self) -> None:

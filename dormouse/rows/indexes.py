@@ -283,10 +283,8 @@ class RowIndexes:
     def _note(self, asked: Asked, looked: Looked, build: Build | None, seconds: float) -> None:
         """How much an index is asked; and the columns that queries look for rows in."""
         if seconds > SLOW_SECONDS and (sought := paging.sought(asked.statement)):
-            build = build or self._read(looked, asked, build_of)
-            sought = [one for one in sought if build is not None and one not in build.indexed_ids]
-            if build and sought and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
-                self._start(looked, sought)
+            with suppress(DormouseError, psycopg.Error):  # the answer is there, and others can do the work
+                self._note_sought(asked, looked, build, sought)
         with self._lock:
             # what comes to be behind from here on is worked on at once
             self._started.pop((looked.table_id, looked.version, ()), None)
@@ -298,6 +296,12 @@ class RowIndexes:
             self._seconds[looked.table_id] = time.monotonic(), 0.0
         with suppress(DormouseError, psycopg.Error):  # an instance may be opened read-only
             self._placements.used(looked.table_id, sum_seconds)
+
+    def _note_sought(self, asked: Asked, looked: Looked, build: Build | None, sought: list[int]) -> None:
+        build = build or self._read(looked, asked, build_of)
+        sought = [one for one in sought if build is not None and one not in build.indexed_ids]
+        if build and sought and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
+            self._start(looked, sought)
 
     def _start(self, looked: Looked, columns: Collection[int] = ()) -> None:
         """Starts a job that works on the index, if none was lately; a worker of this process runs it, too."""

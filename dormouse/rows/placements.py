@@ -122,10 +122,14 @@ class Placements:
         if self._key is None:
             rows = self._rows("key", {})
             if not rows:
-                self._rows("make_key", {}, writes=True)
+                self.make_key()
                 rows = self._rows("key", {})
             self._key = bytes(rows[0][0])
         return self._key
+
+    def make_key(self) -> None:
+        """Has this key be there, unless it is: those who only read cannot make it."""
+        self._rows("make_key", {}, writes=True)
 
     def _remembered(self, table_id: int, since: int, columns: Sequence[Any] | None) -> tuple[Column, ...]:
         with self._lock:

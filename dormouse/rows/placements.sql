@@ -40,12 +40,7 @@ where r.table_id = %(table_id)s and column_id = any(%(column_ids)s)
 order by column_id, since_version;
 
 -- name: place
--- Puts an index into a database, where it has to be built, unless another was faster; and makes the key of page tokens,
--- which those who only read cannot.
-with keyed as (
-    insert into row_page_key (key) values (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()))
-    on conflict do nothing
-)
+-- Puts an index into a database, where it has to be built, unless another was faster.
 insert into row_index as i (table_id, database) values (%(table_id)s, %(database)s)
 on conflict on constraint row_index_pkey do update
 set database = excluded.database, build_id = null
@@ -87,7 +82,7 @@ where table_id = %(table_id)s and build_id is not distinct from %(build_id)s
 returning table_id;
 
 -- name: make_key
--- The key of page tokens, made when it is first needed.
+-- The key of page tokens, unless it is there.
 insert into row_page_key (key) values (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())) on conflict do nothing;
 
 -- name: key

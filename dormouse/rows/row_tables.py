@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-from dormouse.errors import NotARowTable
+from dormouse.errors import InstanceForbidden, NotARowTable
 from dormouse.model.edited import is_edited
 from dormouse.model.keyed import check_keyed
 from dormouse.model.properties import TableProperties
@@ -53,6 +54,13 @@ class RowTables(OwnWork):
     def row_page_seconds(self) -> float:
         """For so long a page's `next_page` can be asked for."""
         return self._settings.row_page_seconds
+
+    def _make_row_page_key(self) -> None:
+        """Has what signs the tokens of pages be there for those who only read."""
+        from dormouse.rows.placements import Placements
+
+        with suppress(InstanceForbidden):  # of a role that writes other tables
+            Placements(self._supplier).make_key()
 
     def _keep_row_indexes(self) -> None:
         """Drops indexes that are idle, and what is left of others, if there are any."""

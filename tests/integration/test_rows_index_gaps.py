@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
 from dormouse.instance import Instance
+from dormouse.rows import indexes
 from dormouse.rows.builds import Builds
 from dormouse.rows.row_table import RowTable
 from tests.embedded import postmaster
@@ -156,6 +157,30 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
     with dm.local(tmp_path / "lake") as instance:
         assert are_built_once_each(instance, *map(instance.row_table, ("second", "first")))
         assert [job.error for job in instance.jobs.list(state="FAILED")] == []
+
+
+def test_a_reader_has_its_answer_though_it_cannot_index_the_column(
+    instance: Instance, rows: RowTable, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "SLOW_SECONDS", 0)
+    monkeypatch.setattr(indexes, "INDEXED_ROWS_MIN", 0)
+    indexing_of(instance).bring(rows)
+    with dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:
+        page = reading.row_table("t").query("select row_id from t where n = 3 order by row_id")
+        assert page.rows == [(row[0],) for row in of_files(rows) if row[3] == 3]
+
+
+def test_a_reader_pages_through_an_older_version_of_a_table_without_an_index(
+    instance: Instance, rows: RowTable, dsn: str, tmp_path: Path
+) -> None:
+    """What signs the tokens was made by any that opened the instance to write."""
+    with instance._supplier.connection() as conn:
+        conn.execute("delete from row_page_key")  # as an instance of before has none
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()):
+        pass
+    with dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:
+        first = reading.row_table("t").query(TEXT, 150, version=1)
+        assert [len(page.rows) for page in all_pages(reading.row_table("t"), first)] == [150, 50]
 
 
 def test_a_page_of_an_older_version_tells_when_that_was_committed(rows: RowTable) -> None:
