@@ -104,7 +104,8 @@ class Application:
         if not retyped:
             return 0
         rewrites = any(one.rewrites for one in retyped)
-        read = self._columns if rewrites else [one.before for one in retyped if one.before in self._columns]
+        checked = {one.before.column_id for one in retyped}  # what they are called may be new
+        read = [one for one in self._columns if rewrites or one.column_id in checked]
         written = 0
         for rows in _in_blocks(self._untouched(read)):
             ids = rows.column(0).to_numpy()
@@ -114,10 +115,12 @@ class Application:
 
             arrays = rows.columns[2:]
             cells = {column.column_id or 0: array for column, array in zip(read, arrays, strict=True)}
+            deletes = np.zeros(len(ids), np.bool_)
             if rewrites:
-                self._add(ids, self.next_version(), np.zeros(len(ids), np.bool_), cells, label)
+                self._add(ids, self.next_version(), deletes, cells, label)
                 written += len(ids)
             else:
+                self._fill_added(cells, deletes)
                 _convert(cells, retyped, label)
         if written:
             self._known = [self._store.ranges([(1, self._before.next_id)])]
@@ -219,9 +222,7 @@ class Application:
         self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Callable[[int], str]
     ) -> None:
         """Writes the rows of a block, with all columns that the table will have."""
-        for column in self._plan.added:
-            if (column.column_id or 0) not in cells:
-                cells[column.column_id or 0] = _without(_defaults(column, len(ids)), deletes)
+        self._fill_added(cells, deletes)
         _convert(cells, self._plan.retyped, label)
         known = zip(self._plan.schema.fields, self._plan.schema.shape.columns, strict=True)
         fixed = [pa.array(ids), pa.array(np.full(len(ids), version)), pa.array(deletes)]
@@ -231,6 +232,12 @@ class Application:
         ]
         self._changed.append(runs(ids, np.full(len(ids), version), deletes))
         self._write(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+    def _fill_added(self, cells: Cells, deletes: Flags) -> None:
+        """Columns that the rows did not know have the default that they were added with."""
+        for column in self._plan.added:
+            if (column.column_id or 0) not in cells:
+                cells[column.column_id or 0] = _without(_defaults(column, len(deletes)), deletes)
 
 
 class _Old:

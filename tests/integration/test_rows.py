@@ -93,6 +93,33 @@ def test_what_does_not_fit_is_one_line(
     assert rows.version() == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            [dm.RenameColumn("name", "called"), dm.RetypeColumn("called", "STRING", 3)],
+            "row of ROW_ID 3, column 'called' (STRING): 'abcdef' has 6 characters",
+        ),
+        (
+            [dm.RenameColumn("n", "m"), dm.RetypeColumn("m", "INTEGER", enum=[0])],
+            "row of ROW_ID 1, column 'm' (INTEGER): 1 is none of 0",
+        ),
+        (
+            [dm.AddColumn(dm.Column("y", "STRING", default="abcdef")), dm.RetypeColumn("y", "STRING", 3)],
+            "row of ROW_ID 1, column 'y' (STRING): 'abcdef' has 6 characters",
+        ),
+    ],
+)
+def test_a_column_that_the_same_change_renamed_or_added_is_narrowed_where_all_fits(
+    rows: RowTable, changes: list[Any], said: str
+) -> None:
+    rows.change([dm.Insert([{"name": "abcdef"}])])
+    with pytest.raises(InvalidRow) as raised:
+        rows.change(changes)
+    assert said in str(raised.value)
+    assert rows.version() == 2
+
+
 def test_each_row_that_was_changed_since_is_named(rows: RowTable) -> None:
     rows.change([dm.Patch([{"ROW_ID": 1, "n": 4}, {"ROW_ID": 2, "ROW_VERSION": 1, "n": 4}])])
     rows.change([dm.Remove([(2, 2)])])
