@@ -345,7 +345,8 @@ WORDS = frozenset({
     "not", "is",
     "null", "in", "like", "cast", "as", "bigint", "float8", "text", "boolean", "collate", "nullif", "count",
     "sum", "avg", "min", "max", "bool_and", "bool_or", "desc", "nulls", "first", "last", "row_id",
-    "row_version", "source", "counted",
+    "row_version", "source", "counted", "coalesce", "octet_length", "size", "over", "rows", "unbounded",
+    "preceding", "total", "sized", "summed",
 })  # fmt: skip
 
 _TOKEN = re.compile(

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
-from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.columns import ROW_ID, Column
 from dormouse.rows.locks import HeldLock
 from dormouse.rows.ranges import Flags, Ints, Ranges, concatenated, replaced, runs, spans
@@ -323,13 +323,14 @@ def _without(array: pa.Array, deletes: Flags) -> pa.Array:
 def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows, as many at once as a block has."""
     held: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for batch in batches:
         held.append(batch)
-        count += batch.num_rows
-        while count >= BLOCK_ROWS_MAX:
+        count, size = count + batch.num_rows, size + batch.nbytes
+        while count >= BLOCK_ROWS_MAX or size >= BLOCK_BYTES_MAX:
             whole = pa.concat_batches(held)
             yield whole.slice(0, BLOCK_ROWS_MAX)
-            held, count = [whole.slice(BLOCK_ROWS_MAX)], count - BLOCK_ROWS_MAX
+            held = [whole.slice(BLOCK_ROWS_MAX)]
+            count, size = held[0].num_rows, held[0].nbytes
     if count:
         yield pa.concat_batches(held)

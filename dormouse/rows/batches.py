@@ -20,6 +20,8 @@ from dormouse.rows.values import Label, array_of, row_label
 
 BLOCK_ROWS_MAX = 25_000
 """Rows that have one version: of a batch."""
+BLOCK_BYTES_MAX = 32 * 1024 * 1024
+"""A block that is read from files ends with the row that reaches it."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, InvalidRow
 from dormouse.model.text import did_you_mean, plural
-from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
 from dormouse.rows.csv_format import CsvFormat
@@ -74,17 +74,22 @@ def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:
             yield _joined(held)
             held = []
         held.append(batch)
-        if sum(one.num_rows for one in held) >= BLOCK_ROWS_MAX:
+        if _are_full(held):
             whole, held = _joined(held), []
             for start in range(0, whole.num_rows, BLOCK_ROWS_MAX):
                 part = [column.slice(start, BLOCK_ROWS_MAX) for column in whole.columns]
                 piece = CsvBatch(whole.first_row + start, part, whole.bytes_read)
-                if piece.num_rows < BLOCK_ROWS_MAX:
-                    held = [piece]
-                else:
+                if _are_full([piece]):
                     yield piece
+                else:
+                    held = [piece]
     if held:
         yield _joined(held)
+
+
+def _are_full(batches: Sequence[CsvBatch]) -> bool:
+    rows = sum(one.num_rows for one in batches)
+    return rows >= BLOCK_ROWS_MAX or sum(one.byte_count for one in batches) >= BLOCK_BYTES_MAX
 
 
 def _joined(batches: Sequence[CsvBatch]) -> CsvBatch:

@@ -43,6 +43,10 @@ class CsvBatch:
     def num_rows(self) -> int:
         return len(self.columns[0])
 
+    @property
+    def byte_count(self) -> int:
+        return sum(column.nbytes for column in self.columns)
+
     def label(self, number: int) -> str:
         """Where one of the rows stands, for errors."""
         return f"row {self.first_row + number}"

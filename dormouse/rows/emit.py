@@ -33,6 +33,8 @@ class Dialect:
     escape: str
     """After a pattern in which a backslash escapes."""
     of_booleans: dict[str, str]
+    bytes_of: str
+    """The function of how long a text is."""
 
 
 POSTGRES = Dialect(
@@ -42,6 +44,7 @@ POSTGRES = Dialect(
     modulo="%%",
     escape="",
     of_booleans={"min": "bool_and", "max": "bool_or"},
+    bytes_of="octet_length",
 )
 DUCKDB = Dialect(
     parameter="${}",
@@ -56,6 +59,7 @@ DUCKDB = Dialect(
     modulo="%",
     escape=" escape '\\'",
     of_booleans={},
+    bytes_of="strlen",
 )
 
 
@@ -93,6 +97,11 @@ class Emitter:
     def count(self, rows: int) -> str:
         """A number of rows, for LIMIT and OFFSET."""
         return self._parameter("INTEGER", rows)
+
+    def size(self, texts: Sequence[Expression]) -> str:
+        """How many bytes some texts have together."""
+        kind, sizes = self.dialect.types["INTEGER"], map(self.expression, texts)
+        return " + ".join(f"coalesce(cast({self.dialect.bytes_of}({one}) as {kind}), 0)" for one in sizes)
 
     def _order(self, order: Order, numbers: dict[Expression, int]) -> str:
         number = numbers.get(order.expression)

@@ -17,6 +17,8 @@ from dormouse.rows.expressions import Statement
 PAGE_ROWS, PAGE_ROWS_MAX = 1_000, 100_000
 PAGE_BYTES = 64 * 1024 * 1024
 """Of the largest rows that there can be, a page has so many: but one at least."""
+JSON_BYTES_MAX = 16 * 1024 * 1024
+"""A page ends with the row whose JSON reaches so many bytes of text: its values take some times more."""
 _JSON_BYTES = 4_000
 
 Ask = Callable[[str, dict[str, Any]], list[tuple[Any, ...]]]
@@ -116,12 +118,13 @@ def read(
         found = ask(text, values)
         kept = _shown(statement, found[:left])
         return Rows(kept, None, None, None, given + len(kept), len(found) > left)
-    found = _plain(statement, ask, source, dialect, wanted, place)
+    found, is_cut = _plain(statement, ask, source, dialect, wanted, place)
     width = len(statement.selected)
     kept = found[:left]
     ids, versions = [row[width] for row in kept], [row[width + 1] for row in kept]
     last = list(kept[-1][width + 2 :]) if kept else None
-    return Rows(_shown(statement, kept), ids, versions, last, given + len(kept), len(found) > left)
+    more = len(found) > left or (is_cut and len(found) < wanted)
+    return Rows(_shown(statement, kept), ids, versions, last, given + len(kept), more)
 
 
 def count(statement: Statement, ask: Ask, source: str, dialect: Dialect) -> int:
@@ -133,12 +136,21 @@ def count(statement: Statement, ask: Ask, source: str, dialect: Dialect) -> int:
 
 def _plain(
     statement: Statement, ask: Ask, source: str, dialect: Dialect, wanted: int, place: Sequence[Any] | None
-) -> list[tuple[Any, ...]]:
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """The rows, and whether they end where they had bytes enough."""
     found: list[tuple[Any, ...]] = []
+    bytes_left, has_sizes = JSON_BYTES_MAX, bool(paging.texts_of_json(statement))
     offset = statement.offset if place is None else 0
     parts = paging.parts(statement, place)
     for number, part in enumerate(parts):
-        found += ask(*paging.plain(statement, part, source, dialect, wanted - len(found), offset))
+        rows = wanted - len(found)
+        some = ask(*paging.plain(statement, part, source, dialect, rows, offset, bytes_left))
+        if has_sizes and some:
+            bytes_left -= int(some[-1][-1])
+            some = [row[:-2] for row in some]
+        found += some
+        if bytes_left <= 0:
+            return found, True
         if len(found) >= wanted or number + 1 == len(parts):
             break
         if offset and not found:
@@ -146,7 +158,7 @@ def _plain(
             offset = max(0, offset - int(ask(*paging.count_part(part, source, dialect))[0][0]))
         else:
             offset = 0
-    return found
+    return found, False
 
 
 def _shown(statement: Statement, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -93,10 +93,19 @@ def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
     return found
 
 
+def texts_of_json(statement: Statement) -> list[Expression]:
+    """What is selected that may be long."""
+    return [item.expression for item in statement.selected if item.type == "JSON"]
+
+
 def plain(
-    statement: Statement, part: Part, source: str, dialect: Dialect, rows: int, offset: int
+    statement: Statement, part: Part, source: str, dialect: Dialect, rows: int, offset: int, json_bytes: int
 ) -> tuple[str, dict[str, Any]]:
-    """The rows of a part: what is selected, id, version, and their place in the order."""
+    """The rows of a part: what is selected, id, version, and their place in the order.
+
+    Of a statement with JSON only up to that row whose JSON reaches so many bytes, and with two columns more:
+    how many bytes the row has, and those before it with it.
+    """
     emitter = Emitter(dialect)
     items = [emitter.expression(item.expression) for item in statement.selected]
     items += [
@@ -105,8 +114,15 @@ def plain(
         *(emitter.expression(order.expression) for order in total_order(statement)),
     ]
     which = emitter.conditions(part.conditions) + emitter.orders(part.orders)
-    text = f"select {', '.join(items)} from {source}{which}"
-    return _bounded(emitter, text, rows, offset), emitter.values
+    if not (texts := texts_of_json(statement)):
+        text = f"select {', '.join(items)} from {source}{which}"
+        return _bounded(emitter, text, rows, offset), emitter.values
+    text = f"select {', '.join(items)}, {emitter.size(texts)} as size from {source}{which}"
+    return (
+        "select * from (select *, sum(size) over (rows unbounded preceding) as total "
+        f"from ({_bounded(emitter, text, rows, offset)}) as sized) as summed "
+        f"where total - size < {emitter.count(json_bytes)}"
+    ), emitter.values
 
 
 def grouped(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import dormouse as dm
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
 from dormouse.instance import Instance
+from dormouse.rows import pages
 from dormouse.rows.row_table import RowTable
 from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
 from tests.row_queries import grouped, plain
@@ -239,6 +240,20 @@ def test_a_page_has_no_more_than_fits(instance: Instance) -> None:
     page = asked(wide, "select c1 from wide")
     assert page.max_rows == len(page.rows) == 110
     assert len(all_pages(wide, page)) == 3
+
+
+@pytest.mark.parametrize("version", [None, 1])
+def test_a_page_ends_where_its_json_is_large(
+    table: RowTable, monkeypatch: pytest.MonkeyPatch, version: int | None
+) -> None:
+    text = "select j, n from t where row_id < 100 order by n desc nulls first limit 90 offset 3"
+    whole = table.query(text, version=version)
+    assert (len(whole.rows), whole.next_page) == (90, None)
+    monkeypatch.setattr(pages, "JSON_BYTES_MAX", 150)
+    found = all_pages(table, table.query(text, version=version))
+    assert [row for page in found for row in page.rows] == whole.rows
+    sizes = [sum(len(str(j)) for j, _ in page.rows if j is not None) for page in found]
+    assert len(found) > 4 and max(sizes) < 300
 
 
 def test_keys_are_located_among_the_rows(instance: Instance, table: RowTable) -> None:

@@ -38,7 +38,7 @@ def written(statement: Statement) -> list[tuple[str, dict[str, Any]]]:
     nulls = [None if has_nulls else place[0], *[None] * (len(place) - 2), place[-1]]
     for one in (None, place, nulls if len(place) > 1 else None):
         for part in paging.parts(statement, one):
-            found.append(paging.plain(statement, part, "source", POSTGRES, 11, statement.offset))
+            found.append(paging.plain(statement, part, "source", POSTGRES, 11, statement.offset, 1_000))
     return found
 
 
