@@ -60,7 +60,7 @@ def page_at_once(asked: Asked, builds: Builds, looked: Looked, build_id: int) ->
     return found, None
 
 
-def build_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> Build:
+def build_of(conn: psycopg.Connection[Any], build: Build) -> Build:
     """The build itself."""
     return build
 

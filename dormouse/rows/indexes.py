@@ -106,16 +106,14 @@ class RowIndexes:
         """The rows of a version that have the keys: `position` in these, ROW_ID, ROW_VERSION, all columns.
 
         The version is the newest, and stays so: the caller holds the table's write lock. Brings the index to
-        it first.
+        it first. `InvalidQuery` when it takes longer than a query may.
         """
         from dormouse.rows.locating import located
 
         looked = self.indexing.bring(table)
         if looked.version != version or looked.database is None or looked.build_id is None:
             raise IndexNotReady(f"table {table.name!r} changed while rows were looked for: try again")
-        found = self.indexing.builds(looked.database).read(
-            looked, looked.build_id, partial(located, columns=looked.columns, on=on, keys=keys)
-        )
+        found = self._read(looked, table, partial(located, columns=looked.columns, on=on, keys=keys))
         if found is None:
             raise IndexNotReady(f"the index of table {table.name!r} is gone: try again")
         return found
@@ -195,7 +193,8 @@ class RowIndexes:
         began = time.monotonic()
         found: tuple[Rows, Build | None] | int | None = None
         if looked.database is not None and looked.build_id is not None:
-            found = self._read(looked, asked, page_of, page_at_once)
+            at_once = partial(page_at_once, asked)
+            found = self._read(looked, asked.table, partial(page_of, asked), at_once)
         if not isinstance(found, tuple):
             self._start(looked)
             return found
@@ -206,7 +205,7 @@ class RowIndexes:
     def _read(
         self,
         looked: Looked,
-        asked: Asked,
+        table: Source,
         work: Callable[..., Any],
         at_once: Callable[..., Any] | None = None,
     ) -> Any:
@@ -218,32 +217,29 @@ class RowIndexes:
         try:
             if at_once is not None:
                 with suppress(Unsure):
-                    return at_once(asked, self.indexing.builds(database), looked, build_id)
-            return self.indexing.builds(database).read(looked, build_id, partial(work, asked))
+                    return at_once(self.indexing.builds(database), looked, build_id)
+            return self.indexing.builds(database).read(looked, build_id, work)
         except psycopg.errors.NumericValueOutOfRange as error:
             raise InvalidQuery(f"a result does not fit its type: {one_line(error)}") from None
         except psycopg.errors.QueryCanceled:
             raise InvalidQuery(f"the query took longer than {QUERY_SECONDS_MAX} s: ask for less") from None
         except GONE as error:
-            self._heal(looked, asked, error)
+            self._heal(looked, table, error)
         except (psycopg.DatabaseError, *UNREACHABLE) as error:
             if isinstance(error.__cause__, DAMAGES) or isinstance(error, DAMAGES):
-                self._heal(looked, asked, error)
+                self._heal(looked, table, error)
             elif isinstance(error, UNREACHABLE):
                 self.indexing.cluster.lost(database)
                 self._start(looked)
                 raise IndexNotReady(
-                    f"the index of table {asked.table.name!r} cannot be asked, and is worked on: "
-                    f"{one_line(error)}"
+                    f"the index of table {table.name!r} cannot be asked, and is worked on: {one_line(error)}"
                 ) from None
             else:
                 raise
         return None
 
-    def _heal(self, looked: Looked, asked: Asked, error: BaseException) -> None:
-        logger.warning(
-            "the index of table %r is damaged, and made anew: %s", asked.table.name, one_line(error)
-        )
+    def _heal(self, looked: Looked, table: Source, error: BaseException) -> None:
+        logger.warning("the index of table %r is damaged, and made anew: %s", table.name, one_line(error))
         self.indexing.heal(looked)
 
     def _page(self, asked: Asked, looked: Looked, rows: Rows, count: Callable[[], int]) -> Page:
@@ -268,7 +264,7 @@ class RowIndexes:
         )  # fmt: skip
 
     def _count(self, asked: Asked, looked: Looked) -> int:
-        found = self._read(looked, asked, count_of)
+        found = self._read(looked, asked.table, partial(count_of, asked))
         if found is None:
             raise PageExpired(f"table {asked.table.name!r}: its index was made anew: begin the query again")
         return int(found)
@@ -298,7 +294,7 @@ class RowIndexes:
             self._placements.used(looked.table_id, sum_seconds)
 
     def _note_sought(self, asked: Asked, looked: Looked, build: Build | None, sought: list[int]) -> None:
-        build = build or self._read(looked, asked, build_of)
+        build = build or self._read(looked, asked.table, build_of)
         sought = [one for one in sought if build is not None and one not in build.indexed_ids]
         if build and sought and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
             self._start(looked, sought)

@@ -32,16 +32,12 @@ def located(
         if column.type == "JSON":
             raise InvalidColumn(f"column {column.name!r} is JSON: rows cannot be looked for by it")
     arrays = [keys.column(column.name) for column in wanted]
-    numbers = pa.array(range(keys.num_rows), pa.int64())
-    has_null = pc.is_null(numbers)
-    for array in arrays:
-        has_null = pc.or_(has_null, pc.is_null(array))
     rows: list[Any] = []
     # values that equal each other are hashed, or looked up; nulls equal each other in no index
-    for those, equal in ((pc.invert(has_null), "="), (has_null, "is not distinct from")):
-        some = [array.filter(those).to_pylist() for array in [numbers, *arrays]]
-        if some[0]:
-            rows += conn.execute(_text(build, columns, wanted, equal).encode(), _values(some)).fetchall()
+    for are_null, positions in _by_nulls(arrays).items():
+        given = [array for array, is_null in zip(arrays, are_null, strict=True) if not is_null]
+        some = [positions, *(array.take(pa.array(positions)).to_pylist() for array in given)]
+        rows += conn.execute(_text(build, columns, wanted, are_null).encode(), _values(some)).fetchall()
     schema = pa.schema(
         [(POSITION, pa.int64()), (ROW_ID, pa.int64()), (ROW_VERSION, pa.int64())]
         + [(column.name, arrow_type(column.stored)) for column in columns]
@@ -51,17 +47,26 @@ def located(
     return pa.table(arrays, schema=schema).sort_by([(POSITION, "ascending"), (ROW_ID, "ascending")])
 
 
-def _text(build: Build, columns: Sequence[Column], wanted: Sequence[Column], equal: str) -> str:
+def _by_nulls(arrays: Sequence[pa.Array]) -> dict[tuple[bool, ...], list[int]]:
+    """The numbers of the keys, by which of their values are null."""
+    found: dict[tuple[bool, ...], list[int]] = {}
+    for number, are_null in enumerate(zip(*(pc.is_null(array).to_pylist() for array in arrays), strict=True)):
+        found.setdefault(are_null, []).append(number)
+    return found
+
+
+def _text(build: Build, columns: Sequence[Column], wanted: Sequence[Column], are_null: Sequence[bool]) -> str:
+    given = [column for column, is_null in zip(wanted, are_null, strict=True) if not is_null]
+    nulls = [column for column in wanted if column not in given]
     names = ["row_id", "row_version", *(column_name(column.column_id or 0) for column in columns)]
-    kinds = ["bigint", *(TYPES[column.stored.name].split()[0] for column in wanted)]
+    kinds = ["bigint", *(TYPES[column.stored.name].split()[0] for column in given)]
     unnested = ", ".join(f"%(k{n})s::{kind}[]" for n, kind in enumerate(kinds))
-    matches = " and ".join(
-        f"c.{column_name(column.column_id or 0)} {equal} k.k{n}" for n, column in enumerate(wanted, start=1)
-    )
+    matches = [f"c.{column_name(column.column_id or 0)} = k.k{n}" for n, column in enumerate(given, start=1)]
+    matches += [f"c.{column_name(column.column_id or 0)} is null" for column in nulls]
     return (
         f"select k.k0, {', '.join(f'c.{name}' for name in names)} "
         f"from unnest({unnested}) k ({', '.join(f'k{n}' for n in range(len(kinds)))}) "
-        f"join current_{build.build_id:d} c on {matches}"
+        f"join current_{build.build_id:d} c on {' and '.join(matches)}"
     )
 
 

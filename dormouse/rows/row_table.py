@@ -120,7 +120,8 @@ class RowTable(AskedTable):
         are as they are wanted are counted as "unchanged", and get no version. The rest is as for `change`.
 
         Raises `AmbiguousRows` when two rows, of the table or of these, have the same values, and what
-        `change` does; `IndexNotReady` when the index cannot be brought to the newest version.
+        `change` does; `IndexNotReady` when the index cannot be brought to the newest version, `InvalidQuery`
+        when the rows are not found in 300 seconds.
         """
 
         def find(held: HeldLock, columns: tuple[Column, ...]) -> Found:

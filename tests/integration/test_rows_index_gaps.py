@@ -12,8 +12,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
+from dormouse.errors import InvalidQuery
 from dormouse.instance import Instance
-from dormouse.rows import indexes
+from dormouse.rows import cluster, indexes, locating
 from dormouse.rows.builds import Builds
 from dormouse.rows.row_table import RowTable
 from tests.embedded import postmaster
@@ -157,6 +158,28 @@ def test_tables_leave_each_others_indexes_alone_after_a_crash(
     with dm.local(tmp_path / "lake") as instance:
         assert are_built_once_each(instance, *map(instance.row_table, ("second", "first")))
         assert [job.error for job in instance.jobs.list(state="FAILED")] == []
+
+
+def test_keys_with_nulls_are_looked_for_as_quickly_as_others(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not each in each row: that would take some five seconds."""
+    monkeypatch.setattr(cluster, "QUERY_SECONDS_MAX", 1)
+    rows = instance.create_row_table("t", COLUMNS)
+    rows.change([dm.Insert([{"n": n} for n in range(10_000)])])
+    done = rows.upsert([{"n": n, "name": None, "b": True} for n in range(5_000, 15_000)], on=["name", "n"])
+    assert (done.changed["updated"], done.changed["inserted"]) == (5_000, 5_000)
+
+
+def test_an_upsert_that_takes_too_long_to_find_its_rows_is_told_so(
+    rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cancelled(*given: Any, **how: Any) -> None:
+        raise psycopg.errors.QueryCanceled
+
+    monkeypatch.setattr(locating, "located", cancelled)
+    with pytest.raises(InvalidQuery, match="took longer than 300 s"):
+        rows.upsert([{"n": 1, "name": "new"}], on=["name", "n"])
 
 
 def test_a_reader_has_its_answer_though_it_cannot_index_the_column(
