@@ -37,8 +37,10 @@ _LIKE: tuple[tuple[ColumnType, str], ...] = (
     ("BOOLEAN", r"^(?i)(true|false)$"),
     # a code that begins with 0 is text, as a number would lose it
     ("INTEGER", r"^\s*[+-]?(0|[1-9]\d*)\s*$"),
-    ("DOUBLE", r"^\s*[+-]?(0$|0[.eE]|[^0\s]).*$"),
-    ("DATE", r"^\d{4}-\d\d-\d\d"),
+    # no whole number of more than 15 digits, of which a double may lose some
+    ("DOUBLE", r"^\s*[+-]?(0\s*$|0[.eE]|[1-9]\d{0,14}\s*$|[1-9]\d*[.eE]|[^\d\s])"),
+    # no time finer than the milliseconds that a DATE has
+    ("DATE", r"^\d{4}-\d\d-\d\d[^.,]*([.,]\d{0,3}0*(\D.*)?)?$"),
     ("JSON", r"^\s*[\[{]"),
 )
 """From the narrowest; values of a type look like this, and are then tried as such. All others are texts."""
