@@ -140,21 +140,27 @@ class RowTable(AskedTable):
 
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
         """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
+        return self._row(row_id, version)[1]
+
+    def _row(self, row_id: int, version: int | None) -> tuple[Sequence[Column], dict[str, Any]]:
         import numpy as np
 
         ids = _number(ROW_ID, row_id)
+        state = self.state()
         ranges = self.store.ranges([(ids, ids)])
         if not len(ranges.first):
             raise RowNotFound(f"table {self.name!r} has no row of {ROW_ID} {row_id}")
         wanted = int(ranges.version[0]) if version is None else _number(ROW_VERSION, version)
-        columns = self.columns(None if version is None else wanted)
+        # a change may have come between, and the row has the columns of before it, or of after it
+        is_known = version is None and wanted <= state.version
+        columns = state.columns if is_known else self.store.columns_at(wanted)
         found = self._reader.rows(np.array([ids]), np.array([wanted]), columns)
         if not found.num_rows:
             raise RowNotFound(f"table {self.name!r}: row {row_id} has no version {wanted}")
         if found.column(ROW_DELETED)[0].as_py():
             raise RowNotFound(f"table {self.name!r}: row {row_id} was deleted, at version {wanted}")
         cells = {column.name: to_python(column, found.column(column.name))[0] for column in columns}
-        return {ROW_ID: ids, ROW_VERSION: wanted, **cells}
+        return columns, {ROW_ID: ids, ROW_VERSION: wanted, **cells}
 
     def put_file(self, path: str | PathLike[str], name: str | None = None) -> str:
         """Copies a file of this machine to the object store; gives what a FILE cell is to hold of it.
@@ -169,10 +175,10 @@ class RowTable(AskedTable):
 
     def file(self, row_id: int, column: str, version: int | None = None) -> CellFile:
         """What a FILE cell refers to: `files.chunks` of it are its bytes. `RowNotFound`, `InvalidColumn`."""
-        found = column_named(self.columns(version), column)
+        columns, row = self._row(row_id, version)
+        found = column_named(columns, column)
         if found.type != "FILE":
             raise InvalidColumn(f"column {column!r} is a {found.type}, and has no files")
-        row = self.row(row_id, version)
         return self.files.of_cell(row[found.name], f"column {column!r} of row {row_id}")
 
     def save_file(

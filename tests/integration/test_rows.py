@@ -156,6 +156,24 @@ def test_a_version_from_before_a_retype_is_read_by_who_knew_the_table_before_and
             assert found.read_all().column("n")[0].as_py() == before
 
 
+@pytest.mark.parametrize(("name", "expected"), [("state", "1"), ("ranges", 1)])
+def test_a_row_is_of_one_moment(
+    rows: RowTable, monkeypatch: pytest.MonkeyPatch, name: str, expected: object
+) -> None:
+    """Whatever is committed between two looks at the database."""
+    look, is_changed = getattr(rows.store, name), []
+
+    def changed_after(*given: Any) -> Any:
+        found = look(*given)
+        if not is_changed:
+            is_changed.append(True)
+            rows.change([dm.RetypeColumn("n", "STRING")])
+        return found
+
+    monkeypatch.setattr(rows.store, name, changed_after)
+    assert rows.row(1)["n"] == expected
+
+
 def test_an_explicit_null_writes_the_default(rows: RowTable) -> None:
     rows.change([dm.Patch([{"ROW_ID": 1, "n": None}]), dm.Insert([{"n": None}])])
     assert [row["n"] for row in current(rows)] == [0, 0, 0]
