@@ -175,8 +175,12 @@ def start_query(instance: Instance, request: Mapping[str, Any], owner: str | Non
     A job whose next page may have expired is started anew.
     """
     asked = QueryAsked.model_validate(request)
-    version = instance.row_table(asked.table).version()
-    told = json.dumps([instance.row_table(asked.table).table_id, version, owner, asked.model_dump()])
+    table = instance.row_table(asked.table)
+    if asked.snapshot is not None and asked.version is None:
+        # another version may have that name later
+        request = {**request, "snapshot": None, "version": table.store.snapshot(asked.snapshot).version}
+        asked = QueryAsked.model_validate(request)
+    told = json.dumps([table.table_id, table.version(), owner, asked.model_dump()])
     digest = hashlib.sha256(told.encode()).hexdigest()[:32]
     oldest = datetime.now(UTC) - timedelta(seconds=instance.row_page_seconds / 2)
     for number in range(_STARTS_MAX):
