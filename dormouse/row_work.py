@@ -1,6 +1,7 @@
 """Work on row tables, as jobs: changes, upserts, loads of CSV that was sent, queries.
 
-A change is made once, whatever worker dies: its id is the job's. What fails says the name of its error first.
+A change is made once, whatever worker dies: its id is the job's. Tables and snapshots that a worker made
+before it died are found again. What fails says the name of its error first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,14 @@ from dormouse.errors import (
     InvalidInput,
     JobError,
     JobNotFound,
+    NotARowTable,
     ObjectNotFound,
     ObjectStoreError,
     RowLockHeld,
     RowLockLost,
+    SnapshotExists,
+    SnapshotNotFound,
+    TableAlreadyExists,
 )
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
@@ -195,8 +201,22 @@ def start_query(instance: Instance, request: Mapping[str, Any], owner: str | Non
 
 
 def _create(instance: Instance, asked: CreateAsked, progress: Progress) -> Any:
-    made = instance.create_row_table(asked.name, [Column.from_json(one) for one in asked.columns])
-    return {"table": asked.name, "columns": [column.to_json() for column in made.columns()]}
+    columns = [Column.from_json(one) for one in asked.columns]
+    try:
+        made = instance.create_row_table(asked.name, columns)
+    except TableAlreadyExists:
+        # a worker that died may have made it; not one of other columns
+        if progress.attempt == 1 or not _is_made(instance, asked.name, columns):
+            raise
+        made = instance.row_table(asked.name)
+    return {"table": asked.name, "columns": [column.to_json() for column in made.columns(0)]}
+
+
+def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
+    with suppress(NotARowTable):
+        made = instance.row_table(name).columns(0)
+        return [replace(column, column_id=None) for column in made] == columns
+    return False
 
 
 def _change(instance: Instance, asked: ChangeAsked, progress: Progress) -> Any:
@@ -294,6 +314,15 @@ def _query(instance: Instance, asked: QueryAsked, progress: Progress) -> Any:
 def _snapshot(instance: Instance, asked: SnapshotAsked, progress: Progress) -> Any:
     table = instance.row_table(asked.table)
     if asked.drop:
-        table.drop_snapshot(asked.name)
+        with suppress(SnapshotNotFound) if progress.attempt > 1 else nullcontext():
+            table.drop_snapshot(asked.name)  # which a worker that died may have done
         return {"dropped": asked.name}
-    return table.snapshot(asked.name)
+    try:
+        return table.snapshot(asked.name)
+    except SnapshotExists:
+        # a worker that died may have taken it; not one that is older than the job
+        taken = table.store.snapshot(asked.name)
+        started_at = instance.jobs.status(progress.job_id, progress.owner).started_at
+        if progress.attempt == 1 or taken.taken_at < started_at:
+            raise
+        return taken

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import dormouse as dm
 from dormouse import row_work
-from dormouse.errors import SnapshotNotFound
+from dormouse.errors import SnapshotExists, SnapshotNotFound, TableAlreadyExists
 from dormouse.instance import Instance
+from dormouse.jobs import Progress
+from dormouse.row_work import CreateAsked, SnapshotAsked
 from dormouse.rows.row_table import RowTable
 
 COLUMNS = [dm.Column("name", "STRING")]
@@ -34,3 +38,37 @@ def test_a_query_of_a_snapshot_is_of_the_version_that_had_its_name(
     rows.snapshot("s")
     other = row_work.start_query(instance, asked, None)
     assert [instance.jobs.request(one)["version"] for one in (first, other)] == [1, 2]
+
+
+def attempts(do: Any, instance: Instance, asked: Any) -> tuple[Any, Any]:
+    """What a job's function gives to a worker that dies before it tells so, and to the next."""
+    job_id = instance.jobs.start("row", {})
+    return do(instance, asked, Progress(job_id)), do(instance, asked, Progress(job_id, attempt=2))
+
+
+def test_a_table_that_a_worker_made_before_it_died_is_made_once(instance: Instance) -> None:
+    asked = CreateAsked(name="made", columns=[column.to_json() for column in COLUMNS])
+    first, second = attempts(row_work._create, instance, asked)
+    assert first == second
+    with pytest.raises(TableAlreadyExists):
+        row_work._create(instance, asked, Progress("other"))
+    others = CreateAsked(name="made", columns=[{"name": "n", "type": "INTEGER"}])
+    with pytest.raises(TableAlreadyExists):
+        row_work._create(instance, others, Progress("other", attempt=2))
+
+
+def test_a_snapshot_that_a_worker_took_or_dropped_before_it_died_is_so_once(
+    instance: Instance, rows: RowTable
+) -> None:
+    rows.snapshot("older")
+    first, second = attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s"))
+    assert first == second
+    with pytest.raises(SnapshotExists):
+        attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s"))
+    job_id = instance.jobs.start("row", {})
+    with pytest.raises(SnapshotExists):
+        asked = SnapshotAsked(table="samples", name="older")
+        row_work._snapshot(instance, asked, Progress(job_id, attempt=2))
+    dropped = attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s", drop=True))
+    assert dropped == ({"dropped": "s"},) * 2
+    assert [one.name for one in rows.snapshots()] == ["older"]
