@@ -158,6 +158,10 @@ class RowIndexes:
             raise InvalidPage("the page token is of another query: begin the query again")
         if version is not None and (version != token.version or token.build_id is not None):
             raise InvalidPage("the page token is of another version: begin the query again")
+        if token.incarnation_id not in (None, looked.incarnation_id):
+            raise PageExpired(
+                f"table {table.name!r}: the database was restored since the query began: begin it again"
+            )
         if looked.version != token.version:
             looked = self._placements.look(table.table_id, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
@@ -254,6 +258,7 @@ class RowIndexes:
                 looked.database,
                 looked.build_id,
                 asked.values,
+                looked.incarnation_id,
             )
             following = token.written(self._placements.key(), looked.table_uuid)
         columns = tuple(SelectColumn(one.name, one.type, one.column_id) for one in asked.statement.selected)

@@ -12,7 +12,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.errors import InvalidQuery
+from dormouse.errors import InvalidQuery, PageExpired
 from dormouse.instance import Instance
 from dormouse.rows import cluster, indexes, locating
 from dormouse.rows.builds import Builds
@@ -204,6 +204,21 @@ def test_a_reader_pages_through_an_older_version_of_a_table_without_an_index(
     with dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reading:
         first = reading.row_table("t").query(TEXT, 150, version=1)
         assert [len(page.rows) for page in all_pages(reading.row_table("t"), first)] == [150, 50]
+
+
+def test_pages_of_an_older_version_end_with_the_life_of_the_database(
+    instance: Instance, rows: RowTable
+) -> None:
+    """After a restore, that version may have other rows."""
+    page = rows.query(TEXT, 150, version=1)
+    assert len(rows.query(page=page.next_page).rows) == 50
+    with instance._supplier.connection() as conn:
+        conn.execute(
+            """insert into incarnation (number, reason, system_identifier, timeline, database_oid)
+               select max(number) + 1, 'adoption', 0, 0, 0 from incarnation"""
+        )
+    with pytest.raises(PageExpired, match="was restored"):
+        rows.query(page=page.next_page)
 
 
 def test_a_page_of_an_older_version_tells_when_that_was_committed(rows: RowTable) -> None:
