@@ -23,7 +23,7 @@ Given = tuple[tuple[str, Value], ...]
 """The values of parameters, by their names in small letters."""
 
 REMEMBERED_CHARACTERS_MAX = 10_000
-"""Of a text whose tree is remembered: trees are some hundred times as large."""
+"""Of a text, with its values, that is remembered: trees are some hundred times as large."""
 
 
 def given(values: Parameters | None) -> Given:
@@ -37,10 +37,11 @@ def given(values: Parameters | None) -> Given:
 
 def statement_of(text: str, table: str, columns: Sequence[Column], values: Given = ()) -> Statement:
     """What a query wants of a table of these columns; `InvalidQuery`."""
-    return _bound(text, table, tuple(columns), values)
+    sizes = (len(one.value) for _, one in values if isinstance(one.value, str))
+    is_short = isinstance(text, str) and len(text) + sum(sizes) <= REMEMBERED_CHARACTERS_MAX
+    return (_remembered if is_short else _bound)(text, table, tuple(columns), values)
 
 
-@lru_cache(maxsize=256)
 def _bound(text: str, table: str, columns: tuple[Column, ...], values: Given) -> Statement:
     try:
         is_short = isinstance(text, str) and len(text) <= REMEMBERED_CHARACTERS_MAX
@@ -48,6 +49,9 @@ def _bound(text: str, table: str, columns: tuple[Column, ...], values: Given) ->
         return Binding(tree, table, columns, dict(values)).statement()
     except RecursionError:
         raise InvalidQuery("the query is nested too deeply") from None
+
+
+_remembered = lru_cache(maxsize=256)(_bound)
 
 
 @lru_cache(maxsize=64)

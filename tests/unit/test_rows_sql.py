@@ -195,6 +195,19 @@ def test_values_travel_as_parameters_of_their_columns_types() -> None:
     assert "c_5 < cast(%(p3)s as bigint)" in text
 
 
+def test_what_is_long_is_not_remembered() -> None:
+    """Other ids each time would fill the memory."""
+    listed = ", ".join(map(str, range(5_000)))
+    before = statements._remembered.cache_info().currsize
+    for text, values in (
+        (f"select n from t where n in ({listed})", None),
+        ("select n from t where name = $1", ["x" * 20_000]),
+    ):
+        statement_of(text, "t", COLUMNS, statements.given(values))
+        assert statements._remembered.cache_info().currsize == before
+    assert bound("select n + 17 from t") is bound("select n + 17 from t")
+
+
 def test_of_duckdb_the_same_is_written() -> None:
     found = bound("select n / 2 from t where name like 'a!%b\\' escape '!' and n % 2 = 1")
     text, values = paging.plain(found, paging.parts(found, None)[0], "source", DUCKDB, 5, 0, 1_000)
