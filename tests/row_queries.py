@@ -281,6 +281,8 @@ select n from t group by rollup (n)
 select n from t group by cube (n)
 select n from t group by grouping sets ((n))
 select n from t group by all
+select n from t group by 0000000012
+select n from t order by 0000000012
 select n, count(*) from t group by n having count(*) > 1
 select * from t qualify true
 select * from t window w as ()

@@ -36,6 +36,7 @@ _COMPARED: dict[type, Operator] = {
 _AGGREGATES: dict[type, Function] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max",
 }  # fmt: skip
+_ITEM = re.compile(r"\d{1,9}")
 _NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?")
 
 
@@ -176,9 +177,10 @@ class Binding:
     ) -> Expression:
         """An expression, or the number or the alias of a selected item."""
         if type(node) is exp.Literal and not node.is_string:
-            if not node.this.isdigit() or not 1 <= int(node.this[:9]) <= len(selected):
+            number = int(node.this) if _ITEM.fullmatch(node.this) else 0
+            if not 1 <= number <= len(selected):
                 raise InvalidQuery(f"{clause} {node.this[:20]}: the query selects {len(selected)} columns")
-            return selected[int(node.this) - 1].expression
+            return selected[number - 1].expression
         if type(node) is exp.Column and not node.args.get("table"):
             identifier = only(_identifier(only(node, "this").this), "this", "quoted")
             if not (columns_first and self._find(identifier) is not None):

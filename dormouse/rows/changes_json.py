@@ -79,6 +79,9 @@ def _of_object(kind: str, given: object, where: str, path_of: Callable[[str], An
     if made is LoadCsv:
         if path_of is None:
             raise InvalidInput(f"{where}: load_csv is not taken here: upload the file")
+        names = given.get("columns")
+        if names is not None and not (isinstance(names, list) and all(isinstance(one, str) for one in names)):
+            raise InvalidInput(f"{where}: the columns of load_csv are a list of names")
         return LoadCsv(**{**given, "path": path_of(str(given["path"]))})
     return made(**given)
 

@@ -40,7 +40,7 @@ class CsvFormat:
     null: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "separator", NAMED.get(self.separator, self.separator))
+        object.__setattr__(self, "separator", NAMED.get(str(self.separator), self.separator))
         given = {"separator": self.separator, "quote": self.quote, "escape": self.escape}
         for name, character in given.items():
             if character is None and name != "separator":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -119,6 +119,24 @@ def compared(condition: Expression) -> Expression | None:
         if isinstance(inner, Apply) and inner.operator in {"is null", "in", "like"}:
             return inner.operands[0]
     return None
+
+
+def depth(statement: Statement) -> int:
+    """How deep its expressions are, and the condition of being after a place in its order."""
+    level = [item.expression for item in statement.selected]
+    level += [*statement.groups, *conditions(statement.where), *(one.expression for one in statement.orders)]
+    found = 2 * len(statement.orders)
+    while level:
+        found += 1
+        level = [operand for one in level for operand in _operands(one)]
+    return found
+
+
+def _operands(expression: Expression) -> Sequence[Expression]:
+    if isinstance(expression, Apply):
+        return expression.operands
+    operand = expression.operand if isinstance(expression, Aggregate) else None
+    return () if operand is None else (operand,)
 
 
 def has_aggregate(expression: Expression) -> bool:

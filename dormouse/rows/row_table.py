@@ -16,6 +16,7 @@ from dormouse.rows.changes import Change, Changed, LoadCsv, Row
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
+from dormouse.rows.kinds import INTEGER_MAX
 from dormouse.rows.locks import HeldLock, RowLocks
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from dormouse.rows.pages import Page
     from dormouse.table import Table
 
-VERSION_MAX = (1 << 63) - 1
 DOWNLOAD_WAIT_SECONDS = 600.0
 Progress = Callable[[int, int | None], object]
 
@@ -328,7 +328,7 @@ class RowTable(AskedTable):
         with self.table.changing():
             self.store.drop_snapshot(name)
 
-    def history(self, before: int = VERSION_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
+    def history(self, before: int = INTEGER_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
         """Who changed what, and when: the changes of before a version, the newest first."""
         return self.store.history(before, limit)
 
@@ -338,6 +338,6 @@ def _chosen(columns: Sequence[Column], names: Iterable[str] | None) -> Sequence[
 
 
 def _number(what: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise RowNotFound(f"{what} is a whole number from 1, not {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
+        raise RowNotFound(f"{what} is a whole number from 1 to {INTEGER_MAX:,}, not {value!r}")
     return value

@@ -16,12 +16,16 @@ from dormouse.model.parameters import Parameters
 from dormouse.rows import types
 from dormouse.rows.binding import Binding
 from dormouse.rows.columns import Column
-from dormouse.rows.expressions import Statement, Value
+from dormouse.rows.expressions import Statement, Value, depth
 from dormouse.rows.sql import parse
 
 Given = tuple[tuple[str, Value], ...]
 """The values of parameters, by their names in small letters."""
 
+DEPTH_MAX = 200
+"""Of expressions: each takes three frames of the 1,000 that Python has, whoever calls."""
+INTEGER_BITS_MAX = 1_400
+"""Of a parameter: more than any DOUBLE has, and fewer than Python makes no text of."""
 REMEMBERED_CHARACTERS_MAX = 10_000
 """Of a text, with its values, that is remembered: trees are some hundred times as large."""
 
@@ -46,9 +50,12 @@ def _bound(text: str, table: str, columns: tuple[Column, ...], values: Given) ->
     try:
         is_short = isinstance(text, str) and len(text) <= REMEMBERED_CHARACTERS_MAX
         tree = _tree(text) if values and is_short else parse(text)
-        return Binding(tree, table, columns, dict(values)).statement()
+        found = Binding(tree, table, columns, dict(values)).statement()
     except RecursionError:
         raise InvalidQuery("the query is nested too deeply") from None
+    if depth(found) > DEPTH_MAX:
+        raise InvalidQuery("the query is nested too deeply, or in the order of too many columns")
+    return found
 
 
 _remembered = lru_cache(maxsize=256)(_bound)
@@ -66,7 +73,7 @@ def _value(name: str, value: Any) -> Value:
         return Value("NULL", None)
     if isinstance(value, bool):
         return Value("BOOLEAN", value)
-    if isinstance(value, int):
+    if isinstance(value, int) and value.bit_length() <= INTEGER_BITS_MAX:
         return types.number(str(value))
     if isinstance(value, float) and math.isfinite(value):
         return Value("DOUBLE", value)
@@ -74,6 +81,7 @@ def _value(name: str, value: Any) -> Value:
         return Value("STRING", value)
     if isinstance(value, datetime | date):
         return Value("STRING", value.isoformat())
+    shown = "a number of too many digits" if isinstance(value, int) else repr(value)
     raise InvalidQuery(
-        f"parameter ${name} is {value!r:.60}: give a finite number, a text, true or false, a date, or None"
+        f"parameter ${name} is {shown:.60}: give a finite number, a text, true or false, a date, or None"
     )

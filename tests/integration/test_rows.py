@@ -133,6 +133,12 @@ def test_each_row_that_was_changed_since_is_named(rows: RowTable) -> None:
         rows.change([dm.Patch([{"ROW_ID": 2, "n": 1}])])
 
 
+def test_ids_and_versions_that_cannot_be_are_of_no_row(rows: RowTable) -> None:
+    for which in ((10**20, None), (1, 10**20), (0, None)):
+        with pytest.raises(RowNotFound):
+            rows.row(*which)
+
+
 def test_rows_without_cells_are_deleted_or_left_alone(rows: RowTable) -> None:
     assert rows.change([dm.Patch([{}, {"ROW_ID": 1, "ROW_VERSION": 1}, (2, 1, {})])]).versions == []
     done = rows.change([dm.Update([{"ROW_ID": 1, "ROW_VERSION": 1}]), dm.Patch([(2, None, None)])])

@@ -195,6 +195,37 @@ def test_values_travel_as_parameters_of_their_columns_types() -> None:
     assert "c_5 < cast(%(p3)s as bigint)" in text
 
 
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [
+        (f"select {' + '.join(['n'] * 152)} from t", True),
+        (f"select {' + '.join(['n'] * 300)} from t", False),
+        (f"select n from t order by {', '.join(f'n + {i}' for i in range(80))}", True),
+        (f"select n from t order by {', '.join(f'n + {i}' for i in range(150))}", False),
+        (
+            f"select n from t order by {', '.join(f'n + {i}' for i in range(80))}, {' + '.join(['x'] * 80)}",
+            False,
+        ),
+    ],
+)
+def test_what_is_bound_can_be_written_within_pythons_stack(text: str, is_taken: bool) -> None:
+    """Also on later pages, and where others have called."""
+    if not is_taken:
+        with pytest.raises(InvalidQuery, match="nested too deeply"):
+            bound(text)
+        return
+
+    def called(depth: int) -> None:
+        called(depth - 1) if depth else written(bound(text))
+
+    called(200)
+
+
+def test_a_number_that_python_makes_no_text_of_is_refused_as_a_parameter() -> None:
+    with pytest.raises(InvalidQuery, match=r"parameter \$1 is a number of too many digits"):
+        statements.given([10**5_000])
+
+
 def test_what_is_long_is_not_remembered() -> None:
     """Other ids each time would fill the memory."""
     listed = ", ".join(map(str, range(5_000)))

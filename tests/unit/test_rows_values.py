@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse.errors import InvalidColumn, InvalidRow
+from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
+from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column, check_columns, text_value, value_of
+from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.kinds import TYPES
 from dormouse.rows.values import array_of, of_text, to_python, with_default
 
@@ -142,3 +144,14 @@ def test_columns_are_read_back_from_json() -> None:
     column = dm.Column("s", "STRING", 9, default="a", enum=["a", "b"], column_id=4)
     assert Column.from_json(column.to_json()) == column
     assert value_of(column, "b", "row 1") == "b"
+
+
+@pytest.mark.parametrize("columns", [5, "name", [1], {"name": 1}])
+def test_the_columns_of_a_load_are_names(columns: object) -> None:
+    with pytest.raises(InvalidInput, match="change 1: the columns of load_csv are a list of names"):
+        parse_changes([{"load_csv": {"path": "rows.csv", "columns": columns}}], str)
+
+
+def test_a_separator_is_a_character() -> None:
+    with pytest.raises(InvalidInput, match="separator must be one ASCII character"):
+        CsvFormat(separator=[","])  # type: ignore[arg-type]
