@@ -215,7 +215,8 @@ def _create(instance: Instance, asked: CreateAsked, progress: Progress) -> Any:
 def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
     with suppress(NotARowTable):
         made = instance.row_table(name).columns(0)
-        return [replace(column, column_id=None) for column in made] == columns
+        # as text: a default may be NaN
+        return repr([replace(column, column_id=None) for column in made]) == repr(columns)
     return False
 
 

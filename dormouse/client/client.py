@@ -22,6 +22,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
+from dormouse.model.values import json_value
 from dormouse.query.frames import pandas_of, polars_of
 from dormouse.query.parameters_json import parameters_json
 from dormouse.query.planner import PlanSummary
@@ -110,7 +111,8 @@ class Client:
         """Makes a row table. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
         from dormouse.client.rows import RemoteRowTable, run
 
-        run(self.jobs, "row_create", {"name": name, "columns": [column.to_json() for column in columns]})
+        listed = json_value([column.to_json() for column in columns])
+        run(self.jobs, "row_create", {"name": name, "columns": listed})
         return RemoteRowTable(self._http, name)
 
     def sql(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
 from dormouse.model.types import DataType, check_field_name
+from dormouse.model.values import json_value
 from dormouse.rows.kinds import NOT_EMPTY, STORED, TYPES, ColumnType, Misfit, parsed_value, stored_value
 
 ROW_ID, ROW_VERSION, ROW_DELETED = "ROW_ID", "ROW_VERSION", "ROW_DELETED"
@@ -21,6 +23,7 @@ SIZE_DEFAULT, SIZE_MAX = 50, 1_000
 LINK_MAX = 1_000
 ENUM_MAX = 1_000
 _SHOWN_MAX, _LISTED_MAX = 60, 10
+_DEFAULT_TEXT = "default_text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,20 @@ class Column:
                 f"a column is an object with name, type and optionally size_max, default, enum, not {found!r}"
             )
         return Column(**found)
+
+    def to_jsonb(self) -> dict[str, Any]:
+        """As the database keeps it: a default whose type `jsonb` has not all values of is JSON as text."""
+        found = self.to_json()
+        if self.type in ("DOUBLE", "JSON") and self.default is not None:
+            found[_DEFAULT_TEXT] = json.dumps(json_value(found.pop("default")))
+        return found
+
+    @staticmethod
+    def from_jsonb(found: Any) -> Column:
+        """The column of `to_jsonb`; those of earlier versions are as `to_json` gives them."""
+        given = dict(found)
+        text = given.pop(_DEFAULT_TEXT, None)
+        return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
 def value_of(column: Column, value: Any, label: str) -> Any:

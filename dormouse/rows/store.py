@@ -211,8 +211,8 @@ class RowStore:
 
 
 def _json(columns: Sequence[Column]) -> Jsonb:
-    return Jsonb([column.to_json() for column in columns])
+    return Jsonb([column.to_jsonb() for column in columns])
 
 
 def _columns(found: list[Any]) -> tuple[Column, ...]:
-    return tuple(map(Column.from_json, found))
+    return tuple(map(Column.from_jsonb, found))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +28,7 @@ from dormouse.instance import Instance
 from dormouse.rows import batches
 from dormouse.rows.row_table import RowTable
 from dormouse.table import Table
+from tests.row_indexes import asked
 
 
 @pytest.fixture
@@ -183,6 +186,33 @@ def test_a_row_is_of_one_moment(
 def test_an_explicit_null_writes_the_default(rows: RowTable) -> None:
     rows.change([dm.Patch([{"ROW_ID": 1, "n": None}]), dm.Insert([{"n": None}])])
     assert [row["n"] for row in current(rows)] == [0, 0, 0]
+
+
+def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
+    """Also those that `jsonb` lacks, and those that look like JSON."""
+    columns = [
+        dm.Column("x", "DOUBLE", default="NaN"),
+        dm.Column("y", "DOUBLE", default=-math.inf),
+        dm.Column("z", "DOUBLE", default=-0.0),
+        dm.Column("j", "JSON", default={"b": "\0", "a": [1.5, None]}),
+        dm.Column("s", "STRING", default="[1]"),
+        dm.Column("n", "INTEGER", default=-(1 << 63)),
+    ]
+    made = instance.create_row_table("odd", columns)
+    made.change([dm.AddColumn(dm.Column("more", "DOUBLE", default=math.nan)), dm.Insert([{}])])
+    found = instance.row_table("odd")
+    assert repr(found.row(1)) == repr(
+        {"ROW_ID": 1, "ROW_VERSION": 2, **{one.name: one.default for one in columns}, "more": math.nan}
+    )
+    assert repr([replace(one, column_id=None) for one in found.columns()[:-1]]) == repr(columns)
+    assert math.isnan(asked(found, "select more from odd").rows[0][0])
+    with instance._supplier.connection() as conn:
+        # as earlier versions kept them
+        conn.execute(
+            """update row_columns set columns =
+               '[{"column_id": 4, "name": "x", "type": "DOUBLE", "default": 1.5}]'"""
+        )
+    assert [(one.name, one.default) for one in found.columns()] == [("x", 1.5)]
 
 
 def test_blocks_have_a_version_each(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
