@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     import psycopg
 
 LOCK_WAIT_SECONDS = 60.0
-CHANGE_ID_BYTES_MAX = 200
+CHANGE_ID_BYTES_MAX = 204
+"""That of a job's is "job:" and its id, of 200 bytes."""
 Progress = Callable[[int, int | None], object]
 Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
 

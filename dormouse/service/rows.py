@@ -14,7 +14,14 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from dormouse.errors import CommitOutcomeUnknown, InvalidQuery, JobNotFound, ObjectNotFound, RowNotFound
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    InvalidQuery,
+    JobIdTaken,
+    JobNotFound,
+    ObjectNotFound,
+    RowNotFound,
+)
 from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
@@ -316,7 +323,10 @@ async def upload_rows(
     await asyncio.to_thread(check_request, here.instance, "row_upload", asked)
     if job_id is not None:
         with suppress(JobNotFound):
-            return told(await asyncio.to_thread(here.instance.jobs.status, job_id, holder.owner), 202)
+            known = await asyncio.to_thread(here.instance.jobs.status, job_id, holder.owner)
+            if known.kind != "row_upload":
+                raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
+            return told(known, 202)
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
     await receive(request, here.instance.objects.staged(name))

@@ -11,7 +11,7 @@ from dormouse import row_work
 from dormouse.errors import SnapshotExists, SnapshotNotFound, TableAlreadyExists
 from dormouse.instance import Instance
 from dormouse.jobs import Progress
-from dormouse.row_work import CreateAsked, SnapshotAsked
+from dormouse.row_work import ChangeAsked, CreateAsked, SnapshotAsked
 from dormouse.rows.row_table import RowTable
 
 COLUMNS = [dm.Column("name", "STRING")]
@@ -72,3 +72,9 @@ def test_a_snapshot_that_a_worker_took_or_dropped_before_it_died_is_so_once(
     dropped = attempts(row_work._snapshot, instance, SnapshotAsked(table="samples", name="s", drop=True))
     assert dropped == ({"dropped": "s"},) * 2
     assert [one.name for one in rows.snapshots()] == ["older"]
+
+
+def test_a_job_of_the_longest_id_changes_rows_once(instance: Instance, rows: RowTable) -> None:
+    asked = ChangeAsked(table="samples", changes=[{"insert": [{"name": "b"}]}])
+    first, second = (row_work._change(instance, asked, Progress("x" * 200)) for _ in range(2))
+    assert (first, rows.version()) == (second, 2)

@@ -85,6 +85,15 @@ def test_a_job_whose_start_was_not_heard_of_has_its_file(
     assert rows.version() == 1
 
 
+def test_an_id_of_another_kind_of_job_is_taken(instance: Instance, rows: RowTable) -> None:
+    change = {"table": "samples", "changes": [{"insert": [{"name": "b"}]}]}
+    with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
+        instance.jobs.start("row_change", change, job_id="one")
+        refused = http_post(f"{url}/v1/rows/samples/csv?job_id=one", **SENT)
+    assert refused.json()["type"] == "urn:dormouse:job-id-taken"
+    assert sent(instance) == []
+
+
 def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes(
     instance: Instance, rows: RowTable, tmp_path: Path
 ) -> None:
