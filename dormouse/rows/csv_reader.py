@@ -24,6 +24,9 @@ from dormouse.rows.csv_head import CsvHead, cells_of, read_head
 BLOCK_BYTES = (1 << 20, 8 << 20, 64 << 20)
 """What is parsed at once; a larger block is tried where a row does not fit one, up to the last."""
 
+SHORT_ROWS_MAX = 1_000_000
+"""Rows of fewer cells that are held until another comes: Arrow gives no batch before it."""
+
 SHOWN_CHARACTERS = 60
 
 
@@ -128,6 +131,7 @@ class _Run:
     ended_at: int | None = None
     short: list[tuple[int, str]] = field(default_factory=list)
     """Rows of fewer cells that are welcome, with their texts."""
+    last_short: int = 0
     wrong: tuple[int, int, str] | None = None
     """The first row that is not: its number, its cells, its text."""
 
@@ -146,6 +150,12 @@ class _Run:
                 yield CsvBatch(row, rest, raw.tell())
                 row += len(rest[0])
             self._check(row)
+            if source.breaks_off and self.last_short == row - 1:
+                # of a row that was whole, its beginning would be another change
+                has = f"{self.width_min} cells, not {self.file.width} as the others, and no line end"
+                raise InvalidData(
+                    f"{self.file.name}, row {row - 1}: the file ends in the middle of it: it has {has}"
+                )
 
     def _parsed(self, source: _Ended) -> Iterator[pa.RecordBatch]:
         how, names = self.file.how, [str(number) for number in range(self.file.width)]
@@ -175,6 +185,11 @@ class _Run:
         except pa.ArrowInvalid as error:
             if "straddling object" in str(error):
                 raise _TooSmall from None
+            if len(self.short) > SHORT_ROWS_MAX:
+                raise InvalidData(
+                    f"{self.file.name}, row {self.last_short}: more than {SHORT_ROWS_MAX:,} rows of "
+                    f"{self.width_min} cells follow each other: send them as a file of these columns"
+                ) from None
             raise
 
     def _other_width(self, row: Any) -> str:
@@ -183,6 +198,9 @@ class _Run:
             self.ended_at = row.number
         elif row.actual_columns == self.width_min and self.end not in row.text:
             self.short.append((row.number, row.text))
+            self.last_short = row.number
+            if len(self.short) > SHORT_ROWS_MAX:
+                return "error"
         elif self.wrong is None:
             self.wrong = (row.number, row.actual_columns, row.text)
         return "skip"
@@ -262,6 +280,11 @@ class _Ended:
         self._row = row.encode() + b"\n"
         self._last = b"\n"
         self._rest: memoryview | None = None
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether what was read last is no line's end."""
+        return self._last not in b"\r\n"
 
     def readable(self) -> bool:
         return True

@@ -1,0 +1,58 @@
+"""CSV files with rows of only ROW_ID and ROW_VERSION, which are deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dormouse.errors import InvalidData
+from dormouse.rows import csv_reader
+from dormouse.rows.changes import LoadCsv
+from dormouse.rows.columns import Column
+from dormouse.rows.csv_loads import loads
+
+COLUMNS = (Column("name", "STRING"),)
+HEAD = b"ROW_ID,ROW_VERSION,name\n"
+
+
+def deleted(path: Path, content: bytes) -> list[int]:
+    path.write_bytes(HEAD + content)
+    return [int(i) for one in loads(LoadCsv(path), COLUMNS) if one.deletes is not None for i in one.ids]
+
+
+@pytest.mark.parametrize("content", [b"1,1,x\n2,1", b"2,1", b"1,1,x\r\n1,1\n2,1", b"1,1,x\n2,10"])
+@pytest.mark.parametrize("block_bytes", [1 << 20, *range(70, 110, 3)])
+def test_a_file_that_breaks_off_in_a_row_deletes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
+) -> None:
+    """Also where what follows it is read in another block."""
+    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
+    with pytest.raises(
+        InvalidData, match=r"the file ends in the middle of it: it has 2 cells, not 3 .* no line end"
+    ):
+        deleted(tmp_path / "rows.csv", content)
+
+
+@pytest.mark.parametrize(
+    ("content", "ids"),
+    [(b"1,1,x\n2,1\n", [2]), (b"2,1\r", [2]), (b"2,1\r\n1,1,x", [2]), (b"1,1\n2,1\n\n", [1, 2])],
+)
+def test_the_last_row_is_deleted_where_its_line_ends(tmp_path: Path, content: bytes, ids: list[int]) -> None:
+    assert deleted(tmp_path / "rows.csv", content) == ids
+
+
+def test_a_file_of_only_ids_and_versions_needs_no_last_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"ROW_ID,ROW_VERSION\n1,1\n2,1")
+    assert [len(one) for one in loads(LoadCsv(path), COLUMNS)] == [2]
+
+
+def test_rows_that_are_held_until_another_comes_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_reader, "SHORT_ROWS_MAX", 100)
+    short = b"".join(b"%d,1\n" % n for n in range(1, 101))
+    assert len(deleted(tmp_path / "rows.csv", short)) == 100
+    with pytest.raises(InvalidData, match="more than 100 rows of 2 cells follow each other"):
+        deleted(tmp_path / "rows.csv", short + b"101,1\n")
