@@ -9,10 +9,11 @@ from dormouse.errors import InvalidInput, InvalidQuery
 
 if TYPE_CHECKING:
     from dormouse.model.parameters import Parameters
+    from dormouse.query.interruption import Interruption
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.indexing import Source
     from dormouse.rows.pages import Page
-    from dormouse.rows.store import RowStore
+    from dormouse.rows.store import RowStore, TableState
 
 
 class AskedTable:
@@ -42,6 +43,7 @@ class AskedTable:
         snapshot: str | None = None,
         version: int | None = None,
         wait_seconds: float = 0.0,
+        interruption: Interruption | None = None,
     ) -> Page:
         """A page of the rows of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
 
@@ -50,7 +52,8 @@ class AskedTable:
         `page` is the `next_page` of another page, whose query goes on at the version that it began on,
         whatever is changed meanwhile. Of the newest version, rows come from an index of the table. While that
         is behind, `IndexNotReady` says so, and the work on it has begun: ask again, or give `wait_seconds`.
-        A snapshot or an older version is read from the files.
+        A snapshot or an older version is read from the files, which another thread ends by
+        `interruption.set()`.
 
         Raises `InvalidQuery` for anything else than such a query, `InvalidPage` for a token that this table
         did not give for this query, `PageExpired`, `SnapshotNotFound`.
@@ -62,9 +65,14 @@ class AskedTable:
         if snapshot is not None:
             version = self.store.snapshot(snapshot).version
         if version is not None:
-            newest = self.store.state().version
-            if type(version) is not int or not 0 <= version <= newest:
-                raise InvalidQuery(f"table {self.name!r} has no version {version!r}; the newest is {newest}")
+            self._check_version(version, self.store.state())
         return self._indexes.query(
-            cast("Source", self), sql, page_rows, page, parameters, version, wait_seconds
+            cast("Source", self), sql, page_rows, page, parameters, version, wait_seconds, interruption
         )
+
+    def _check_version(self, version: object, state: TableState) -> None:
+        """`InvalidQuery` for one that the table does not have yet."""
+        if type(version) is not int or not 0 <= version <= state.version:
+            raise InvalidQuery(
+                f"table {self.name!r} has no version {version!r}; the newest is {state.version}"
+            )

@@ -37,6 +37,7 @@ from dormouse.rows.statements import Given, given
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress, Worker
     from dormouse.model.parameters import Parameters
+    from dormouse.query.interruption import Interruption
 
 KIND = "index_rows"
 """The kind of the jobs that work on indexes."""
@@ -72,6 +73,7 @@ class RowIndexes:
         parameters: Parameters | None,
         version: int | None,
         wait_seconds: float,
+        interruption: Interruption | None = None,
     ) -> Page:
         """A page of an answer: of a version, of the newest, or of that on which its first page began.
 
@@ -80,12 +82,13 @@ class RowIndexes:
         """
         values = given(parameters)
         if page is not None:
-            return self._following(table, text, page_rows, page, values, version)
+            return self._following(table, text, page_rows, page, values, version, interruption)
         if text is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page")
         if version is not None:
             looked = self._placements.look(table.table_id, version)
-            return self._older(bound(table, text, looked, version, page_rows, values), looked)
+            asked = bound(table, text, looked, version, page_rows, values)
+            return self._older(asked, looked, interruption)
         deadline = time.monotonic() + wait_seconds
         looked = self._placements.look(table.table_id)
         wanted = looked.version
@@ -151,6 +154,7 @@ class RowIndexes:
         page: str,
         values: Given,
         version: int | None,
+        interruption: Interruption | None,
     ) -> Page:
         looked = self._placements.look(table.table_id)
         token = page_tokens.read(page, self._placements.key(), looked.table_uuid)
@@ -168,7 +172,7 @@ class RowIndexes:
         asked = bound(table, token.text, looked, token.version, page_rows or token.page_rows, token.values)
         asked = replace(asked, place=token.place, given=token.given)
         if token.build_id is None:
-            return self._older(asked, looked)
+            return self._older(asked, looked, interruption)
         found = self._asked(asked, looked)
         if not isinstance(found, Page):
             raise PageExpired(
@@ -176,11 +180,11 @@ class RowIndexes:
             )
         return found
 
-    def _older(self, asked: Asked, looked: Looked) -> Page:
+    def _older(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page:
         """A page of a version that is read from the files."""
         from dormouse.rows.older import OlderRows
 
-        older = OlderRows(partial(asked.table.current, asked.version), asked.columns)
+        older = OlderRows(partial(asked.table.current, asked.version), asked.columns, interruption)
         rows = pages.read(
             asked.statement, older.ask, older.source, older.dialect,
             rows=pages.rows_max(asked.columns, asked.page_rows), place=asked.place, given=asked.given,

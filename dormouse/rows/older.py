@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from dormouse.errors import InvalidQuery, one_line
+from dormouse.errors import DormouseError, InvalidQuery, one_line
+from dormouse.query.interruption import Interruption
+from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import DUCKDB, column_name
+from dormouse.sql.failures import INTERRUPTED, failure
 
 SOURCE = "rows_then"
+MEMORY = "1GB"
+"""Of a query: what needs more is put aside on disk."""
 _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,
     "python_enable_replacements": False,
@@ -35,24 +45,58 @@ class OlderRows:
     dialect = DUCKDB
     source = SOURCE
 
-    def __init__(self, current: Current, columns: Sequence[Column]) -> None:
+    def __init__(
+        self, current: Current, columns: Sequence[Column], interruption: Interruption | None = None
+    ) -> None:
         self._current = current
         self._columns = list(columns)
+        self._interruption = interruption or Interruption()
 
     def ask(self, text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-        """The answer to a statement of ours. `InvalidQuery` for what no value can hold."""
+        """The answer to a statement of ours.
+
+        `InvalidQuery` for what no value can hold, and for what takes too long; `QueryTooLarge`.
+        """
         used = [column for column in self._columns if _is_in(column_name(column.column_id or 0), text)]
         with self._current([column.name for column in used]) as reader:
             names = ["row_id", "row_version", *(column_name(column.column_id or 0) for column in used)]
             schema = pa.schema([pa.field(n, f.type) for n, f in zip(names, reader.schema, strict=True)])
             renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
-            with duckdb.connect(config=_SETTINGS) as connection:
+            # DuckDB makes the folder when it first needs it, and removes it
+            folder = Path(tempfile.gettempdir()) / f"dormouse-rows-{os.getpid()}-{id(reader):x}"
+            settings = {**_SETTINGS, "memory_limit": MEMORY, "temp_directory": str(folder)}
+            with duckdb.connect(config=settings) as connection:
                 connection.execute(_SET)
                 connection.register(SOURCE, pa.RecordBatchReader.from_batches(schema, renamed))
-                try:
+                with self._limited(connection):
                     return connection.execute(text, values).fetchall()
-                except (duckdb.OutOfRangeException, duckdb.ConversionException) as error:
-                    raise InvalidQuery(f"a result does not fit its type: {one_line(error)}") from None
+
+    @contextmanager
+    def _limited(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        """What ends when it takes too long or is interrupted, and fails with errors of ours."""
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._interruption.set()
+
+        timer = threading.Timer(QUERY_SECONDS_MAX, end)
+        timer.start()
+        try:
+            with self._interruption.ending(connection.interrupt):
+                yield
+        except duckdb.InterruptException:
+            if is_late.is_set():
+                raise InvalidQuery(
+                    f"the query took longer than {QUERY_SECONDS_MAX} s: ask for less"
+                ) from None
+            raise DormouseError(INTERRUPTED) from None
+        except duckdb.OutOfMemoryException as error:
+            raise failure(error) from None
+        except (duckdb.OutOfRangeException, duckdb.ConversionException) as error:
+            raise InvalidQuery(f"a result does not fit its type: {one_line(error)}") from None
+        finally:
+            timer.cancel()
 
 
 def _is_in(name: str, text: str) -> bool:

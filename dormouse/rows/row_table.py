@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.model.parameters import Parameters
+    from dormouse.query.interruption import Interruption
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.pages import Page
@@ -203,10 +204,13 @@ class RowTable(AskedTable):
     ) -> pa.RecordBatchReader:
         """The rows as of a version, by default the newest, by ids: ROW_ID, ROW_VERSION, and the columns.
 
-        The columns are those of that version, called and typed as they were then.
+        The columns are those of that version, called and typed as they were then. `InvalidQuery` for one that
+        the table does not have yet.
         """
         state = self.state()
-        wanted = state.version if version is None else min(version, state.version)
+        if version is not None:
+            self._check_version(version, state)
+        wanted = state.version if version is None else version
         known = state.columns if wanted >= state.columns_since else self.columns(wanted)
         return self._reader.current(wanted, _chosen(known, columns))
 
@@ -292,20 +296,23 @@ class RowTable(AskedTable):
         version: int | None = None,
         snapshot: str | None = None,
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
+        interruption: Interruption | None = None,
     ) -> pa.RecordBatchReader:
         """All rows of the table or of a query, of one version, with ROW_ID and ROW_VERSION, streamed.
 
-        A query waits for the table's index for `wait_seconds`.
+        A query waits for the table's index for `wait_seconds`; `interruption` is as for `query`.
         """
         from dormouse.rows.csv_download import rows_of_pages
         from dormouse.rows.pages import PAGE_ROWS_MAX
 
         if sql is not None:
             which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
-            which["parameters"] = parameters
+            which |= {"parameters": parameters, "interruption": interruption}
 
             def ask(page: str | None) -> Page:
-                return self.query(sql, PAGE_ROWS_MAX, **which) if page is None else self.query(page=page)
+                if page is None:
+                    return self.query(sql, PAGE_ROWS_MAX, **which)
+                return self.query(page=page, interruption=interruption)
 
             return rows_of_pages(ask)
         if version is not None and snapshot is not None:

@@ -26,6 +26,7 @@ from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
+from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
@@ -159,6 +160,8 @@ async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Re
     503 when the index of the table is behind: the work on it has begun, ask again.
     """
 
+    interruption = Interruption()
+
     def make() -> Any:
         page = here.instance.row_table(table).query(
             body.sql,
@@ -168,10 +171,11 @@ async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Re
             version=body.version,
             snapshot=body.snapshot,
             wait_seconds=body.wait_seconds,
+            interruption=interruption,
         )
         return page.to_json(count=body.count)
 
-    return Answer(here.lookups, "rows", DocumentWork(make))
+    return Answer(here.lookups, "rows", DocumentWork(make, interruption.set))
 
 
 @rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")
@@ -189,6 +193,7 @@ async def download_rows(
 ) -> Response:
     """Streamed, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
     how = CsvFormat(separator, header=header)
+    interruption = Interruption()
 
     def open_rows() -> Any:
         return here.instance.row_table(table).rows_of(
@@ -197,10 +202,11 @@ async def download_rows(
             version=version,
             snapshot=snapshot,
             wait_seconds=here.lookups.settings.seconds_max,
+            interruption=interruption,
         )
 
     answer = CsvAnswer(how.separator, header=header)
-    return Answer(here.lookups, "rows_csv", QueryWork(open_rows, answer, here.limits, lambda: None))
+    return Answer(here.lookups, "rows_csv", QueryWork(open_rows, answer, here.limits, interruption.set))
 
 
 def _parameters(text: str | None) -> list[Any] | dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.errors import InvalidData, InvalidInput, InvalidRow, RowConflict
+from dormouse.errors import InvalidData, InvalidInput, InvalidQuery, InvalidRow, RowConflict
 from dormouse.instance import Instance
 from dormouse.rows.batches import BLOCK_ROWS_MAX
 from dormouse.rows.row_table import RowTable
@@ -187,6 +187,8 @@ def test_downloads_that_cannot_be(rows: RowTable, tmp_path: Path) -> None:
         rows.download_csv(tmp_path / "a.csv", version=1, snapshot="v1")
     with pytest.raises(InvalidInput, match=r"cannot write '.*': No such file or directory"):
         rows.download_csv(tmp_path / "none" / "a.csv")
+    with pytest.raises(InvalidQuery, match="no version 1; the newest is 0"):
+        rows.download_csv(tmp_path / "a.csv", version=1)
     assert list(tmp_path.glob("*.csv")) == []
 
 
