@@ -147,14 +147,16 @@ class RowTable(AskedTable):
         import numpy as np
 
         ids = _number(ROW_ID, row_id)
-        state = self.state()
+        state = self.state() if version is None else None
         ranges = self.store.ranges([(ids, ids)])
         if not len(ranges.first):
             raise RowNotFound(f"table {self.name!r} has no row of {ROW_ID} {row_id}")
         wanted = int(ranges.version[0]) if version is None else _number(ROW_VERSION, version)
         # a change may have come between, and the row has the columns of before it, or of after it
-        is_known = version is None and wanted <= state.version
-        columns = state.columns if is_known else self.store.columns_at(wanted)
+        if state is not None and wanted <= state.version:
+            columns = state.columns
+        else:
+            columns = self.store.columns_at(wanted)
         found = self._reader.rows(np.array([ids]), np.array([wanted]), columns)
         if not found.num_rows:
             raise RowNotFound(f"table {self.name!r}: row {row_id} has no version {wanted}")
