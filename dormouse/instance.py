@@ -361,9 +361,8 @@ class Instance(ShownInstance, RowTables, Durable):
         check_mark(self._catalog.instance_id(), self._objects)
 
     def _table(self, record: TableRecord) -> Table:
-        return Table(
-            self._tables.context(record), self._tables, self._check_writable, read_only=self._read_only
-        )
+        context = self._tables.context(record)
+        return Table(context, self._tables, self._check_writable, read_only=self._read_only)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
         return {
