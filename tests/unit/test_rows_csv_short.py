@@ -22,7 +22,7 @@ def deleted(path: Path, content: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("content", [b"1,1,x\n2,1", b"2,1", b"1,1,x\r\n1,1\n2,1", b"1,1,x\n2,10"])
-@pytest.mark.parametrize("block_bytes", [1 << 20, *range(70, 110, 3)])
+@pytest.mark.parametrize("block_bytes", [1 << 20, *range(70, 110, 8)])
 def test_a_file_that_breaks_off_in_a_row_deletes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
 ) -> None:
