@@ -121,19 +121,20 @@ class Column:
             )
         return Column(**found)
 
-    def to_jsonb(self) -> dict[str, Any]:
-        """As the database keeps it: a default whose type `jsonb` has not all values of is JSON as text."""
-        found = self.to_json()
-        if self.type in ("DOUBLE", "JSON") and self.default is not None:
-            found[_DEFAULT_TEXT] = json.dumps(json_value(found.pop("default")))
-        return found
 
-    @staticmethod
-    def from_jsonb(found: Any) -> Column:
-        """The column of `to_jsonb`; those of earlier versions are as `to_json` gives them."""
-        given = dict(found)
-        text = given.pop(_DEFAULT_TEXT, None)
-        return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
+def to_jsonb(column: Column) -> dict[str, Any]:
+    """As the database keeps it: a default whose type `jsonb` has not all values of is JSON as text."""
+    found = column.to_json()
+    if column.type in ("DOUBLE", "JSON") and column.default is not None:
+        found[_DEFAULT_TEXT] = json.dumps(json_value(found.pop("default")))
+    return found
+
+
+def from_jsonb(found: Any) -> Column:
+    """The column of `to_jsonb`; those of earlier versions are as `to_json` gives them."""
+    given = dict(found)
+    text = given.pop(_DEFAULT_TEXT, None)
+    return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
 def value_of(column: Column, value: Any, label: str) -> Any:

@@ -14,7 +14,7 @@ from dormouse.errors import TableNotFound, one_line
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
-from dormouse.rows.columns import Column
+from dormouse.rows.columns import Column, from_jsonb
 
 FAILURE_CHARACTERS_MAX = 500
 _REMEMBERED_MAX = 1_000
@@ -79,7 +79,7 @@ class Placements:
         """Columns that are none of those known, as they were added: rows of before have that default."""
         ids = [column.column_id for column in looked.columns if column.column_id not in known]
         rows = self._rows("as_added", {"table_id": looked.table_id, "column_ids": ids}) if ids else []
-        return [Column.from_jsonb(column) for (column,) in rows]
+        return [from_jsonb(column) for (column,) in rows]
 
     def place(self, looked: Looked, database: str) -> None:
         """Says in which database an index is to be built, if it still is as it was looked at."""
@@ -134,7 +134,7 @@ class Placements:
     def _remembered(self, table_id: int, since: int, columns: Sequence[Any] | None) -> tuple[Column, ...]:
         with self._lock:
             if columns is not None:
-                self._columns[table_id, since] = tuple(map(Column.from_jsonb, columns))
+                self._columns[table_id, since] = tuple(map(from_jsonb, columns))
                 self._newest[table_id] = max(since, self._newest.get(table_id, since))
                 while len(self._columns) > _REMEMBERED_MAX:
                     (gone, _), _ = self._columns.popitem(last=False)

@@ -18,7 +18,7 @@ from dormouse.postgres.arrays import booleans, integers
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
-from dormouse.rows.columns import Column
+from dormouse.rows.columns import Column, from_jsonb, to_jsonb
 from dormouse.rows.ranges import Ints, Ranges
 
 RANGES_AT_ONCE = 50_000
@@ -211,8 +211,8 @@ class RowStore:
 
 
 def _json(columns: Sequence[Column]) -> Jsonb:
-    return Jsonb([column.to_jsonb() for column in columns])
+    return Jsonb([to_jsonb(column) for column in columns])
 
 
 def _columns(found: list[Any]) -> tuple[Column, ...]:
-    return tuple(map(Column.from_jsonb, found))
+    return tuple(map(from_jsonb, found))
