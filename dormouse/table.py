@@ -145,8 +145,6 @@ class Table(ShownTable, Reading, Changing):
 
     def _next_number(self, column: str) -> int:
         """One more than the largest of a column of running numbers, also of rows that a filter hides."""
-        import pyarrow.compute as pc
-
         from dormouse.history.moments import now
         from dormouse.query.executor import parts
         from dormouse.query.where import question
@@ -160,8 +158,8 @@ class Table(ShownTable, Reading, Changing):
         at, unfiltered = now(context), context.properties.model_copy(update={"filter": None})
         shown = replace(context, table=replace(context.table, properties=unfiltered))
         some = parts(shown, question(shown.schema, None, [column], None), at)
-        numbers = (batch.column(0) for part in some for batch in part.rows(shown) if batch.num_rows)
-        return max((pc.max(one).as_py() + 1 for one in numbers), default=0)
+        numbers = (number for part in some for batch in part.rows(shown) for number in batch[0].to_pylist())
+        return max(numbers, default=-1) + 1
 
     def changes(
         self,
