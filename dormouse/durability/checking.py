@@ -27,7 +27,7 @@ from dormouse.model.region import Region
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
@@ -84,7 +84,7 @@ class _Unknown:
                 continue
             if is_quarantined(name, self.adopted):
                 self.quarantined += 1
-            else:
+            elif not name.startswith(f"{ANSWERS}/"):  # what was sent for no job is expired with jobs
                 detail = "the database does not know it: see dormouse orphans"
                 self.problems.append(Problem("object_unknown", table, None, name, detail))
 

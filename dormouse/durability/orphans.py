@@ -16,6 +16,7 @@ from itertools import islice
 from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidInput
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import ANSWERS
 from dormouse.payloads.objects import FOLDER as PAYLOADS
 
 PAGE_OBJECTS = 10_000
@@ -97,7 +98,7 @@ class Orphans:
 
 def is_quarantined(name: str, adopted: int) -> bool:
     """Whether what the database does not know may be another timeline's: see `Orphan`."""
-    if adopted and name.startswith(f"{PAYLOADS}/"):
+    if adopted and name.startswith((f"{PAYLOADS}/", f"{ANSWERS}/")):
         return True
     if not adopted or not _OF_TABLE.match(name):
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dormouse.catalog import Catalog
+from dormouse.durability import job_objects
 from dormouse.errors import InvalidName, ObjectNotFound, TableNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.checks import FileChecks
@@ -12,7 +13,7 @@ from dormouse.files.own_tables import OwnTables
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import RECORDS
+from dormouse.objects.names import ANSWERS, RECORDS
 from dormouse.payloads.objects import FOLDER as PAYLOADS
 from dormouse.payloads.objects import known as payload_objects
 from dormouse.postgres.connection import Supplier
@@ -30,7 +31,7 @@ class Known:
     def is_record(name: str) -> bool:
         """Whether it is one of the instance's own records, like `instance.json`, and no table's."""
         first = name.split("/", 1)[0]
-        return first in RECORDS and first != PAYLOADS
+        return first in RECORDS and first not in (ANSWERS, PAYLOADS)
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Those that are of no table and no attempt, and are no records.
@@ -47,7 +48,7 @@ class Known:
         of_table: dict[int | None, list[str]] = {}
         for name in possible:
             of_table.setdefault(owners.get(f"{'/'.join(name.split('/', 2)[:2])}/"), []).append(name)
-        others = self._no_payloads(of_table.get(None, []))
+        others = self._of_no_jobs(self._no_payloads(of_table.get(None, [])))
         found: list[str] = []
         for table in tables:
             found += self._of(table, of_table.get(table.table_id, []))
@@ -58,6 +59,12 @@ class Known:
         """Those that are not of payloads which the database knows."""
         of_payloads = [name for name in names if name.startswith(f"{PAYLOADS}/")]
         known = payload_objects(self._supplier, of_payloads) if of_payloads else set()
+        return [name for name in names if name not in known]
+
+    def _of_no_jobs(self, names: list[str]) -> list[str]:
+        """Those that are not of jobs which the database knows."""
+        of_jobs = [name for name in names if name.startswith(f"{ANSWERS}/")]
+        known = job_objects.known(self._supplier, of_jobs) if of_jobs else set()
         return [name for name in names if name not in known]
 
     def _of(self, table: TableRecord, names: list[str]) -> list[str]:

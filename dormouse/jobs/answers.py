@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from dormouse.jobs.job import job_key
+from dormouse.objects.names import ANSWERS
 
 ANSWERING = frozenset({"query"})
 """The kinds of jobs that write an object."""
@@ -16,9 +16,6 @@ SENT = frozenset({"row_upload"})
 
 LOST_MAX = 3
 """A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
-
-FOLDER = "answers"
-_OF_JOB = re.compile(rf"{FOLDER}/([0-9a-f]{{32}})/")
 
 
 def answer_name(job_id: str, number: int) -> str:
@@ -43,10 +40,4 @@ def upload_name(job_id: str, upload: str = "upload") -> str:
 
 def objects_of(job_id: str) -> str:
     """Below which all objects of a job are."""
-    return f"{FOLDER}/{job_key(job_id).hex}"
-
-
-def key_of(name: str) -> UUID | None:
-    """Of the job that an object is of; None: it is of none, as somebody else put it there."""
-    found = _OF_JOB.match(name)
-    return UUID(found[1]) if found else None
+    return f"{ANSWERS}/{job_key(job_id).hex}"

@@ -8,10 +8,13 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from dormouse.durability.incarnations import last_adopted
+from dormouse.durability.job_objects import known, of_jobs
 from dormouse.errors import InvalidInput, ObjectStoreError
-from dormouse.jobs.answers import ANSWERING, FOLDER, SENT, answer_names, key_of, objects_of
+from dormouse.jobs.answers import ANSWERING, SENT, answer_names, objects_of
 from dormouse.jobs.documents import request_key, result_key
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import ANSWERS
 from dormouse.payloads import PayloadKey
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions, days_ahead
@@ -42,22 +45,26 @@ def roll(supplier: Supplier) -> None:
 def expire(supplier: Supplier, objects: ObjectStore, payloads: PayloadStore, retention_days: int) -> int:
     """Drops the days that ended more than so many days ago; gives how many.
 
-    What belongs to a day's jobs goes before the day, so that whatever is interrupted is done again. Objects
-    go, too, that were sent for a job which never was started.
+    What belongs to a day's jobs goes before the day, so that whatever is interrupted is done again. What a
+    backup or an adoption holds stays as long. Objects go, too, that were sent for a job which never was
+    started; after an adoption they may be another timeline's, and are orphans.
     """
     if type(retention_days) is not int or not 1 <= retention_days <= RETENTION_DAYS_MAX:
         raise InvalidInput(f"retention_days must be from 1 to {RETENTION_DAYS_MAX:,}, not {retention_days!r}")
     roll(supplier)
     if not DAYS.may_roll(supplier):
         return 0  # those who own the days do it
-    first_kept = DAYS.today(supplier) - timedelta(days=retention_days)
+    # a copy that was made since may know of later days; it drops earlier ones itself
+    held = run_lookup(supplier, rows_of(_QUERIES["held_since"]), operation="look for holds")[0][0]
+    first_kept = min(DAYS.today(supplier), held or date.max) - timedelta(days=retention_days)
     dropped = 0
     for day in [day for day in DAYS.days(supplier) if day < first_kept]:
         for keys, names in _belongings(supplier, objects, day):
             payloads.delete_many(keys)
             _delete(objects, names)
         dropped += DAYS.attempt(supplier, lambda conn, day=day: DAYS.drop(conn, day))  # type: ignore[misc]
-    _delete(objects, _of_no_job(supplier, objects))
+    if not last_adopted(supplier):
+        _delete(objects, _of_no_job(supplier, objects))
     return dropped
 
 
@@ -70,13 +77,9 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
 def _of_no_job(supplier: Supplier, objects: ObjectStore) -> Iterator[str]:
     """Objects that are a day old and whose job is not there."""
     before = datetime.now(UTC) - timedelta(days=1)
-    old = (name for name, _, written_at in objects.list_dated(FOLDER) if written_at < before)
-    found = ((name, key) for name in old if (key := key_of(name)))
-    while some := list(islice(found, PAGE_JOBS)):
-        values = {"job_keys": list({key for _, key in some})}
-        rows = run_lookup(supplier, rows_of(_QUERIES["known"], values), operation="look for jobs of objects")
-        known = {key for (key,) in rows}
-        yield from (name for name, key in some if key not in known)
+    old = (name for name, _, written_at in objects.list_dated(ANSWERS) if written_at < before)
+    while some := list(islice(old, PAGE_JOBS)):
+        yield from of_jobs(some).keys() - known(supplier, some)
 
 
 def _belongings(

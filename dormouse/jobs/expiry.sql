@@ -7,12 +7,9 @@ where e.job_key > %(after)s and e.kind_id > 0
 order by e.job_key
 limit %(limit)s;
 
--- name: known
--- Those of some keys that jobs have.
-select k.job_key
-from unnest(%(job_keys)s::uuid[]) as k (job_key)
-where exists (select from job j where j.job_key = k.job_key)
-    or exists (select from ended_job e where e.job_key = k.job_key);
+-- name: held_since
+-- The day since which what was there is held for somebody; null: it is not.
+select (min(since) at time zone 'UTC')::date from hold where until > clock_timestamp() and table_id is null;
 
 -- name: late_days
 -- The days of jobs that no partition was made for in time.

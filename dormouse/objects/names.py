@@ -16,6 +16,9 @@ PARQUET_SUFFIX = ".v2.parquet"
 ROW_FILES = "row_files"
 """Where the files are that cells of row tables refer to, each table's by its UUID."""
 
+ANSWERS = "answers"
+"""Where the objects of jobs are, each job's by its key."""
+
 INCOMING = "incoming"
 """Where others put objects that are to be ingested."""
 _VERSIONED = re.compile(r"\.s(\d+)" + re.escape(PARQUET_SUFFIX) + "$")
@@ -27,7 +30,7 @@ RECORDS = frozenset(
         "owner",
         "commits",
         "payloads",
-        "answers",
+        ANSWERS,
         INCOMING,
         ROW_FILES,
         "backups",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -127,6 +128,27 @@ def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None
     jobs.start("work", "another", job_id="old")
     jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert jobs.result("old") == "another"
+
+
+def test_after_an_adoption_objects_of_jobs_stay(instance: Instance) -> None:
+    """Those of jobs that are not known may be another timeline's; the others are held."""
+    theirs, mine = answer_name("theirs", 1), answer_name("mine", 1)
+    for name in (theirs, mine):
+        instance.objects.put(name, b"rows")
+        os.utime(str(instance.objects.local_path(name)), (0, 0))
+    instance.jobs.start("query", None, job_id="mine")
+    instance.jobs.worker({"query": lambda *_: None}).run(drain=True)
+    age(instance, 31)
+    number = instance._ownership.adopt(instance._catalog.instance_id())
+    assert instance.jobs.expire(30) == 0
+    assert {name for name, _ in instance.objects.list("answers")} == {theirs, mine}
+    orphans = [(one.name, one.quarantined) for one in instance.orphans(timedelta(0))]
+    assert orphans == [(theirs, True)]
+    report = instance.check()
+    assert (report.problems, report.quarantined) == ((), 1)
+    instance.release(f"adoption {number}")
+    assert instance.jobs.expire(30) == 1
+    assert [name for name, _ in instance.objects.list("answers")] == [theirs]
 
 
 def test_a_day_whose_partition_is_missing_loses_nothing(instance: Instance) -> None:

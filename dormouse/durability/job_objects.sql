@@ -1,0 +1,6 @@
+-- name: known
+-- Those of some keys that jobs have.
+select k.job_key
+from unnest(%(job_keys)s::uuid[]) as k (job_key)
+where exists (select from job j where j.job_key = k.job_key)
+    or exists (select from ended_job e where e.job_key = k.job_key);
