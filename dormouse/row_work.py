@@ -286,6 +286,9 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
 
 
 def _forget(instance: Instance, name: str) -> None:
+    """But for a backup that is being taken: in its copy of the database the job may wait."""
+    if any(hold.holder.startswith("backup ") for hold in instance.holds()):
+        return
     with suppress(ObjectStoreError):  # it goes with its job
         instance.objects.delete([name])
 

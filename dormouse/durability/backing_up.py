@@ -23,7 +23,7 @@ from dormouse.files.put_files import PutFiles
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.edited import is_edited
 from dormouse.objects import ObjectStore
-from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, check_name
+from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.payloads.objects import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -31,6 +31,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup
 
 PAGE_FILES = 10_000
 PAGE_MESSAGES = 100
+RECORDED = (f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/", f"{ANSWERS}/")
 NIL = "00000000-0000-0000-0000-000000000000"
 _QUERIES = load(__file__, "backing_up")
 
@@ -53,9 +54,7 @@ def back_up(
             # a committer takes away the bodies of what it has applied, which the copy may still have to apply
             writer.objects(objects, (Wanted(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
             writer.database(base_backup)
-            records = (
-                name for folder in (FOLDER, OBJECT_PREFIX, ROW_FILES) for name, _ in objects.list(folder)
-            )
+            records = (name for folder in RECORDED for name, _ in objects.list(folder))
             writer.objects(objects, wanted(supplier, catalog, records, objects.get), progress)
             gone = (name for prefix in _dropped(supplier) for name, _ in objects.list(prefix))
             writer.objects(objects, map(Wanted, gone), progress)
@@ -68,8 +67,8 @@ def back_up(
 def wanted(
     supplier: Supplier, catalog: Catalog, records: Iterable[str], get: Callable[[str], bytes]
 ) -> Iterator[Wanted]:
-    """The instance's own of the names in `records`, bodies of requests too, which `get` gives; and the files
-    of all tables, and of what was submitted and is not applied.
+    """The instance's own of the names in `records`: bodies of requests, which `get` gives, and objects of
+    jobs, too; and the files of all tables, and of what was submitted and is not applied.
     """
     submitted = set(_submitted(supplier, get))  # first: what is applied meanwhile a table has
     yield Wanted(MARKER, needed=True)
@@ -81,9 +80,7 @@ def wanted(
                 yield Wanted(cell_file.object_name, needed=True, size=cell_file.byte_count, table=table.name)
     # what is listed of those that were put is wanted as it was put, and no other way
     kept = (name for name in records if not name.startswith(f"{NOW}/") and name not in put)
-    yield from (
-        Wanted(name) for name in kept if name.startswith((f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/"))
-    )
+    yield from (Wanted(name) for name in kept if name.startswith(RECORDED))
     for table in catalog.tables():
         store = FileReferenceStore(supplier, table)
         after: str | None = None

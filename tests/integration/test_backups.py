@@ -19,6 +19,7 @@ from dormouse.durability import abandoned_backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.files.holds import held
 from dormouse.instance import Instance
+from dormouse.jobs.answers import upload_name
 from dormouse.objects.names import SKETCHES_SUFFIX
 from tests.state import query
 
@@ -36,6 +37,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         for number in range(4):
             table.ingest(pa.table({"key": [10 * number + n for n in range(3)]}))
+        instance.jobs.start("row_upload", None, job_id="waits")
+        instance.objects.put(upload_name("waits"), b"rows")
         instance.backup(folder / "backups")
     return folder
 
@@ -55,6 +58,8 @@ def test_what_is_restored_is_what_was_backed_up_and_goes_on(lake: Path, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new"]
     with dm.local(tmp_path / "new") as instance, dm.local(lake / "lake") as original:
         assert keys(instance) == keys(original)
+        assert instance.jobs.status("waits").is_waiting
+        assert instance.objects.get(upload_name("waits")) == b"rows"
         instance.table("t").ingest(pa.table({"key": [99]}))
         instance.table("t").compact()
         instance.table("t").collect_garbage()

@@ -12,6 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse import row_work
 from dormouse.errors import CommitOutcomeUnknown, InvalidData, ObjectNotFound, RowLockLost
+from dormouse.files.holds import held
 from dormouse.instance import Instance
 from dormouse.jobs import JobStore, Progress
 from dormouse.jobs.answers import upload_name
@@ -50,6 +51,13 @@ def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
     with pytest.raises(InvalidData, match="cannot read the file"):
         row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
     assert rows.version() == 0
+
+
+def test_a_file_is_there_for_a_backup_in_which_its_job_waits(instance: Instance, rows: RowTable) -> None:
+    instance.objects.put(upload_name("one"), CSV)
+    with held(instance._supplier, "backup of now"):
+        row_work._upload(instance, UploadAsked(table="samples"), Progress("one"))
+    assert (rows.version(), sent(instance)) == (1, [upload_name("one")])
 
 
 def test_a_worker_that_lost_its_lock_leaves_the_file_to_the_next(
