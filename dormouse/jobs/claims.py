@@ -27,6 +27,12 @@ DEATHS_MAX = 3
 """A job whose workers died so often has failed: it may be what they die of."""
 
 FORGET_SECONDS = 3_600.0
+FROZEN_MS_MAX = 10_000
+"""No worker takes so long between two statements of a transaction: the server ends it, and its locks."""
+
+LOCK_MS_MAX = 1_000
+"""How long a claim waits for others of kinds with a limit: only one that is frozen has them for longer."""
+
 
 _QUERIES = load(__package__ or "", "claims")
 _CLAIM = {
@@ -112,10 +118,14 @@ class Claims:
             return run_statement(self.supplier, rows_of(claim, values), operation="jobs: claim")
 
         def work(conn: Any) -> list[Any]:
-            conn.execute(_QUERIES["lock_limits"].on(), values)
+            limits = {"lock_ms": LOCK_MS_MAX, "frozen_ms": FROZEN_MS_MAX}
+            conn.execute(_QUERIES["lock_limits"].on(), {**values, **limits})
             return list(conn.execute(claim, values).fetchall())
 
-        return run_transaction(self.supplier, work, operation="jobs: claim")
+        try:
+            return run_transaction(self.supplier, work, operation="jobs: claim")
+        except pg.LockNotAvailable:  # none of them may run now; the worker has others to run and to finish
+            return []
 
     def pulse(
         self,
@@ -166,6 +176,7 @@ class Claims:
                 return {key for key, _ in run_statement(self.supplier, statement, operation="jobs: finish")}
 
         def work(conn: Any) -> set[UUID]:
+            conn.execute(_QUERIES["end_if_frozen"].on(), {"frozen_ms": FROZEN_MS_MAX})
             ended = {key for key, _ in conn.execute(_FINISH.on(), values).fetchall()}
             write(conn, {result_of_claim(claim): text for claim, text in results if claim.job_key in ended})
             return ended

@@ -26,12 +26,20 @@ join job_kind k using (kind_id)
 where k.running_max is not null
 
 -- name: lock_limits
--- Waits for others that claim of kinds with a limit: what they claimed is counted by the next statement.
-select kind_id
-from job_kind
-where kind_id = any(%(kind_ids)s::smallint[]) and running_max is not null
-order by kind_id
-for update;
+-- Waits for others that claim of kinds with a limit, for a moment: what they claimed is counted by the next statement.
+select k.kind_id
+from job_kind k,
+    (
+        select set_config('lock_timeout', %(lock_ms)s::text, true),
+            set_config('idle_in_transaction_session_timeout', %(frozen_ms)s::text, true)
+    ) as quick
+where k.kind_id = any(%(kind_ids)s::smallint[]) and k.running_max is not null
+order by k.kind_id
+for update of k;
+
+-- name: end_if_frozen
+-- First in a transaction: a process that is frozen within keeps nobody from what it has locked.
+select set_config('idle_in_transaction_session_timeout', %(frozen_ms)s::text, true);
 
 -- name: with_requests
 -- Part of a query: claimed jobs, and the requests of those that started on a day, as long as these are hot.

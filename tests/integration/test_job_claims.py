@@ -19,8 +19,9 @@ from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
 from dormouse.jobs.sight import Sight
+from dormouse.payloads.rows import write
 from dormouse.postgres import ConnectionSupplier
-from tests.working import PATIENCE_SECONDS, Working, job_store
+from tests.working import PATIENCE_SECONDS, Working, job_store, until
 
 LEASE_SECONDS = 3_600.0
 
@@ -33,10 +34,16 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
 class Hand:
     """A worker of one kind, moved by the test."""
 
-    def __init__(self, jobs: JobStore, supplier: ConnectionSupplier, kind: str = "work") -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        supplier: ConnectionSupplier,
+        kind: str = "work",
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
         self.claims, self.id, self.kind = Claims(supplier), uuid4(), jobs._kind_id(kind)
         self._supplier = supplier
-        self.claims.register(self.id, [self.kind], "hand", LEASE_SECONDS)
+        self.claims.register(self.id, [self.kind], "hand", lease_seconds)
 
     def claim(self, *, limited: bool = False) -> list[Claim]:
         return self.claims.claim(self.id, {self.kind: 1}, {}, limited=limited)
@@ -252,6 +259,77 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
     jobs.worker(dict.fromkeys(("few", "many"), lambda request, _: request)).run(drain=True)
     assert [jobs.result(job_id) for job_id in ids] == ["few", "many"]
     assert jobs.status(ids[limited]).attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("lock_ms", "frozen_ms", "ends"), [(50, 60_000, ["free"]), (60_000, 100, ["free", "few"])]
+)
+def test_one_that_is_frozen_amid_its_claim_holds_up_no_worker(
+    jobs: JobStore,
+    supplier: ConnectionSupplier,
+    monkeypatch: pytest.MonkeyPatch,
+    lock_ms: int,
+    frozen_ms: int,
+    ends: list[str],
+) -> None:
+    """Of kinds with a limit for as long as the server waits for it; of others not at all."""
+    frozen, gate = threading.Event(), threading.Event()
+    run = claims.run_transaction
+
+    def freeze(given: Any, work: Any, **options: Any) -> Any:
+        def freezing(conn: Any) -> Any:
+            found = work(conn)
+            if threading.current_thread() is freezer:
+                frozen.set()
+                gate.wait(PATIENCE_SECONDS)
+            return found
+
+        return run(given, freezing, **options)
+
+    monkeypatch.setattr(claims, "LOCK_MS_MAX", lock_ms)
+    monkeypatch.setattr(claims, "FROZEN_MS_MAX", frozen_ms)
+    monkeypatch.setattr(claims, "run_transaction", freeze)
+    jobs.limit("few", 1)
+    hand = Hand(jobs, supplier, "few")
+    freezer = threading.Thread(target=lambda: hand.claim(limited=True))
+    ids = {kind: jobs.start(kind, None) for kind in ("few", "free")}
+    freezer.start()
+    try:
+        assert frozen.wait(PATIENCE_SECONDS)
+        with Working(jobs.worker(dict.fromkeys(ids, lambda *_: None))):
+            for kind in ends:
+                until(lambda kind=kind: jobs.status(ids[kind]).has_ended, 20)  # type: ignore[misc]
+    finally:
+        gate.set()
+        freezer.join()
+
+
+def test_one_that_is_frozen_while_it_ends_jobs_is_found_dead(
+    jobs: JobStore, supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, gate = threading.Event(), threading.Event()
+
+    def freeze(conn: Any, contents: Any) -> None:
+        frozen.set()
+        gate.wait(PATIENCE_SECONDS)
+        write(conn, contents)
+
+    monkeypatch.setattr(claims, "_KEPT_CHARACTERS_MAX", 0)
+    monkeypatch.setattr(claims, "FROZEN_MS_MAX", 100)
+    monkeypatch.setattr(claims, "write", freeze)
+    job_id, hand = jobs.start("work", None), Hand(jobs, supplier, lease_seconds=0.5)
+    [claim] = hand.claim()
+    ended: list[bool] = []
+    freezer = threading.Thread(target=lambda: ended.append(hand.ends(claim)))
+    freezer.start()
+    try:
+        assert frozen.wait(PATIENCE_SECONDS)
+        until(lambda: hand.claims.take_over() == 1, 20)
+        assert jobs.status(job_id).is_waiting
+    finally:
+        gate.set()
+        freezer.join()
+    assert ended == [False]
 
 
 def test_a_worker_that_cannot_register_yet_tries_again(
