@@ -24,7 +24,7 @@ from dormouse.ahead import mapped_ahead
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.payloads.copying import PayloadOptions, Step
 from dormouse.payloads.keys import PayloadKey, place_values
-from dormouse.payloads.lease import Lease
+from dormouse.payloads.lease import Lease, reading
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -231,7 +231,7 @@ class Exchange:
         """Compares what was written since a snapshot, while all goes on; gives a later one, to go on from."""
         supplier, operation = self._lease.supplier, "verify a day"
         [(till,)] = run_lookup(supplier, rows_of(_QUERIES["snapshot"]), operation=operation)
-        compared = partial(self._compared_written, since=since)
+        compared = reading(self._lease.day, partial(self._compared_written, since=since))
         self._differ(run_transaction(supplier, compared, read_only=True, scans=True, operation=operation))
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -284,9 +284,10 @@ class Exchange:
         query = _QUERIES["compare"].including(differences=_QUERIES["differences"])
         bounds = place_values("after", after) | place_values("till", till)
         values = {**bounds, "limit": DIFFERENCES_MAX}
+        compare = rows_of(query.on(day=self.names.day, copy=self.names.copy), values)
         rows = run_transaction(
             self._lease.supplier,
-            rows_of(query.on(day=self.names.day, copy=self.names.copy), values),
+            reading(self._lease.day, compare),
             read_only=True,
             scans=True,
             operation="verify a day",
@@ -295,7 +296,7 @@ class Exchange:
 
     def verify_written(self) -> None:
         """Compares all that was written so far; `PayloadsDiffer` names the keys."""
-        work = partial(self._compared_written, since=_EVER)
+        work = reading(self._lease.day, partial(self._compared_written, since=_EVER))
         self._differ(run_transaction(self._lease.supplier, work, scans=True, operation="verify a day"))
 
     def _compared_written(self, conn: psycopg.Connection[Any], since: str) -> list[PayloadKey]:

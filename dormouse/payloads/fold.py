@@ -19,7 +19,7 @@ from dormouse.payloads.contents import Contents
 from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
 from dormouse.payloads.keys import PayloadKey, columns, place_values
-from dormouse.payloads.lease import Lease
+from dormouse.payloads.lease import Lease, reading
 from dormouse.payloads.objects import DayObject, PayloadObjects
 from dormouse.payloads.offload import Slice, Tools, check_objects
 from dormouse.payloads.pack import checksum
@@ -210,7 +210,7 @@ class _Fold:
         query = _QUERIES["written_of"].on(written=self._exchange.names.written)
         return run_transaction(
             self._lease.supplier,
-            rows_of(query, columns(suspects)),
+            reading(self._lease.day, rows_of(query, columns(suspects))),
             read_only=True,
             scans=True,
             operation="look at a day",

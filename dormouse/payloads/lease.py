@@ -11,11 +11,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import psycopg
 
@@ -25,6 +25,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
+T = TypeVar("T")
 LEASE_SECONDS = 60.0
 Work = Literal["offload", "fold", "rehydrate", "rebuild"]
 _READERS = 723_615_409
@@ -154,6 +155,18 @@ def read(supplier: Supplier, day: date) -> DayRow | None:
 def mark_reader(conn: psycopg.Connection[Any], day: date) -> None:
     """In a transaction that reads much of a day: whoever takes the day over ends it."""
     conn.execute(_QUERIES["mark_reader"].on(), _reader_of(day))
+
+
+def reading(
+    day: date, work: Callable[[psycopg.Connection[Any]], T]
+) -> Callable[[psycopg.Connection[Any]], T]:
+    """The same work, in a transaction that is marked first."""
+
+    def marked(conn: psycopg.Connection[Any]) -> T:
+        mark_reader(conn, day)
+        return work(conn)
+
+    return marked
 
 
 def _end_readers(conn: psycopg.Connection[Any], day: date) -> None:

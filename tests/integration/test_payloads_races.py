@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import pytest
 
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.instance import Instance
-from dormouse.payloads import cooling, fold
+from dormouse.payloads import cooling, exchange, fold
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
 from tests.state import query
@@ -279,3 +281,41 @@ def test_a_day_is_made_hot_by_none_that_lost_it(instance: Instance, model: Model
     with pytest.raises(PayloadDayBusy, match="another worker has taken the day over"):
         cooling.rehydrate(tools(instance, lose), DAY)
     assert locations(instance) == {}
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_worker_that_is_frozen_while_it_compares_keeps_no_other_from_the_day(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """The copy, and then what was written meanwhile: whoever takes the day over ends its session."""
+    frozen, gate, comparisons = threading.Event(), threading.Event(), count()
+    run = exchange.run_transaction
+
+    def freeze(supplier: Any, work: Any, **options: Any) -> Any:
+        def freezing(conn: Any) -> Any:
+            found = work(conn)
+            if options.get("read_only") and next(comparisons) == nth:
+                frozen.set()
+                gate.wait(60)
+            return found
+
+        return run(supplier, freezing, **options)
+
+    def offload() -> None:
+        with suppress(PayloadDayBusy):
+            cooling.offload(tools(instance, page_rows_max=1_000), DAY, False)
+
+    monkeypatch.setattr(exchange, "run_transaction", freeze)
+    monkeypatch.setattr(exchange, "READERS_SECONDS_MAX", 3.0)
+    worker = threading.Thread(target=offload)
+    worker.start()
+    try:
+        assert frozen.wait(60)
+        query(instance._supplier, "update payload_day set leased_until = now() - interval '1 second'")
+        assert cooling.offload(tools(instance), DAY, False).days_left == 0
+        model.check()
+    finally:
+        gate.set()
+        worker.join()
+    model.check()
+    assert leftovers(instance) == []
