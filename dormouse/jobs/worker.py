@@ -10,7 +10,7 @@ import logging
 import queue
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -167,7 +167,7 @@ class Worker:
                         failures += 1
                         self._found_nothing = False
                         logger.warning("worker: %s", one_line(error))
-                        self._line.wait(min(backoff_seconds(failures), FAILED_SECONDS_MAX))
+                        self._hear(self._line.wait(min(backoff_seconds(failures), FAILED_SECONDS_MAX)))
             finally:
                 self._leave()
         return self.report
@@ -234,12 +234,14 @@ class Worker:
             return 0
         claims = self._claims.claim(self._worker_id, free, self._sight.since())
         self._sight.saw((claim.kind_id, claim.number) for claim in claims)
-        self._begin(claims)
+        unread = self._begin(claims)
         count = len(claims)
         if limited := {kind_id: most for kind_id, most in self._free().items() if kind_id in self._limited}:
             claims = self._claims.claim(self._worker_id, limited, {}, limited=True)
-            self._begin(claims)
+            unread += self._begin(claims)
             count += len(claims)
+        if unread:  # the next turn gives their jobs back
+            raise unread[0]
         return count
 
     def _free(self) -> dict[int, int]:
@@ -248,10 +250,10 @@ class Worker:
         free = {kind_id: self._options.threads - busy[kind_id] for kind_id in self._functions}
         return {kind_id: count for kind_id, count in free.items() if count > 0}
 
-    def _begin(self, claims: Sequence[Claim]) -> None:
-        """Has threads run them. What it does not get to, the next turn gives back."""
+    def _begin(self, claims: Sequence[Claim]) -> list[PayloadUnavailable]:
+        """Has threads run them. Gives why requests cannot be read now: of jobs that it does not run."""
         if not claims:
-            return
+            return []
         requests = documents.requests(self._payloads, claims)
         unread = [request for request in requests.values() if isinstance(request, PayloadUnavailable)]
         for claim in claims:
@@ -268,8 +270,7 @@ class Worker:
         if self._is_announced:
             self._claims.awake(self._worker_id, self._options.lease_seconds)
             self._is_announced = False
-        if unread:
-            raise unread[0]
+        return unread
 
     def _run(self, run: Run, request: Any) -> None:
         """In a thread."""
@@ -332,12 +333,15 @@ class Worker:
         seconds = min(until - now, self._wait_seconds) if is_open else until - now
         if not self._stops:
             seconds = min(seconds, self._look_at - now)
-        heard = self._line.wait(max(seconds, 0.001))
+        self._hear(self._line.wait(max(seconds, 0.001)))
         self._wait_seconds = min(2 * self._wait_seconds, LOOK_SECONDS_MAX)
+
+    def _hear(self, heard: Collection[str]) -> None:
+        """Looks at what it was notified of."""
         if CANCELLED in heard:
             self._pulse.now()
         if LIMITS in heard:
-            self._look_at = now
+            self._look_at = time.monotonic()
         if heard:
             self._sight.look_everywhere()
 

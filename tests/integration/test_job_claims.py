@@ -240,6 +240,24 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
     assert (jobs.result(job_id), jobs.status(job_id).attempts) == (7, 3)
 
 
+def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, kind_id = documents.requests, jobs._kind_id("unread")
+
+    def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
+        if any(claim.kind_id == kind_id for claim in claims):
+            return {claim: PayloadUnavailable("access denied") for claim in claims}
+        return read(payloads, claims)
+
+    monkeypatch.setattr(workers.documents, "requests", requests)
+    jobs.limit("few", 1)
+    jobs.start("unread", None)
+    job_id = jobs.start("few", None)
+    with Working(jobs.worker(dict.fromkeys(("unread", "few"), lambda *_: None))):
+        until(lambda: jobs.status(job_id).has_ended, 20)
+
+
 @pytest.mark.parametrize("limited", [False, True])
 def test_a_claim_whose_answer_is_lost_is_made_again(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch, limited: bool
