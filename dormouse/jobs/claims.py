@@ -184,7 +184,10 @@ class Claims:
         return with_days(self.supplier, work, lambda: days, operation="jobs: finish")
 
     def give_back(self, worker_id: UUID, kind_ids: Sequence[int], running: Iterable[UUID] = ()) -> None:
-        """Has a worker's jobs wait again but for those that it runs: also what it knows nothing of."""
+        """Has a worker's jobs wait again but for those that it runs: also what it knows nothing of.
+
+        Those that somebody wants to end are cancelled.
+        """
         self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:

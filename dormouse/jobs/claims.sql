@@ -149,15 +149,30 @@ from gone g;
 )
 
 -- name: give_back
--- Has the jobs of a worker wait again, but for those that it runs.
+-- Has the jobs of a worker wait again, but for those that it runs; ends those that somebody wants to end. What is cancelled in
+-- this moment stays with the worker, which is found dead.
 with back as (
     update job j
     set worker_id = null, claimed_at = null
     from unnest(%(kind_ids)s::smallint[]) as k (kind_id)
     where j.kind_id = k.kind_id and j.worker_id = %(worker_id)s and j.job_key <> all(%(running)s::uuid[])
+        and not j.is_cancelled
     returning j.kind_id
+), gone as (
+    delete from job j
+    using unnest(%(kind_ids)s::smallint[]) as k (kind_id)
+    where j.kind_id = k.kind_id and j.worker_id = %(worker_id)s and j.job_key <> all(%(running)s::uuid[])
+        and j.is_cancelled
+    returning j.*
+), ended as (
+    insert into ended_job (job_key, ended_at, kind_id, token, state, started_at, claimed_at, job_id, owner, current, total,
+        message, worker)
+    select job_key, clock_timestamp(), kind_id, token, 'CANCELLED', started_at, claimed_at, job_id, owner, current, total,
+        message, (select name from job_worker where worker_id = %(worker_id)s)
+    from gone
 )
-select pg_notify('dormouse_jobs', kind_id::text)::text from (select distinct kind_id from back) k;
+select pg_notify('dormouse_jobs', kind_id::text)::text
+from (select kind_id from back union select kind_id from gone) k;
 
 -- name: take_over
 -- Has the jobs of dead workers wait again; ends those that somebody wants to end, or that so many workers died of.

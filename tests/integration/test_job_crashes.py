@@ -151,6 +151,26 @@ def test_a_cancelled_job_whose_worker_dies_is_cancelled(
     assert jobs.status(job_id).state == "CANCELLED"
 
 
+def test_a_cancelled_job_that_is_given_back_is_cancelled(jobs: JobStore) -> None:
+    """The worker is stopped before its function asks."""
+    started, gate = threading.Event(), threading.Event()
+
+    def work(request: Any, progress: Progress) -> None:
+        started.set()
+        gate.wait()
+
+    job_id = jobs.start("work", None)
+    worker = jobs.worker({"work": work})
+    with Working(worker):
+        assert started.wait(60)
+        jobs.cancel(job_id)
+        worker.stop()
+    gate.set()
+    job = jobs.status(job_id)
+    assert (job.state, job.attempts, job.worker is None) == ("CANCELLED", 1, False)
+    assert jobs.worker({"work": lambda *_: None}).run(drain=True).complete == 0
+
+
 def test_a_limit_holds_for_all_workers_and_when_they_die(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
