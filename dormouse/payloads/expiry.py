@@ -36,9 +36,9 @@ def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[
 
 
 def _drop(conn: psycopg.Connection[Any], day: date) -> None:
-    if not conn.execute(_QUERIES["expire"].on(), {"day": day}).fetchall():
-        raise PayloadDayBusy(f"payloads of {day}: somebody works on the day")
     names = Names(day)
+    if not conn.execute(_QUERIES["expire"].on(), {"day": day, "name": names.day}).fetchall():
+        raise PayloadDayBusy(f"payloads of {day}: somebody works on the day")
     if conn.execute(_QUERIES["is_partition"].on(), {"name": names.day}).fetchall()[0][0]:
         DAYS.drop(conn, day)
     conn.execute(_QUERIES["drop_work"].on(copy=names.copy, written=names.written, old=names.old))

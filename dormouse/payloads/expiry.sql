@@ -1,11 +1,12 @@
 -- name: expire
--- Notes that a day is dropped, and that nobody works on it any more; no row: somebody does, or it is dropped already.
+-- Notes that a day is dropped, and that nobody works on it any more; no row: somebody does, or it is dropped already, and
+-- nobody has made its partition again.
 insert into payload_day as d (day, state) values (%(day)s, 'expired')
 on conflict (day) do update
 set state = 'expired', work = null, phase = null, token = d.token + 1, worker = null, leased_until = null, after_kind = null,
     after_tenant = null, after_id = null, after_at = null, verified_till = null, error = null, failed_at = null,
     changed_at = clock_timestamp()
-where d.state <> 'expired' and (d.worker is null or d.leased_until < clock_timestamp())
+where (d.state <> 'expired' or to_regclass(%(name)s) is not null) and (d.worker is null or d.leased_until < clock_timestamp())
 returning day;
 
 -- name: drop_work

@@ -124,8 +124,18 @@ def expired(key: PayloadKey) -> PayloadExpired:
 def _make(supplier: Supplier, days: Iterable[date]) -> None:
     for day in sorted(days):
         if is_expired(supplier, day):
-            raise PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
-        DAYS.attempt(supplier, partial(DAYS.add, day=day), attempts=_TRIES)
+            raise _expired_day(day)
+        DAYS.attempt(supplier, partial(_add, day=day), attempts=_TRIES)
+
+
+def _add(conn: psycopg.Connection[Any], day: date) -> None:
+    DAYS.add(conn, day)
+    if conn.execute(_QUERIES["state"].on(), {"day": day}).fetchall() == [("expired",)]:  # since it was asked
+        raise _expired_day(day)
+
+
+def _expired_day(day: date) -> PayloadExpired:
+    return PayloadExpired(f"payloads of {day} are past their retention, and were dropped")
 
 
 def _by_day(keys: Iterable[PayloadKey]) -> Iterator[tuple[date, list[PayloadKey]]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
 from typing import Any
 
-from dormouse.errors import DormouseError, InvalidPayload
+from dormouse.errors import DormouseError, InvalidInput, InvalidPayload
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
 from dormouse.payloads.content import encode
@@ -159,9 +159,12 @@ class PayloadStore:
     def expire(self, before: date, dry_run: bool = False) -> tuple[list[date], list[date]]:
         """Drops the days before one, and then has their objects deleted; with `dry_run` only tells which.
 
-        Gives the days, and those that are worked on or used all the time, and stay for another time.
+        Gives the days, and those that are worked on or used all the time, and stay for another time. Raises
+        `InvalidInput` for days that are not over.
         """
         cooling.check_day(before)
+        if before > (today := rows.DAYS.today(self._supplier)):
+            raise InvalidInput(f"the days before {before} are not all over: {today} is the last to be given")
         if not dry_run:
             self._check_writable()
         return expire(self._supplier, before, dry_run=dry_run)

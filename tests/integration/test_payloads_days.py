@@ -15,7 +15,7 @@ from dormouse.errors import (
     PayloadsDiffer,
 )
 from dormouse.instance import Instance
-from dormouse.payloads import cooling
+from dormouse.payloads import cooling, rows
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import (
     DAY,
@@ -56,6 +56,27 @@ def test_a_day_that_expired_says_so(instance: Instance, model: Model) -> None:
     query(instance._supplier, "update payload_object set changed_at = now() - interval '1 hour'")
     assert instance.payloads.collect().deleted
     assert stored(instance) == set()
+
+
+def test_a_day_that_is_made_again_expires_again(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
+    # a put asked before
+    with monkeypatch.context() as patched, pytest.raises(PayloadExpired):
+        patched.setattr(rows, "is_expired", lambda *_: False)
+        model.put(key("a1"))
+    assert instance.payloads.days() == []
+    query(instance._supplier, "select add_day('payload', %s)", DAY)
+    assert instance.payloads.expire(DAY + timedelta(1)) == ([DAY], [])
+    assert instance.payloads.days() == []
+
+
+def test_days_that_are_not_over_do_not_expire(instance: Instance, model: Model) -> None:
+    today = rows.DAYS.today(instance._supplier)
+    with pytest.raises(InvalidInput, match="is the last to be given"):
+        instance.payloads.expire(today + timedelta(days=1))
+    assert instance.payloads.expire(today)[0] == [DAY]
 
 
 def test_a_day_that_is_worked_on_expires_later(instance: Instance, model: Model) -> None:
