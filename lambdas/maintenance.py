@@ -48,7 +48,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 payload_retention_days=call.environment.payload_retention_days,
             )
         payloads = done.payloads
-        goes_on = not done.whole or payloads is None or (payloads.days_left and not payloads.errors)
+        goes_on = not done.whole or payloads is None or payloads.days_left
         schedule.done(turn, due_at=turn.began_at if goes_on else None, memory=done.memory)
         call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})
         if payloads is not None:

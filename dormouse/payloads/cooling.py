@@ -123,8 +123,8 @@ def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
     if day is not None:
         return OffloadReport((done := OFFLOAD.run(tools, day),), int(not done.finished))
     # one that was to be hot again, and was left half done
-    warm = [(WARM, one.day) for one in found if one.work == "rehydrate"]
-    return drain(tools, [*warm, *((OFFLOAD, one.day) for one in waiting)])
+    warm = [(WARM, one) for one in found if one.work == "rehydrate"]
+    return drain(tools, [*warm, *((OFFLOAD, one) for one in waiting)])
 
 
 WARM = Job("rehydrate", ("offloaded", "folded"), warm_day)
@@ -146,8 +146,7 @@ def fold(tools: Tools, day: date | None) -> OffloadReport:
             raise InvalidInput(f"the payloads of {day} are not offloaded yet: do that first")
         return OffloadReport((done := FOLD.run(tools, day),), int(not done.finished))
     last = DAYS.today(tools.supplier) - timedelta(days=tools.options.pointer_days)
-    due = [one.day for one in found if _is_to_be_folded(one, last)]
-    return drain(tools, [(FOLD, one) for one in due])
+    return drain(tools, [(FOLD, one) for one in found if _is_to_be_folded(one, last)])
 
 
 def _is_to_be_folded(one: PayloadDay, last: date) -> bool:
@@ -158,11 +157,11 @@ def _is_to_be_folded(one: PayloadDay, last: date) -> bool:
     return one.state == "offloaded" and one.day < last
 
 
-def drain(tools: Tools, work: Iterable[tuple[Job, date]]) -> OffloadReport:
-    """Does the work in its order, until a slice is over."""
-    todo = list(work)
+def drain(tools: Tools, work: Iterable[tuple[Job, PayloadDay]]) -> OffloadReport:
+    """Does the work in its order, until a slice is over; days that failed last come last."""
+    todo = sorted(work, key=lambda one: one[1].error is not None)
     done: list[DayReport] = []
-    for job, day in todo:
+    for job, day in ((job, one.day) for job, one in todo):
         if done and tools.is_over():
             break
         try:

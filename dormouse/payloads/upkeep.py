@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PayloadRound:
-    """What a round did. `days_left` can be gone on with at once; `backlog_days` are not offloaded yet."""
+    """What a round did. `days_left` have not failed, and can be gone on with at once.
+
+    `backlog_days` are not offloaded yet.
+    """
 
     days_expired: int
     days_done: int
@@ -87,7 +90,7 @@ def _round(
     return PayloadRound(
         days_expired=expired,
         days_done=sum(one.finished for report in reports for one in report.days),
-        days_left=sum(report.days_left for report in reports),
+        days_left=sum(report.days_left - len(report.errors) for report in reports),
         payloads=sum(report.payloads for report in reports),
         objects_deleted=deleted,
         backlog_days=now.backlog_days,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -95,6 +95,8 @@ def test_the_lambda_cools_payloads_and_tells_the_backlog(
         instance._supplier,
         "create function payload_20260305_mirror() returns integer language sql as 'select 1'",
     )
+    failing = instance.payloads.maintain()
+    assert (failing.days_left, len(failing.errors)) == (0, 1)
     handler({}, Context())
     assert metrics_in(capsys.readouterr().out)["PayloadBacklogDays"] == 1
     query(instance._supplier, "drop function payload_20260305_mirror()")
@@ -162,7 +164,7 @@ def test_a_backup_has_the_objects_of_payloads(tmp_path: Path) -> None:
         model.put(key("late"), content="late")
         instance.backup(tmp_path / "backups")
         expected = dict(model.expected)
-        instance.payloads.expire(date(2027, 1, 1))
+        instance.payloads.expire(DAY + timedelta(days=3))
         collect(instance)
     dm.restore(tmp_path / "backups", into=tmp_path / "again")
     with dm.local(tmp_path / "again") as again:
