@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import groupby
 
-from dormouse.errors import DormouseError, PayloadCorrupt
+from dormouse.errors import DormouseError, ObjectNotFound, PayloadCorrupt
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Payload
 from dormouse.payloads.keys import PayloadKey
@@ -65,6 +65,8 @@ class Contents:
             if (len(index), index[0].key, index[-1].key) != (one.payloads, one.first, one.last):
                 raise Damaged("it has another object's payloads")
             yield from index
+        except ObjectNotFound:
+            raise PayloadCorrupt(f"object {one.object_key!r} is not there") from None
         except Damaged as error:
             raise PayloadCorrupt(f"object {one.object_key!r} is damaged: {error}") from None
 

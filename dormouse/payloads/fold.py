@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from dormouse.errors import PayloadsDiffer
+from dormouse.errors import PayloadCorrupt, PayloadsDiffer
 from dormouse.payloads.contents import Contents
 from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
@@ -47,7 +47,7 @@ def fold_day(tools: Tools, lease: Lease) -> bool:
     fold = _Fold(tools, lease)
     try:
         return fold.go_on()
-    except PayloadsDiffer:
+    except (PayloadsDiffer, PayloadCorrupt):  # of a lost object, a rebuild may be the mend
         fold.give_up()
         raise
 
@@ -102,10 +102,13 @@ class _Fold:
         PayloadObjects.activate(conn, self._lease.day)
 
     def _copy(self) -> bool:
-        slice_ = Slice(self._tools.is_over)
+        slice_, has_gone_on = Slice(self._tools.is_over), False
         for one in self._plan(self._lease.row().after):
+            if has_gone_on and self._tools.is_over():
+                return False
             if isinstance(one, DayObject):
                 self._keep(one)
+                has_gone_on = True
             else:
                 with closing(self._rewritten(one)) as payloads:
                     units = Units(self._lease.day, self._tools.options).of(payloads)
@@ -113,8 +116,9 @@ class _Fold:
                     for unit in uploads.done(slice_.of(units)):
                         self._commit(unit)
                         self._tools.progress(self._lease.day, self._lease.row().payloads)
-            if slice_.was_ended or self._tools.is_over():
-                return False
+                        has_gone_on = True
+                if slice_.was_ended:
+                    return False
         return True
 
     def _plan(self, after: PayloadKey | None) -> Iterator[DayObject | Range]:

@@ -164,17 +164,19 @@ def _rebuild(tools: Tools, day: date) -> int:
     """Registers objects that are in the store and not known, and makes pointers anew where all are gone."""
     states = ("open", "offloaded", "folded")
     with leased(tools.supplier, day, "rebuild", states, tools.options.lease_seconds) as lease:
-        before = lease.row().state
+        before = ends_as = lease.row().state
         DAYS.attempt(tools.supplier, lambda conn: DAYS.add(conn, day), attempts=PROBLEMS_MAX)
         state = "folded" if before == "folded" else "offloaded"
         rebuilt = 0
-        # of two that have a payload, the later one: it was written from the other
-        pointed_to = _pointed_to(tools, day)
-        for object_key in sorted(_stored(tools, day, pointed_to), reverse=True):
-            with_pointers = state != "folded" and object_key not in pointed_to
-            rebuilt += _readopt(tools, lease, object_key, state, with_pointers)
-        state = state if rebuilt else before
-        run_transaction(tools.supplier, lambda conn: lease.end(conn, state), operation="rebuild a day")
+        try:
+            # of two that have a payload, the later one: it was written from the other
+            pointed_to = _pointed_to(tools, day)
+            for object_key in sorted(_stored(tools, day, pointed_to), reverse=True):
+                with_pointers = state != "folded" and object_key not in pointed_to
+                rebuilt += _readopt(tools, lease, object_key, state, with_pointers)
+            ends_as = state if rebuilt else before
+        finally:  # an object that cannot be read keeps the day from no other work
+            tools.exchange(lease).end(ends_as)
     return rebuilt
 
 

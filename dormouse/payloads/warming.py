@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 
+from dormouse.errors import PayloadCorrupt
 from dormouse.payloads.contents import Contents
 from dormouse.payloads.copying import Pages, Payload
 from dormouse.payloads.keys import columns
@@ -24,7 +25,18 @@ _QUERIES = load(__package__ or "", "warming")
 
 
 def warm_day(tools: Tools, lease: Lease) -> bool:
-    """Goes on with a day; what is hot already is left. False when the slice is over before all is."""
+    """Goes on with a day; what is hot already is left. False when the slice is over before all is.
+
+    When something is lost the day is as it was, but for what is hot by now.
+    """
+    try:
+        return _warm_day(tools, lease)
+    except PayloadCorrupt:
+        tools.exchange(lease).end(lease.row().state)
+        raise
+
+
+def _warm_day(tools: Tools, lease: Lease) -> bool:
     contents = Contents(tools.objects, tools.known)
     done = 0
     pages = Pages(tools.supplier, lease.day, tools.options.page_rows_max, tools.step)

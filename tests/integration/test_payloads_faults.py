@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from dormouse.errors import (
 from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadStore, cooling
+from dormouse.payloads.verifying import verify
 from tests.cooling import (
+    AT,
     DAY,
     Model,
     collect,
@@ -30,6 +33,7 @@ from tests.cooling import (
     known_objects,
     leftovers,
     locations,
+    names,
     stored,
     tools,
 )
@@ -279,6 +283,60 @@ def test_a_killed_fold_is_gone_on_with(
     assert locations(instance) == {}
     model.check(key("b0001"), key("a0001"))
     assert known_objects(instance).keys() <= {"block", "dead", "pending"}
+
+
+def test_a_bad_day_holds_up_no_other_however_short_slices_are(instance: Instance) -> None:
+    """Its copy takes some, then fails, and begins anew."""
+    model = Model(instance.payloads)
+    model.put(*(key(name, AT + timedelta(days=day)) for day in range(2) for name in names(6)))
+
+    def put(store: ObjectStore, name: str, data: bytes) -> None:
+        store.put(name, data[:-1] if f"/{DAY}/" in name else data)
+
+    faulty: Any = Faulty(instance._objects, put=put)
+    for _ in range(20):
+        cooling.offload(tools(instance, objects=faulty, is_over=lambda: True), None, False)
+        if instance.payloads.days()[1].work is not None:
+            break
+    else:
+        pytest.fail("the second day is not begun")
+    model.check()
+
+
+def test_a_fold_goes_on_in_each_slice(instance: Instance, model: Model) -> None:
+    cooling.offload(tools(instance), None, False)
+    model.put(key("a0003"), key("b0030"), content="late")
+    slices = 0
+    while cooling.fold(tools(instance, is_over=lambda: True), DAY).days_left:
+        slices += 1
+        assert slices < 60
+    assert slices > 2
+    assert locations(instance) == {}
+    model.check()
+
+
+def test_a_lost_object_keeps_its_day_from_no_other_work(instance: Instance, model: Model) -> None:
+    cooling.offload(tools(instance), None, False)
+    name = min(stored(instance))
+    data = instance._objects.get(name)
+    instance._objects.delete([name])
+    for work in (instance.payloads.rehydrate, instance.payloads.fold):
+        with pytest.raises(PayloadCorrupt):
+            work(DAY)  # type: ignore[operator]
+        assert instance.payloads.days()[0].work is None
+    assert [one.object_key for one in instance.payloads.verify(DAY, rebuild=True).problems] == [name]
+    instance._objects.put(name, data)
+
+    def get(store: ObjectStore, name: str) -> bytes:
+        raise ObjectStoreError(f"Cannot read object {name!r}: Access Denied")
+
+    query(instance._supplier, "delete from payload_object where object_key = %s", name)
+    with pytest.raises(ObjectStoreError):
+        verify(tools(instance, objects=Faulty(instance._objects, get=get)), DAY, rebuild=True)  # type: ignore[arg-type]
+    assert instance.payloads.days()[0].work is None
+    assert instance.payloads.verify(DAY, rebuild=True).rebuilt == 1
+    assert instance.payloads.rehydrate(DAY) == 40
+    model.check()
 
 
 STOPPED = DIES.replace("signal.SIGKILL", "signal.SIGSTOP")
