@@ -9,6 +9,7 @@ import pytest
 
 from dormouse import errors
 from dormouse.errors import BatchFailed, DormouseError, FileReferenceError, FileReferenceNotFound
+from dormouse.service.problems import problem_of
 
 ALL = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, DormouseError)]
 
@@ -48,6 +49,11 @@ def test_every_error_is_drawn_at_the_top_and_documented(kind: type) -> None:
 def test_what_another_process_met_is_told_by_its_message(kind: Any) -> None:
     error = kind.told("the table is away")
     assert (type(error), str(error)) == (kind, "the table is away")
+
+
+def test_a_payload_that_cannot_be_read_now_is_asked_for_again_over_http() -> None:
+    found = problem_of(errors.PayloadUnavailable("please reduce your request rate"))
+    assert (found.status, found.headers) == (503, {"Retry-After": "1"})
 
 
 def test_a_failed_commit_is_not_an_unknown_outcome() -> None:
