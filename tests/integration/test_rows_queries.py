@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -15,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
+from dormouse import row_work
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
 from dormouse.instance import Instance
+from dormouse.jobs import JobStore
+from dormouse.row_work import start_query
 from dormouse.rows import pages
 from dormouse.rows.row_table import RowTable
 from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
@@ -270,3 +274,39 @@ def test_keys_are_located_among_the_rows(instance: Instance, table: RowTable) ->
     columns = [found.column(name).to_pylist() for name in ("position", "ROW_ID", "ROW_VERSION")]
     assert list(zip(*columns, strict=True)) == expected
     assert found.column_names[3:] == [column.name for column in table.columns()]
+
+
+def test_a_query_asked_again_for_long_costs_one_look_for_its_job(
+    instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it fails each time."""
+    looks = 0
+    status = JobStore.status
+
+    def look(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return status(*given)
+
+    def fail(request: Any, progress: Any) -> None:
+        raise InvalidQuery("no")
+
+    def ask() -> str:
+        return start_query(instance, {"table": rows.name}, None)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(row_work, "time", SimpleNamespace(time=lambda: now))
+        now = 1_000 * 3_600.0
+        first = ask()
+        assert ask() == first
+        patched.setattr(JobStore, "status", look)
+        ids = set()
+        for _ in range(5):
+            instance.jobs.worker({"row_query": fail}).run(drain=True)
+            ids.add(ask())
+        assert (len(ids | {first}), looks) == (6, 5)
+        for _ in range(5):
+            now += instance.row_page_seconds / 2
+            ids.add(ask())
+        assert (len(ids), looks) == (10, 10)
+    instance.jobs.worker({"row_query": fail}).run(drain=True)
