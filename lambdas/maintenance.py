@@ -46,6 +46,7 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 run_id,
                 seconds_left=call.seconds_left,
                 payload_retention_days=call.environment.payload_retention_days,
+                jobs_retention_days=call.environment.jobs_retention_days,
             )
         payloads = done.payloads
         goes_on = not done.whole or payloads is None or payloads.days_left

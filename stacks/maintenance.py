@@ -37,7 +37,10 @@ class MaintenanceStack(InstanceStack):
             memory_mb=maintenance.memory_mb,
             timeout_seconds=maintenance.timeout_seconds,
             environment=MaintenanceEnvironment,
-            values={"payload_retention_days": foundation.settings.storage.payload_days},
+            values={
+                "payload_retention_days": foundation.settings.storage.payload_days,
+                "jobs_retention_days": foundation.settings.storage.jobs_days,
+            },
             database_role=OWNER_ROLE,
             object_actions=["s3:DeleteObject", "s3:GetObject", "s3:PutObject"],
         )

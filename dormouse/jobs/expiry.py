@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from dormouse.durability.incarnations import last_adopted
@@ -19,7 +19,7 @@ from dormouse.payloads import PayloadKey
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions, days_ahead
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 if TYPE_CHECKING:
     from dormouse.payloads import PayloadStore
@@ -42,12 +42,19 @@ def roll(supplier: Supplier) -> None:
     DAYS.make(supplier, sorted(wanted - set(DAYS.days(supplier))))
 
 
-def expire(supplier: Supplier, objects: ObjectStore, payloads: PayloadStore, retention_days: int) -> int:
+def expire(
+    supplier: Supplier,
+    objects: ObjectStore,
+    payloads: PayloadStore,
+    retention_days: int,
+    is_over: Callable[[], bool] = lambda: False,
+) -> int:
     """Drops the days that ended more than so many days ago; gives how many.
 
-    What belongs to a day's jobs goes before the day, so that whatever is interrupted is done again. What a
-    backup or an adoption holds stays as long. Objects go, too, that were sent for a job which never was
-    started; after an adoption they may be another timeline's, and are orphans.
+    What belongs to jobs goes before them, and these page by page before their day, so that what is
+    interrupted is gone on with: also when the time `is_over`, after a page at least. What a backup or an
+    adoption holds stays as long. Objects go, too, that were sent for a job which never was started; after
+    an adoption they may be another timeline's, and are orphans.
     """
     if type(retention_days) is not int or not 1 <= retention_days <= RETENTION_DAYS_MAX:
         raise InvalidInput(f"retention_days must be from 1 to {RETENTION_DAYS_MAX:,}, not {retention_days!r}")
@@ -59,12 +66,16 @@ def expire(supplier: Supplier, objects: ObjectStore, payloads: PayloadStore, ret
     first_kept = min(DAYS.today(supplier), held or date.max) - timedelta(days=retention_days)
     dropped = 0
     for day in [day for day in DAYS.days(supplier) if day < first_kept]:
-        for keys, names in _belongings(supplier, objects, day):
-            payloads.delete_many(keys)
-            _delete(objects, names)
+        for page in _pages(supplier, objects, day):
+            payloads.delete_many(page.payloads)
+            _delete(objects, page.objects)
+            forget = rows_of(_QUERIES["forget"].on(day=DAYS.name(day)), {"job_keys": page.job_keys})
+            run_transaction(supplier, forget, operation="forget jobs")
+            if is_over():
+                return dropped
         dropped += DAYS.attempt(supplier, lambda conn, day=day: DAYS.drop(conn, day))  # type: ignore[misc]
     if not last_adopted(supplier):
-        _delete(objects, _of_no_job(supplier, objects))
+        _delete(objects, _of_no_job(supplier, objects, is_over))
     return dropped
 
 
@@ -74,18 +85,23 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
         raise ObjectStoreError(f"{len(failed):,} objects of jobs are not deleted, first {name}: {why}")
 
 
-def _of_no_job(supplier: Supplier, objects: ObjectStore) -> Iterator[str]:
+def _of_no_job(supplier: Supplier, objects: ObjectStore, is_over: Callable[[], bool]) -> Iterator[str]:
     """Objects that are a day old and whose job is not there."""
     before = datetime.now(UTC) - timedelta(days=1)
     old = (name for name, _, written_at in objects.list_dated(ANSWERS) if written_at < before)
-    while some := list(islice(old, PAGE_JOBS)):
+    while not is_over() and (some := list(islice(old, PAGE_JOBS))):
         yield from of_jobs(some).keys() - known(supplier, some)
 
 
-def _belongings(
-    supplier: Supplier, objects: ObjectStore, day: date
-) -> Iterator[tuple[list[PayloadKey], list[str]]]:
-    """Page by page the payloads of a day's jobs, and the objects that they may have written."""
+class _Page(NamedTuple):
+    """Jobs of a day, their payloads, and the objects that they may have written."""
+
+    job_keys: list[UUID]
+    payloads: list[PayloadKey]
+    objects: list[str]
+
+
+def _pages(supplier: Supplier, objects: ObjectStore, day: date) -> Iterator[_Page]:
     query = _QUERIES["page"].on(day=DAYS.name(day))
     after = _FIRST
     while True:
@@ -93,15 +109,15 @@ def _belongings(
         rows = run_lookup(supplier, rows_of(query, values), operation="look at jobs of a day")
         if not rows:
             return
-        keys: list[PayloadKey] = []
-        names: list[str] = []
+        page = _Page([], [], [])
         for key, given_id, kind, token, started_at in rows:
             job_id = given_id or str(key)
-            keys += [request_key(job_id, started_at)]
-            keys += [result_key(job_id, attempt, started_at) for attempt in range(1, token + 1)]
+            page.job_keys.append(key)
+            page.payloads.append(request_key(job_id, started_at))
+            page.payloads.extend(result_key(job_id, attempt, started_at) for attempt in range(1, token + 1))
             if kind in ANSWERING:
-                names += answer_names(job_id, 1, token)
+                page.objects.extend(answer_names(job_id, 1, token))
             if kind in SENT:
-                names += [name for name, _ in objects.list(objects_of(job_id))]
-        yield keys, names
+                page.objects.extend(name for name, _ in objects.list(objects_of(job_id)))
+        yield page
         after = rows[-1][0]

@@ -16,10 +16,9 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.garbage import GarbageCollector, GarbageReport
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.retention import apply_retention
-from dormouse.jobs.expiry import RETENTION_DAYS, expire
+from dormouse.jobs import expiry as jobs
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
-from dormouse.payloads import PayloadStore
 from dormouse.postgres.connection import Supplier
 from dormouse.schedules.work import Turn, utc_now
 
@@ -72,8 +71,7 @@ def collect(
     attempts = WriteAttempts(supplier, objects)
     attempts.collect_abandoned(_DROPPED_TABLES)
     _sweep_bodies(supplier, objects)
-    _expire_jobs(supplier, objects)
-    _roll_log(supplier)
+    _roll_days(supplier)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
     reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
     for table in order:
@@ -83,13 +81,6 @@ def collect(
     return _round(order, reports, now())
 
 
-def _expire_jobs(supplier: Supplier, objects: ObjectStore) -> None:
-    try:
-        expire(supplier, objects, PayloadStore(supplier, objects), RETENTION_DAYS)
-    except Exception:
-        logger.exception("jobs that ended long ago are not dropped")
-
-
 def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
     try:
         bodies.sweep(supplier, objects)
@@ -97,11 +88,12 @@ def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
         logger.exception("no bodies of commit requests are deleted in this round")
 
 
-def _roll_log(supplier: Supplier) -> None:
-    try:
-        removal_log.roll(supplier)
-    except Exception:
-        logger.exception("the log of removals is not rolled in this round")
+def _roll_days(supplier: Supplier) -> None:
+    for what, roll in (("the log of removals", removal_log.roll), ("jobs", jobs.roll)):
+        try:
+            roll(supplier)
+        except Exception:
+            logger.exception("days of %s are not made in this round", what)
 
 
 def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:

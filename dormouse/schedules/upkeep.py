@@ -1,4 +1,4 @@
-"""Upkeep on a schedule: days of the removal log, payloads, and a list of what Spark is to split or merge.
+"""Upkeep on a schedule: days of removals, jobs, payloads, and a list of what Spark is to split or merge.
 
 A split reads keys from the sketches of files, which is none of a lambda's business: here only the database is
 asked which tables have leaves over their threshold, references above leaves, or small leaves to be merged.
@@ -16,6 +16,7 @@ from dormouse.errors import TableNotFound
 from dormouse.files import removal_log
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.last_rounds import LastRounds
+from dormouse.jobs.expiry import RETENTION_DAYS, expire
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.partitions.leaves import REST_SECONDS, SmallPair, rows_to_merge
@@ -61,15 +62,35 @@ def keep_up(
     *,
     seconds_left: Callable[[], float],
     payload_retention_days: int | None = None,
+    jobs_retention_days: int = RETENTION_DAYS,
 ) -> Upkeep:
-    """Rolls the removal log, writes the list of tables to split for the run, if any, and cools payloads.
+    """Rolls the removal log, writes the list of tables to split for the run, if any; drops jobs that ended
+    long ago, and cools payloads.
 
     A table that was in a list already and is as it was then is left out until a day has passed: its leaves
     have one key, or fewer rows than their references say.
     """
     removal_log.roll(supplier)
     done = _look(supplier, objects, turn, run_id, seconds_left)
+    _expire_jobs(supplier, objects, seconds_left, jobs_retention_days)
     return replace(done, payloads=_cool(supplier, objects, seconds_left, payload_retention_days))
+
+
+def _expire_jobs(
+    supplier: Supplier, objects: ObjectStore, seconds_left: Callable[[], float], retention_days: int
+) -> None:
+    """In half of the time that is left, which the owner of their days alone can do."""
+    half = seconds_left() / 2
+    try:
+        expire(
+            supplier,
+            objects,
+            PayloadStore(supplier, objects),
+            retention_days,
+            lambda: seconds_left() <= half,
+        )
+    except Exception:
+        logger.exception("jobs that ended long ago are not dropped")
 
 
 def _cool(

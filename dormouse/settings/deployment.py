@@ -124,6 +124,9 @@ class StorageSettings(Section):
     payload_days: int = setting(90, ge=1, le=3_650)
     """How long payloads are kept; their objects restore_days and a day longer."""
 
+    jobs_days: int = setting(30, ge=1, le=3_650)
+    """How long jobs are told of that ended, with their requests, results and answers."""
+
     restore_days: int = setting(3, ge=1, le=35)
     """How far back the instance can be restored, at most database.backup_days: objects that compactions
     replace are kept a day longer, and paid for."""
@@ -205,7 +208,7 @@ class GarbageSettings(Section):
 
 
 class MaintenanceSettings(Section):
-    """Upkeep: days of the removal log, payloads, and splits of full partitions, run where compactions are."""
+    """Upkeep: days of removals, jobs, payloads, and splits of full partitions, run where compactions are."""
 
     every_minutes: EveryMinutes = setting(60)
     """How often it is looked for."""

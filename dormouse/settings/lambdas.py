@@ -76,6 +76,9 @@ class MaintenanceEnvironment(DatabaseEnvironment):
     payload_retention_days: int | None = Field(default=None, ge=1)
     """After how many days payloads are dropped; None: never."""
 
+    jobs_retention_days: int = Field(default=30, ge=1)
+    """After how many days jobs that ended are dropped."""
+
 
 class CompactionEnvironment(DatabaseEnvironment):
     """Of `compaction.create` and `compaction.report`."""

@@ -17,13 +17,13 @@ import dormouse as dm
 from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
 from dormouse.files import round_reports
 from dormouse.instance import Instance
-from dormouse.jobs import Job, JobStore, worker
+from dormouse.jobs import Job, JobStore, expiry, worker
 from dormouse.jobs.answers import answer_name
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note
 from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.schedules.garbage import collect
+from dormouse.schedules.upkeep import keep_up
 from dormouse.schedules.work import Turn
 from tests.working import PATIENCE_SECONDS, Working, until
 
@@ -183,13 +183,28 @@ def test_maintenance_expires_jobs(instance: Instance) -> None:
     assert "jobs" in {one.kind for one in instance.rounds()}
 
 
-def test_the_scheduled_collection_expires_jobs(instance: Instance) -> None:
-    instance.jobs.start("work", 1)
+def test_scheduled_upkeep_expires_jobs_in_its_time(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page at least, and goes on with the next: also with a day that is too large for a round."""
+    monkeypatch.setattr(expiry, "PAGE_JOBS", 1)
+    for number in range(3):
+        instance.jobs.start("work", number)
     instance.jobs.worker({"work": lambda request, _: request}).run(drain=True)
     age(instance, 40)
     turn = Turn("the first run", datetime.now(UTC), None, ())
-    collect(instance._supplier, instance.objects, turn, seconds_left=lambda: 60.0)
-    assert instance.jobs.list() == []
+    left = []
+    for retention_days in (50, 30, 30, 30):
+        keep_up(
+            instance._supplier,
+            instance.objects,
+            turn,
+            None,
+            seconds_left=lambda: 0.0,
+            jobs_retention_days=retention_days,
+        )
+        left.append(len(instance.jobs.list()))
+    assert left == [3, 2, 1, 0]
 
 
 def connections(supplier: ConnectionSupplier) -> int:
