@@ -134,7 +134,7 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
             ask = True  # a farewell, or only a notice: one question tells them apart
         if ask:
             conn.execute("")
-    except psycopg.OperationalError:
+    except (psycopg.OperationalError, psycopg.InternalError):  # as which a session that was idle too long ends
         return False
     return not conn.closed
 
