@@ -312,14 +312,14 @@ def test_one_that_is_frozen_amid_its_claim_holds_up_no_worker(
     freezer = threading.Thread(target=lambda: hand.claim(limited=True))
     ids = {kind: jobs.start(kind, None) for kind in ("few", "free")}
     freezer.start()
-    try:
-        assert frozen.wait(PATIENCE_SECONDS)
-        with Working(jobs.worker(dict.fromkeys(ids, lambda *_: None))):
+    assert frozen.wait(PATIENCE_SECONDS)
+    with Working(jobs.worker(dict.fromkeys(ids, lambda *_: None))):
+        try:
             for kind in ends:
                 until(lambda kind=kind: jobs.status(ids[kind]).has_ended, 20)  # type: ignore[misc]
-    finally:
-        gate.set()
-        freezer.join()
+        finally:
+            gate.set()
+            freezer.join()
 
 
 def test_one_that_is_frozen_while_it_ends_jobs_is_found_dead(
