@@ -134,7 +134,7 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
             ask = True  # a farewell, or only a notice: one question tells them apart
         if ask:
             conn.execute("")
-    except (psycopg.OperationalError, psycopg.InternalError):  # as which a session that was idle too long ends
+    except (psycopg.OperationalError, psycopg.InternalError):  # the latter where it was idle for too long
         return False
     return not conn.closed
 
