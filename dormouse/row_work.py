@@ -27,7 +27,6 @@ from dormouse.errors import (
     JobNotFound,
     NotARowTable,
     ObjectNotFound,
-    ObjectStoreError,
     RowLockHeld,
     RowLockLost,
     SnapshotExists,
@@ -188,9 +187,11 @@ def start_query(instance: Instance, request: Mapping[str, Any], owner: str | Non
     digest = hashlib.sha256(told.encode()).hexdigest()[:32]
     job_id = f"rows:{digest}:{int(time.time() // (instance.row_page_seconds / 2))}"
     with suppress(JobNotFound):
-        if instance.jobs.status(job_id, owner).state in ("PROCESSING", "COMPLETE"):
-            return job_id
-        job_id = f"{job_id}:{uuid4().hex}"
+        # others that ask again, too, get one job a minute, unless that failed as well
+        for again in (int(time.time() // 60), uuid4().hex):
+            if instance.jobs.status(job_id, owner).state in ("PROCESSING", "COMPLETE"):
+                return job_id
+            job_id = f"{job_id}:{again}"
     return instance.jobs.start("row_query", request, owner, job_id=job_id)
 
 
@@ -281,10 +282,9 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
 
 def _forget(instance: Instance, name: str) -> None:
     """But for a backup that is being taken: in its copy of the database the job may wait."""
-    if any(hold.holder.startswith("backup ") for hold in instance.holds()):
-        return
-    with suppress(ObjectStoreError):  # it goes with its job
-        instance.objects.delete([name])
+    with suppress(DormouseError):  # it goes with its job
+        if not any(hold.holder.startswith("backup ") for hold in instance.holds()):
+            instance.objects.delete([name])
 
 
 def _query(instance: Instance, asked: QueryAsked, progress: Progress) -> Any:

@@ -6,6 +6,7 @@ copy of the database knows is older than the list of the objects, and held, so a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup
 PAGE_FILES = 10_000
 PAGE_MESSAGES = 100
 RECORDED = (f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/", f"{ANSWERS}/")
+_ANSWER = re.compile(rf"{ANSWERS}/[0-9a-f]+/\d+\.parquet")
 NIL = "00000000-0000-0000-0000-000000000000"
 _QUERIES = load(__file__, "backing_up")
 
@@ -80,7 +82,10 @@ def wanted(
                 yield Wanted(cell_file.object_name, needed=True, size=cell_file.byte_count, table=table.name)
     # what is listed of those that were put is wanted as it was put, and no other way
     kept = (name for name in records if not name.startswith(f"{NOW}/") and name not in put)
-    yield from (Wanted(name) for name in kept if name.startswith(RECORDED))
+    for name in kept:
+        if name.startswith(RECORDED):
+            # when a job has expired, another may have its id
+            yield Wanted(name, is_reused=_ANSWER.match(name) is not None)
     for table in catalog.tables():
         store = FileReferenceStore(supplier, table)
         after: str | None = None

@@ -98,6 +98,8 @@ class Wanted:
     digest: str | None = None
     table: str | None = None
     row_count: int | None = None
+    is_reused: bool = False
+    """Whether the name may have been another object's before."""
 
     def is_met_by(self, size: int, digest: str) -> bool:
         """Whether an object is what was written, as far as that is recorded."""
@@ -282,7 +284,7 @@ class BackupWriter:
     def _object(self, source: ObjectStore, wanted: Wanted) -> BackedUp | None:
         name = wanted.name
         target, before = f"{self.name}/{FOLDER}/{name}", self._before.get(name)
-        met = before is not None and wanted.is_met_by(before.size, before.digest)
+        met = before is not None and not wanted.is_reused and wanted.is_met_by(before.size, before.digest)
         if before is not None and self._since is not None and met:
             try:
                 earlier = f"{self._since.name}/{FOLDER}/{name}"

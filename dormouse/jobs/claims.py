@@ -51,6 +51,10 @@ _KEPT_CHARACTERS_MAX = 4 * 2**20
 """Of results that are kept by the statement that ends their jobs; more are kept after it."""
 
 
+class KindsBusy(Exception):
+    """Others have the kinds with a limit: whether jobs of them may run is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a job ended, and what its function had told by then."""
@@ -93,8 +97,8 @@ class Claims:
     ) -> list[Claim]:
         """Jobs of each kind, at most so many, in the order of start; none when the lease is over.
 
-        `limited`: of the kinds with a limit alone, else of those without. `since`: the numbers from which on
-        they are looked for.
+        `limited`: of the kinds with a limit alone, or `KindsBusy`; else of those without. `since`: the
+        numbers from which on they are looked for.
         """
         values = {
             "worker_id": worker_id,
@@ -124,8 +128,8 @@ class Claims:
 
         try:
             return run_transaction(self.supplier, work, operation="jobs: claim")
-        except pg.LockNotAvailable:  # none of them may run now; the worker has others to run and to finish
-            return []
+        except pg.LockNotAvailable:
+            raise KindsBusy from None
 
     def pulse(
         self,

@@ -40,7 +40,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.jobs import documents
-from dormouse.jobs.claims import CANCELLED, CHANNEL, LIMITS, Claims, Ending
+from dormouse.jobs.claims import CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim
 from dormouse.jobs.progress import Progress
 from dormouse.jobs.pulse import Pulse
@@ -128,7 +128,7 @@ class Worker:
         self._pulse = Pulse(claims, list(self._functions), options.lease_seconds, self._line.wake)
         self._sight = Sight()
         self._limited: frozenset[int] = frozenset()
-        self._is_registered = self._is_announced = self._found_nothing = False
+        self._is_registered = self._is_announced = self._found_nothing = self._is_sure = False
         self._wait_seconds = FIRST_WAIT_SECONDS
         self._look_at = self._idle_since = time.monotonic()
         self._stops = 0
@@ -186,8 +186,9 @@ class Worker:
             self._lose()
         if time.monotonic() >= self._look_at and not self._stops:
             self._look()
+        self._is_sure = True
         finished, claimed = self._finish(), 0 if self._stops else self._claim()
-        self._found_nothing = not claimed
+        self._found_nothing = self._is_sure and not claimed
         if claimed or finished:
             now = time.monotonic()
             self._wait_seconds, self._idle_since = FIRST_WAIT_SECONDS, now
@@ -237,9 +238,13 @@ class Worker:
         unread = self._begin(claims)
         count = len(claims)
         if limited := {kind_id: most for kind_id, most in self._free().items() if kind_id in self._limited}:
-            claims = self._claims.claim(self._worker_id, limited, {}, limited=True)
-            unread += self._begin(claims)
-            count += len(claims)
+            try:
+                claims = self._claims.claim(self._worker_id, limited, {}, limited=True)
+            except KindsBusy:  # it has others to run and to finish
+                self._is_sure = False
+            else:
+                unread += self._begin(claims)
+                count += len(claims)
         if unread:  # the next turn gives their jobs back
             raise unread[0]
         return count

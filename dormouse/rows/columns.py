@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +24,8 @@ SIZE_DEFAULT, SIZE_MAX = 50, 1_000
 LINK_MAX = 1_000
 ENUM_MAX = 1_000
 _SHOWN_MAX, _LISTED_MAX = 60, 10
-_DEFAULT_TEXT = "default_text"
+_LACKING = re.compile(r'^"(NaN|-?Infinity)"$|-0\.0|\\u0000')
+"""What is not finite, the negative zero, and NUL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +125,18 @@ class Column:
 
 
 def to_jsonb(column: Column) -> dict[str, Any]:
-    """As the database keeps it: a default whose type `jsonb` has not all values of is JSON as text."""
+    """As the database keeps it: a default that `jsonb` lacks is JSON as text, unknown to earlier versions."""
     found = column.to_json()
-    if column.type in ("DOUBLE", "JSON") and column.default is not None:
-        found[_DEFAULT_TEXT] = json.dumps(json_value(found.pop("default")))
+    if column.default is not None and _LACKING.search(text := json.dumps(json_value(column.default))):
+        found["default_text"] = text
+        del found["default"]
     return found
 
 
 def from_jsonb(found: Any) -> Column:
     """The column of `to_jsonb`; those of earlier versions are as `to_json` gives them."""
     given = dict(found)
-    text = given.pop(_DEFAULT_TEXT, None)
+    text = given.pop("default_text", None)
     return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 

@@ -85,11 +85,13 @@ class OlderRows:
         try:
             with self._interruption.ending(connection.interrupt):
                 yield
-        except duckdb.InterruptException:
+        except (duckdb.InterruptException, DormouseError) as error:
             if is_late.is_set():
                 raise InvalidQuery(
                     f"the query took longer than {QUERY_SECONDS_MAX} s: ask for less"
                 ) from None
+            if isinstance(error, DormouseError):
+                raise
             raise DormouseError(INTERRUPTED) from None
         except duckdb.OutOfMemoryException as error:
             raise failure(error) from None

@@ -40,14 +40,15 @@ class PageToken:
     values: Given = ()
     """Of the text's parameters."""
     incarnation_id: UUID | None = None
-    """The life of the database: after a restore, a version may have other rows."""
+    """The life of the database: after a restore, a version of the files may have other rows."""
 
     def written(self, key: bytes, table_uuid: UUID) -> str:
         """As text for URLs."""
         values = [getattr(self, name) for name in self.__slots__]
         values[4] = None if self.place is None else [_encoded(value) for value in self.place]
         values[7] = [(name, one.kind, _encoded(one.value)) for name, one in self.values]
-        values[8] = None if self.incarnation_id is None else str(self.incarnation_id)
+        # earlier versions know no more: they can read what goes on in an index, whose build is of one life
+        values[8:] = [] if self.incarnation_id is None or self.build_id else [str(self.incarnation_id)]
         body = zlib.compress(json.dumps(values, separators=(",", ":")).encode())
         return base64.urlsafe_b64encode(_mac(key, table_uuid, body) + body).rstrip(b"=").decode()
 
@@ -71,7 +72,7 @@ def read(token: object, key: bytes, table_uuid: UUID) -> PageToken:
     # those of earlier versions have fewer
     for given in values[7:8]:
         values[7] = tuple((name, Value(kind, _decoded(one))) for name, kind, one in given)
-    for incarnation_id in filter(None, values[8:]):
+    for incarnation_id in values[8:]:
         values[8] = UUID(incarnation_id)
     return PageToken(*values)
 

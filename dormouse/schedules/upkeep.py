@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What is to be split by the run, if anything is; `whole` when there was time to ask all tables.
+    """What is to be split by the run, if anything is; `whole` when there was time for all tables and jobs.
 
     `seen` tells, of each table that a run was to split, how it was then; `payloads` what was done with these.
     """
@@ -72,14 +72,14 @@ def keep_up(
     """
     removal_log.roll(supplier)
     done = _look(supplier, objects, turn, run_id, seconds_left)
-    _expire_jobs(supplier, objects, seconds_left, jobs_retention_days)
-    return replace(done, payloads=_cool(supplier, objects, seconds_left, payload_retention_days))
+    whole = _expire_jobs(supplier, objects, seconds_left, jobs_retention_days) and done.whole
+    return replace(done, whole=whole, payloads=_cool(supplier, objects, seconds_left, payload_retention_days))
 
 
 def _expire_jobs(
     supplier: Supplier, objects: ObjectStore, seconds_left: Callable[[], float], retention_days: int
-) -> None:
-    """In half of the time that is left, which the owner of their days alone can do."""
+) -> bool:
+    """In half of the time that is left, and whether that was enough; the owner of their days alone can."""
     half = seconds_left() / 2
     try:
         expire(
@@ -91,6 +91,8 @@ def _expire_jobs(
         )
     except Exception:
         logger.exception("jobs that ended long ago are not dropped")
+        return True  # another try at once may fail alike
+    return seconds_left() > half
 
 
 def _cool(

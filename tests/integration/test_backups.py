@@ -70,11 +70,14 @@ def test_what_is_restored_is_what_was_backed_up_and_goes_on(lake: Path, tmp_path
 @pytest.mark.slow
 def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
     with dm.local(lake / "lake") as instance:
-        first = dm.backups(lake / "backups")[0]
+        first, answer = dm.backups(lake / "backups")[0], f"answers/{'0' * 32}/1.parquet"
+        instance.objects.put(answer, b"of a job that expires")
         second = instance.backup(lake / "backups", since="last")
         # the incarnations of each start
         assert (second.since, second.copied) == (first.name, second.objects - first.objects)
         instance.create_table("later", SCHEMA).ingest(pa.table({"key": [5]}))
+        instance.objects.delete([answer])
+        instance.objects.put(answer, b"of another with its id")
         third = instance.backup(lake / "backups", since=second.name)
         assert 0 < third.copied < third.objects
     assert [one.name for one in dm.backups(lake / "backups")] == [first.name, second.name, third.name]
@@ -85,6 +88,7 @@ def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
     dm.restore(lake / "backups", tmp_path / "third", third.name)
     with dm.local(tmp_path / "third") as instance:
         assert keys(instance, "later") == [5]
+        assert instance.objects.get(answer) == b"of another with its id"
     dm.restore(lake / "backups", tmp_path / "first", first.name)
     with dm.local(tmp_path / "first") as instance:
         assert [table.name for table in instance.tables()] == ["t"]

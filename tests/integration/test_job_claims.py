@@ -16,7 +16,7 @@ import pytest
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
 from dormouse.jobs import JobStore, Progress, claims, documents
 from dormouse.jobs import worker as workers
-from dormouse.jobs.claims import Claims, Ending
+from dormouse.jobs.claims import Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim
 from dormouse.jobs.sight import Sight
 from dormouse.payloads.rows import write
@@ -279,6 +279,23 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
     assert jobs.status(ids[limited]).attempts == 1
 
 
+def test_a_worker_drains_kinds_that_others_have_for_the_moment(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, busy = Claims.claim, iter(range(2))
+
+    def others_first(*given: Any, limited: bool = False) -> list[Claim]:
+        if limited and next(busy, None) is not None:
+            raise KindsBusy
+        return claim(*given, limited=limited)
+
+    jobs.limit("few", 1)
+    job_id = jobs.start("few", "done")
+    monkeypatch.setattr(Claims, "claim", others_first)
+    jobs.worker({"few": lambda request, _: request}).run(drain=True)
+    assert jobs.result(job_id) == "done"
+
+
 @pytest.mark.parametrize(
     ("lock_ms", "frozen_ms", "ends"), [(50, 60_000, ["free"]), (60_000, 100, ["free", "few"])]
 )
@@ -335,13 +352,14 @@ def test_one_that_is_frozen_while_it_ends_jobs_is_found_dead(
     monkeypatch.setattr(claims, "_KEPT_CHARACTERS_MAX", 0)
     monkeypatch.setattr(claims, "FROZEN_MS_MAX", 100)
     monkeypatch.setattr(claims, "write", freeze)
-    job_id, hand = jobs.start("work", None), Hand(jobs, supplier, lease_seconds=0.5)
+    job_id, hand = jobs.start("work", None), Hand(jobs, supplier)
     [claim] = hand.claim()
     ended: list[bool] = []
     freezer = threading.Thread(target=lambda: ended.append(hand.ends(claim)))
     freezer.start()
     try:
         assert frozen.wait(PATIENCE_SECONDS)
+        hand.dies()  # once the server has ended its session
         until(lambda: hand.claims.take_over() == 1, 20)
         assert jobs.status(job_id).is_waiting
     finally:

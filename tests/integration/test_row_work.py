@@ -8,7 +8,7 @@ import pytest
 
 import dormouse as dm
 from dormouse import row_work
-from dormouse.errors import SnapshotExists, SnapshotNotFound, TableAlreadyExists
+from dormouse.errors import InstanceError, SnapshotExists, SnapshotNotFound, TableAlreadyExists
 from dormouse.instance import Instance
 from dormouse.jobs import Progress
 from dormouse.row_work import ChangeAsked, CreateAsked, SnapshotAsked
@@ -78,3 +78,15 @@ def test_a_job_of_the_longest_id_changes_rows_once(instance: Instance, rows: Row
     asked = ChangeAsked(table="samples", changes=[{"insert": [{"name": "b"}]}])
     first, second = (row_work._change(instance, asked, Progress("x" * 200)) for _ in range(2))
     assert (first, rows.version()) == (second, 2)
+
+
+def test_what_was_sent_stays_where_nobody_tells_who_holds_it(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The change was made: its job is told of that, and no failure after it."""
+
+    def lost() -> Any:
+        raise InstanceError("the database is away")
+
+    monkeypatch.setattr(instance, "holds", lost)
+    row_work._forget(instance, "answers/x/upload.csv")

@@ -26,6 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.instance import Instance
 from dormouse.rows import batches
+from dormouse.rows.columns import to_jsonb
 from dormouse.rows.row_table import RowTable
 from dormouse.table import Table
 from tests.row_indexes import asked
@@ -198,6 +199,8 @@ def test_defaults_are_kept_as_they_are(instance: Instance) -> None:
         dm.Column("s", "STRING", default="[1]"),
         dm.Column("n", "INTEGER", default=-(1 << 63)),
     ]
+    assert ["default_text" in to_jsonb(one) for one in columns] == [True] * 4 + [False] * 2
+    assert to_jsonb(plain := dm.Column("p", "DOUBLE", default=1.5)) == plain.to_json()  # older code reads it
     made = instance.create_row_table("odd", columns)
     made.change([dm.AddColumn(dm.Column("more", "DOUBLE", default=math.nan)), dm.Insert([{}])])
     found = instance.row_table("odd")
