@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 
 from dormouse.data.data_files import Files
 from dormouse.data.text_format import TextFormat
-from dormouse.data.text_values import UnfitText, check_exact
+from dormouse.data.text_values import UnfitText, are_large, check_exact
 from dormouse.model.schema import Field
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_DIGITS = {DOUBLE: 16, FLOAT: 8}
-"""From so many on, a whole number may not be exact."""
 _CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: r"^\s*[+-]?0[0-9]+\s*$"}
-_TAIL_BYTES = 32
+_TAIL_BYTES = 1024
 """More than what is looked for has."""
+_UNKNOWN = b"?"
+"""Stands for what comes next: no end of a cell."""
 _ZERO, _TEN = ord("0"), 10
 
 
@@ -34,12 +34,13 @@ def _table(characters: str) -> npt.NDArray[np.bool_]:
 
 
 _PADDING = _table("+- \t")
+_BLANKS = _table(" \t")
 
 
 class WatchedNumbers:
     """A stream of CSV, of which `checked` reads those columns again as text that may have odd numbers.
 
-    To look at the bytes costs a tenth of reading them, and they have hardly ever any.
+    Where types were inferred, codes are looked for in the bytes, which costs a tenth of reading them.
     """
 
     def __init__(self, stream: BinaryIO, how: TextFormat, given: Files, fields: Sequence[Field]) -> None:
@@ -49,17 +50,19 @@ class WatchedNumbers:
         self._inferred = {
             f.name for f in fields if is_guess and f.type in _CODES and f.name not in given.types
         }
-        self._columns = {f.name: f for f in fields if f.name in self._inferred or f.type in _DIGITS}
-        self._digits = min((_DIGITS[f.type] for f in self._columns.values() if f.type in _DIGITS), default=0)
+        self._floating = [f for f in fields if f.type in (DOUBLE, FLOAT)]
+        self._columns = {f.name: f for f in fields if f.name in self._inferred or f in self._floating}
         self._before = _table(f'{how.delimiter}{how.quote}"\r\n')
-        self._is_odd = bool(self._columns) and "0".encode(how.encoding) != b"0"
+        # of two, as the first may have a byte order mark
+        self._has_codes = bool(self._inferred) and "00".encode(how.encoding)[-2:] != b"00"
         self._tail = b"\n\n"
 
     def read(self, size: int = -1) -> bytes:
         found = bytes(self._stream.read(size))
-        if self._columns and not self._is_odd:
+        if self._inferred and not self._has_codes:
             text = self._tail + found
-            self._is_odd = self._has_odd(np.frombuffer(text, np.uint8))
+            end = _UNKNOWN if found else b"\n"
+            self._has_codes = self._codes_in(np.frombuffer(text + end, np.uint8))
             self._tail = text[-_TAIL_BYTES:]
         return found
 
@@ -69,30 +72,31 @@ class WatchedNumbers:
         """The same batches; `again` gives those of the columns as text. `UnfitText`."""
         texts: Iterator[pa.RecordBatch] | None = None
         for number, batch in enumerate(batches):
-            if self._is_odd and texts is None:
+            if texts is None and (self._has_codes or self._has_large(batch)):
                 texts = islice(again([*self._columns]), number, None)
             if texts is not None:
                 self._check(batch, next(texts))
             yield batch
 
-    def _has_odd(self, codes: npt.NDArray[np.uint8]) -> bool:
-        digits = (codes - _ZERO) < _TEN  # what is less wraps around
-        if self._inferred:
-            follows = digits | ((codes | 32) == ord("x"))
-            if self._begin(codes, np.flatnonzero((codes[:-1] == _ZERO) & follows[1:])):
-                return True
-        step = 1
-        while step < self._digits:
-            digits = digits[:-step] & digits[step:]
-            step *= 2
-        return bool(self._digits) and self._begin(codes, np.flatnonzero(digits))
+    def _has_large(self, batch: pa.RecordBatch) -> bool:
+        return any(pc.any(are_large(batch.column(f.name), f.type)).as_py() for f in self._floating)
 
-    def _begin(self, codes: npt.NDArray[np.uint8], at: npt.NDArray[np.intp]) -> bool:
-        """Whether a cell begins at any of these, before a sign or blanks perhaps."""
-        if self._before[codes[at - 1]].any():
-            return True
-        after = at[_PADDING[codes[at - 1]]]
-        return bool((self._before | _PADDING)[codes[after - 2]].any())
+    def _codes_in(self, codes: npt.NDArray[np.uint8]) -> bool:
+        """Whether any cell is of digits after a zero, as no time is, or begins like a hexadecimal one."""
+        digits = (codes - _ZERO) < _TEN  # what is less wraps around
+        is_hex = (codes | 32) == ord("x")
+        at = self._first(codes, np.flatnonzero((codes[:-1] == _ZERO) & (digits | is_hex)[1:]))
+        if not len(at) or is_hex[at + 1].any():
+            return bool(len(at))
+        others = np.flatnonzero(~digits)
+        return bool((self._before | _BLANKS)[codes[others[np.searchsorted(others, at)]]].any())
+
+    def _first(self, codes: npt.NDArray[np.uint8], at: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Those of these at which a cell begins, before which a sign or blanks may be."""
+        at = at[at > 1]  # the others were seen before, with what is in front of them
+        before = codes[at - 1]
+        is_padded = _PADDING[before] & (self._before | _PADDING)[codes[at - 2]]
+        return at[self._before[before] | is_padded]
 
     def _check(self, batch: pa.RecordBatch, texts: pa.RecordBatch) -> None:
         for name, field in self._columns.items():

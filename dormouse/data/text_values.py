@@ -19,8 +19,9 @@ from dormouse.model.values import bytes_of_base64
 
 _TEXTS = {TIMESTAMP, BYTES}
 TIMES = {DATE, TIMESTAMP}
-_LONG = {DOUBLE: r"^\s*[+-]?[0-9]{16,}\s*$", FLOAT: r"^\s*[+-]?[0-9]{8,}\s*$"}
-"""Whole numbers of more digits than are exact in any case."""
+_EXACT_MAX = {DOUBLE: 2**53, FLOAT: 2**24}
+"""Up to these each whole number is exact."""
+_WHOLE = r"^\s*[+-]?[0-9]+\s*$"
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)
 _DAY_PARTS = re.compile("%[dmyY]")
@@ -83,19 +84,30 @@ def value_column(  # noqa: PLR0911 one a kind
 
 
 def check_exact(texts: pa.Array, numbers: pa.Array, field: Field, inner: DataType | None = None) -> None:
-    """Refuses whole numbers that a floating one would round, also in lists and structs; `UnfitText`."""
+    """Refuses whole numbers that a floating one would round, also in lists and structs; `UnfitText`.
+
+    What is written with no more digits than tell the floating number apart, as others write it, is that.
+    """
     kind = inner or field.type
     if kind.element is not None:
         check_exact(texts.flatten(), numbers.flatten(), field, kind.element)
     if kind.parts:
         for part, some, read in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
             check_exact(some, read, field, part.type)
-    if kind not in _LONG or not pa.types.is_string(texts.type):
+    if kind not in _EXACT_MAX or not pa.types.is_string(texts.type):
         return
-    for row in pc.indices_nonzero(pc.match_substring_regex(texts, _LONG[kind])).to_pylist():
-        text = texts[row].as_py()
-        if Decimal(text.strip()) != numbers[row].as_py():
+    large = are_large(numbers, kind)
+    if not pc.any(large).as_py():
+        return
+    for row in pc.indices_nonzero(pc.and_(large, pc.match_substring_regex(texts, _WHOLE))).to_pylist():
+        text, number = texts[row].as_py(), numbers[row]
+        if Decimal(text.strip()) not in (Decimal(number.as_py()), Decimal(number.cast(pa.string()).as_py())):
             raise UnfitText(field, text, row, " exactly: decimal or string keeps it")
+
+
+def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
+    """Which are so large that whole numbers beside them are none of these floating ones."""
+    return pc.greater_equal(pc.abs(numbers), pa.scalar(_EXACT_MAX[kind], numbers.type))
 
 
 def _each(column: pa.Array, field: Field, convert: Callable[[pa.Array], pa.Array], why: str = "") -> pa.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data import sniffing, text_format
+from dormouse.data import csv_files, sniffing, text_format, text_values
 from dormouse.data.infer import infer
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
@@ -126,12 +127,56 @@ def test_whole_numbers_are_exact_in_doubles_or_refused(tmp_path: Path) -> None:
         assert loaded(folder, "v", kind)[:2] == [*exact[kind]]
 
 
+def test_a_floating_number_is_what_its_shortest_text_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So write Arrow, and so every export, and JavaScript."""
+    shortest = {
+        dm.DOUBLE: {"1152921504606847000": 2.0**60, "12345678901234567000": 12345678901234567168.0},
+        dm.FLOAT: {"123456790": 123456792.0, "16777216": 2.0**24},
+    }
+    for kind, texts in shortest.items():
+        lines = [f"{number},{text}\n" for number, text in enumerate(texts)]
+        folder = written(tmp_path / f"{kind}", a_csv="k,v\n" + "".join(lines))
+        assert loaded(folder, "v", kind) == [*texts.values()]
+        objects = [f'{{"k": 1, "v": {text}}}\n' for text in texts]
+        folder = written(tmp_path / f"{kind}.json", a_jsonl="".join(objects))
+        assert loaded(folder, "v", kind) == [*texts.values()]
+    monkeypatch.setattr(text_values, "Decimal", None)  # numbers that are exact in any case are not looked at
+    folder = written(tmp_path / "exact", a_csv="k,v\n1,1700000000123456\n")
+    assert loaded(folder, "v", dm.DOUBLE) == [1700000000123456]
+
+
+def test_a_file_is_read_again_for_numbers_that_may_be_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[Any] = []
+    monkeypatch.setattr(csv_files, "csv_rows", lambda *how: again.append(how) or text_format.csv_rows(*how))
+    for row, is_odd in (
+        ("08:15,1700000000123456789,1.5", False),
+        ("01.02.2024,1,1700000000123456", False),
+        ("00000000-0000-0000,1,1", False),
+        (f"1{'0' * 2_000},1,1", False),
+        ("a,1,1700000000123456789", True),
+        ("0123,1,1", True),
+    ):
+        again.clear()
+        folder = written(tmp_path, a_csv=f"t,k,v\nx,9,0.5\n{row}\n")
+        files = dm.Files(
+            folder, types={"t": dm.STRING}, formats={f"{folder}/a.csv": text_format.TextFormat()}
+        )
+        schema = dm.Schema([K], [], [dm.Field("t", dm.STRING), dm.Field("v", dm.DOUBLE)])
+        with nullcontext() if not row.endswith("789") or not is_odd else pytest.raises(InvalidData):
+            [*open_source(files, schema).batches]
+        assert (len(again) == 2) == is_odd
+
+
 def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
     rows = "".join(f"{number},9{number:04},2020-01-01 05:00\n" for number in range(3_000))
-    for late in ("01234", '"01234"', "-01", " 007", "0x1F"):
+    for late in ("01234", '"01234"', "-01", " 007", "007 ", "0x1F"):
         folder = written(tmp_path / "a", a_csv=f"k,zip,at\n{rows}7,{late},2020-01-01 05:00\n")
         with pytest.raises(
             InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code, .*zip=string"
