@@ -20,7 +20,7 @@ from dormouse.model.text import did_you_mean
 from dormouse.model.types import LONG, STRING, DataType
 
 SAMPLE_ROWS = 5
-_WHOLE = re.compile("0|-?[1-9][0-9]{0,17}")
+_WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _of_arrow(found: pa.Schema) -> _Columns:
 def _of_texts(values: Sequence[str | None]) -> tuple[DataType, bool]:
     """Of the names of folders: whole numbers, if all are written as such, or text."""
     texts = [value for value in values if value is not None]
-    is_whole = bool(texts) and all(map(_WHOLE.fullmatch, texts))
+    is_whole = bool(texts) and all(_WHOLE.fullmatch(text) and -(2**63) <= int(text) < 2**63 for text in texts)
     return (LONG if is_whole else STRING), len(texts) < len(values)
 
 

@@ -207,6 +207,8 @@ def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
         (["10", "9007", "a"], dm.STRING, ["10", "9007", "a"]),
         ([" 1", "+1", "-0", "\u0661"], dm.STRING, [" 1", "+1", "-0", "\u0661"]),
         (["-3", "0", "12"], dm.LONG, [-3, 0, 12]),
+        ([str(-(2**63)), "1700000000123456789"], dm.LONG, [-(2**63), 1700000000123456789]),
+        (["8", str(2**63)], dm.STRING, ["8", str(2**63)]),
         (["1", "__HIVE_DEFAULT_PARTITION__"], dm.LONG, [1, None]),
     ):
         lake = tmp_path / names[0]
