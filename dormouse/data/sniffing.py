@@ -38,7 +38,7 @@ _READ = {BOOLEAN, LONG, DOUBLE, DATE}
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
 _WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
-_QUOTED = re.compile(r'(?:^|[,;|\t\r\n])"[^"]*(?:""[^"]*)*')
+_QUOTED = r'(?:^|[,;|\t\r\n{}])"[^"]*(?:""[^"]*)*'
 """A value in quotes, but for its end: it begins where one can, and a quote within another is a character."""
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _DELIMITERS = (",", ";", "\t", "|")
@@ -86,7 +86,7 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
     encoding = file.given.encoding or guessed_encoding(raw)
     if not guess_encoding and encoding == GUESSED and file.given.encoding is None:
         raise InvalidData("is not UTF-8: say which encoding it has, like latin-1")
-    text = _decoded(raw, encoding, is_whole)
+    text = _decoded(raw, encoding, file.given.delimiter or "", is_whole=is_whole)
     if not text.strip():
         raise InvalidData("is empty, and says nothing of its columns")
     with tempfile.TemporaryDirectory(prefix="dormouse-") as folder:
@@ -147,7 +147,7 @@ def _is_other(line: bytes) -> bool:
     return False
 
 
-def _decoded(raw: bytes, encoding: str, is_whole: bool) -> str:
+def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> str:
     """Whole rows, as far as can be told: up to the end of a line that no value goes over."""
     try:
         decoder = codecs.getincrementaldecoder(encoding)()
@@ -158,7 +158,8 @@ def _decoded(raw: bytes, encoding: str, is_whole: bool) -> str:
     if is_whole:
         return text
     end = text.rfind("\n")
-    for start, stop in reversed([found.span() for found in _QUOTED.finditer(text) if "\n" in found[0][1:]]):
+    quoted = re.finditer(_QUOTED.format(re.escape(delimiter)), text)
+    for start, stop in reversed([found.span() for found in quoted if "\n" in found[0][1:]]):
         if start < end < stop:
             end = text.rfind("\n", 0, start + 1)
     return text[: end + 1] if end > 0 else text

@@ -236,6 +236,18 @@ def test_a_quote_within_a_value_ends_no_sample(tmp_path: Path, monkeypatch: pyte
         assert inferred(folder, "t")[-1] == 'a, "b"\nc'
 
 
+@pytest.mark.parametrize("delimiter", ["~", " ", "^", "-"])
+def test_a_sample_ends_outside_of_quotes_after_any_delimiter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, delimiter: str
+) -> None:
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 1_000)
+    for width in range(0, 40, 10):
+        rows = "".join(f'{n}~"{"z" * width} ""b""\nc"~{n / 2}\n' for n in range(99))
+        folder = written(tmp_path, a_csv=f"k~t~v\n{rows}".replace("~", delimiter))
+        found = infer(dm.Files(folder, delimiter=delimiter), ["k"])
+        assert [field.type for field in found.schema.fields] == [dm.LONG, dm.STRING, dm.DOUBLE]
+
+
 @pytest.mark.parametrize("nanosecond", [0, 123])
 @pytest.mark.parametrize("second", [-1, 1_600_000_000])
 def test_nanoseconds_of_int96_are_refused(tmp_path: Path, second: int, nanosecond: int) -> None:
