@@ -214,6 +214,7 @@ def _made(
 ) -> Iterator[Any]:
     """Makes the table, shown before; gives the files with what was found. It goes if the load fails."""
     from dormouse.data.infer import infer
+    from dormouse.data.text_values import TIMES
 
     try:
         before = instance.table(table)
@@ -234,8 +235,12 @@ def _made(
     if set(before.schema.names) != set(found.schema.names):
         columns = ", ".join(before.schema.names)
         raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")
-    # what is not shown is not guessed
-    yield replace(found.files, formats={}) if found.unsure else found.files
+    if any(before.schema.field(name).type in TIMES for name in found.unsure):
+        # what is not shown is not guessed, and the load asks which times are meant
+        [how] = found.files.formats.values()
+        yield replace(found.files, formats={}, encoding=how.encoding)
+    else:
+        yield found.files
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import pytest
 from served import service
 
 import dormouse as dm
+from dormouse.cli.loading import _made
 from dormouse.client import connect as connect_service
 from dormouse.errors import InvalidData, InvalidProperties, TableNotFound
 from dormouse.instance import Instance, connect
@@ -85,6 +86,23 @@ def test_how_times_are_written_is_said_of_a_table_that_is_there(
     assert code == 2 and "--type goes with --create" in err
     assert cli("ingest", "days", str(path), "--type", "day=date:%m/%d/%Y")[0] == 0
     assert json.loads(cli("sql", "select max(day) as d from days", "--json")[1]) == [{"d": "2020-03-04"}]
+
+
+def test_an_encoding_is_guessed_for_a_table_that_is_there(lake: Instance, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_bytes("k,day,town\n2,03/04/2020,Orléans\n".encode("cp1252"))
+    session: Any = None
+    for name, kind in (("texts", dm.STRING), ("days", dm.DATE)):
+        values = [dm.Field(one, of, nullable=True) for one, of in (("day", kind), ("town", dm.STRING))]
+        table = lake.create_table(name, dm.Schema([dm.Field("k", dm.LONG)], [], values))
+        with _made(session, lake, name, dm.Files(str(path)), ([], []), ask=False) as files:
+            if kind == dm.STRING:
+                table.ingest(files)
+                continue
+            with pytest.raises(InvalidData, match="could be %d/%m/%Y or %m/%d/%Y: say which"):
+                table.ingest(files)
+    rows = lake.table("texts").query().read_all().to_pylist()
+    assert rows == [{"k": 2, "day": "03/04/2020", "town": "Orléans"}]
 
 
 def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Path) -> None:
