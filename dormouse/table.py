@@ -22,6 +22,7 @@ from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties, unknown_property
 from dormouse.model.table import TableRecord
+from dormouse.model.types import LONG
 from dormouse.partitions.store import PartitionStore
 from dormouse.shown import ShownTable
 from dormouse.table_changes import Changing, Engine
@@ -145,21 +146,22 @@ class Table(ShownTable, Reading, Changing):
 
     def _next_number(self, column: str) -> int:
         """One more than the largest of a column of running numbers, also of rows that a filter hides."""
-        from dormouse.history.moments import now
+        from dormouse.history.moments import kept, now
         from dormouse.query.executor import parts
         from dormouse.query.where import question
         from dormouse.sql.one_table import value
 
         context = self._followed()
-        if column not in context.schema:
-            raise InvalidData(f"table {self.name!r} has no column {column!r} for running numbers")
+        if column not in context.schema or context.schema.field(column).type != LONG:
+            raise InvalidData(f"table {self.name!r} has no column {column!r} of LONG for running numbers")
         if context.properties.filter is None:
             return int(value(self._tables.sessions(), context, f"coalesce(max({quoted(column)}) + 1, 0)"))
         at, unfiltered = now(context), context.properties.model_copy(update={"filter": None})
         shown = replace(context, table=replace(context.table, properties=unfiltered))
         some = parts(shown, question(shown.schema, None, [column], None), at)
-        numbers = (number for part in some for batch in part.rows(shown) for number in batch[0].to_pylist())
-        return max(numbers, default=-1) + 1
+        with kept(shown, at):
+            numbers = (batch[0].drop_null().to_numpy() for part in some for batch in part.rows(shown))
+            return max((int(one.max()) for one in numbers if len(one)), default=-1) + 1
 
     def changes(
         self,

@@ -158,6 +158,19 @@ def test_running_numbers_go_on_after_rows_that_a_filter_hides(lake: Instance, tm
     assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [0, 2]
 
 
+def test_running_numbers_go_on_in_a_column_of_whole_numbers_alone(lake: Instance, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("t\n2020-01-01T00:00:00Z\n")
+    old = datetime(2020, 1, 1, tzinfo=UTC)
+    values = [dm.Field("n", dm.LONG, nullable=True), dm.Field("s", dm.STRING, nullable=True)]
+    table = lake.create_table("aged", dm.Schema([dm.Field("t", dm.TIMESTAMP)], [], values))
+    table.set_properties(filter="age_off(t, 86400000)")
+    table.ingest({"t": [old, old], "n": [4, None], "s": ["a", "b"]})
+    assert table._next_number("n") == 5
+    with pytest.raises(InvalidData, match="no column 's' of LONG for running numbers"):
+        table.ingest(dm.Files(str(path), row_number="s"))
+
+
 def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:
     rows = [{"k": 1, "v": "<b>"}, {"k": 2, "v": None}]
     table = lake.create_table("people", like=rows, row_keys=["k"])
