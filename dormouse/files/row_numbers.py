@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from dormouse.errors import InstanceError, TableBusy
+from dormouse.errors import TableBusy
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.opening import is_alive
@@ -15,6 +16,7 @@ from dormouse.postgres.queries import load
 WAIT_SECONDS_MAX = 600.0
 _AGAIN_SECONDS = 0.2
 
+logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "row_numbers")
 
 
@@ -22,7 +24,8 @@ _QUERIES = load(__package__ or "", "row_numbers")
 def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[None]:
     """Waits for the load that numbers rows of the table, and keeps others waiting until the end.
 
-    `TableBusy` when it takes too long; `InstanceError` at the end when the session that kept them was lost.
+    `TableBusy` when it takes too long. At the end it only logs that the session that kept them was lost: the
+    rows were added by then.
     """
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     # a session that is idle within a transaction keeps its lock through a pooler, too, and no snapshot;
@@ -37,7 +40,8 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[None
             time.sleep(_AGAIN_SECONDS)
         yield
         if not is_alive(conn):
-            raise InstanceError(
-                f"table {table.name!r}: the database was lost for a moment while rows got running numbers: "
-                "see whether another load gave the same ones"
+            logger.warning(
+                "table %r: the rows were added, but the database was lost for a moment while they got "
+                "running numbers: see whether another load gave the same ones",
+                table.name,
             )

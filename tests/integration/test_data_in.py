@@ -6,9 +6,11 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event, Thread
+from time import sleep
 from typing import Any
 from uuid import uuid4
 
@@ -16,14 +18,17 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from psycopg.conninfo import make_conninfo
 from served import service
 
 import dormouse as dm
 from dormouse.cli.loading import _made
 from dormouse.client import connect as connect_service
 from dormouse.errors import InvalidData, InvalidProperties, TableNotFound
+from dormouse.files.row_numbers import numbering
 from dormouse.instance import Instance, connect
 from dormouse.objects import open_store
+from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.rounds import ingest as ingest_module
 from tests.conftest import BUCKET
 
@@ -169,6 +174,22 @@ def test_running_numbers_go_on_in_a_column_of_whole_numbers_alone(lake: Instance
     assert table._next_number("n") == 5
     with pytest.raises(InvalidData, match="no column 's' of LONG for running numbers"):
         table.ingest(dm.Files(str(path), row_number="s"))
+
+
+def test_running_numbers_outlive_an_idle_session(
+    lake: Instance, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = lake.create_table("t", like={"n": [1]}, row_keys=["n"]).files.table
+    hasty = make_conninfo(dsn, options="-c idle_in_transaction_session_timeout=50")
+    with closing(ConnectionSupplier(hasty)) as supplier:
+        with numbering(supplier, table):
+            sleep(0.2)
+        assert not caplog.records
+        with numbering(supplier, table), supplier.connection() as other:
+            other.execute("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'")
+            other.commit()
+            sleep(0.1)
+    assert "the rows were added, but the database was lost for a moment" in caplog.text
 
 
 def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:
