@@ -26,6 +26,7 @@ from dormouse.model.values import json_value
 from dormouse.query.frames import pandas_of, polars_of
 from dormouse.query.parameters_json import parameters_json
 from dormouse.query.planner import PlanSummary
+from dormouse.query.schemas import SCHEMAS_CHASED_MAX
 from dormouse.query.where import Question, checked_offset, question
 from dormouse.query.where_json import where_json
 
@@ -137,15 +138,17 @@ class _Columns(NamedTuple):
     """A table's columns as the service told them, and how it calls them as a whole."""
 
     schema: Schema
-    schema_id: str
+    schema_id: str | None
+    """A service of before has none, and refuses it."""
 
     @staticmethod
     def of(found: Mapping[str, Any]) -> _Columns:
-        return _Columns(Schema.from_json(found["schema"]), found["schema_id"])
+        return _Columns(Schema.from_json(found["schema"]), found.get("schema_id"))
 
     def where(self, asked: Question) -> dict[str, Any]:
         """What is asked, written by these columns, which the service is told."""
-        return {"where": where_json(asked), "schema_id": self.schema_id}
+        told = {} if self.schema_id is None else {"schema_id": self.schema_id}
+        return {"where": where_json(asked), **told}
 
 
 class RemoteTable:
@@ -181,13 +184,14 @@ class RemoteTable:
             named = {"cut" if isinstance(then, int) else "as_of": then}
             return ask(_Columns.of(self._http.json("GET", f"{_path(self.name)}?{urlencode(named)}")))
         known = self._known or self._now()
-        while True:
+        for _ in range(SCHEMAS_CHASED_MAX):
             try:
                 return ask(known)
             except InvalidInput:
                 before, known = known, self._now()
                 if known == before:
                     raise
+        return ask(known)
 
     def _now(self) -> _Columns:
         self.describe()

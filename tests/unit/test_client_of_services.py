@@ -1,0 +1,51 @@
+"""What a client asks services of other versions than its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.client.client import Client, RemoteTable
+from dormouse.errors import InvalidInput
+from dormouse.query.planner import PlanSummary
+from dormouse.query.schemas import SCHEMAS_CHASED_MAX
+
+_SCHEMA = dm.Schema([dm.Field("k", dm.LONG)]).to_json()
+
+
+class _Service:
+    """Describes a table, and plans; `of_now` has and demands another name of the columns each time."""
+
+    def __init__(self, of_now: bool) -> None:
+        self.of_now = of_now
+        self.described = 0
+        self.asked: list[dict[str, Any]] = []
+
+    def json(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        if method == "GET":
+            self.described += 1
+            named = {"schema_id": str(self.described)} if self.of_now else {}
+            return {"schema": _SCHEMA, "properties": {}, **named}
+        self.asked.append(body)
+        if self.of_now:
+            raise InvalidInput("the columns of table 't' were changed: look it up again")
+        return dict.fromkeys(PlanSummary.__dataclass_fields__, 0)
+
+
+def _table(service: Any) -> RemoteTable:
+    return Client(service).table("t")
+
+
+def test_a_service_of_before_is_not_told_what_it_does_not_know() -> None:
+    service = _Service(of_now=False)
+    _table(service).explain({"k": 1})
+    assert service.asked == [{"where": {"k": [1]}}]
+
+
+def test_columns_that_are_others_each_time_are_not_asked_for_ever() -> None:
+    service = _Service(of_now=True)
+    with pytest.raises(InvalidInput, match="were changed"):
+        _table(service).explain({"k": 1})
+    assert len(service.asked) == SCHEMAS_CHASED_MAX + 1
