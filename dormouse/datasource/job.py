@@ -27,7 +27,7 @@ from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.values import json_value
 from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
-from dormouse.spark.session import REDACTED
+from dormouse.spark.session import REDACTED, REDACTED_BY_SPARK
 from dormouse.spark.tasks import dormouse_error
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,11 @@ def _options(given: argparse.Namespace) -> TableOptions:
 
 def _session(given: argparse.Namespace) -> SparkSession:
     """With the master and settings that spark-submit was given."""
-    return SparkSession.builder.appName(f"dormouse-{given.name}").config(map={**REDACTED}).getOrCreate()
+    spark = SparkSession.builder.appName(f"dormouse-{given.name}").getOrCreate()
+    for name, ours in REDACTED.items():
+        if spark.conf.get(name) == REDACTED_BY_SPARK:  # what the user redacts stays
+            spark.conf.set(name, ours)
+    return spark
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from dormouse.spark.java import java_home
 
 LOGGING = Path(__file__).parent / "log4j2.properties"
 JAVA_EXIT_SECONDS_MAX = 10
+REDACTED_BY_SPARK = "(?i)url"
 REDACTED = {"spark.sql.redaction.options.regex": "(?i)url|dsn"}
 """Spark logs the options of what it reads and writes; of itself it leaves those out that are URLs."""
 

@@ -106,8 +106,12 @@ def test_what_fails_is_one_line(
 
 
 def test_spark_logs_no_dsn(spark: SparkSession) -> None:
-    """In sessions of ours, and of those that spark-submit starts."""
+    """In sessions of ours, and of those that spark-submit starts; a regex of the user's stays."""
     name = "spark.sql.redaction.options.regex"
     assert spark.conf.get(name) == "(?i)url|dsn"
-    spark.conf.set(name, "(?i)url")
-    assert job._session(Namespace(name="compact")).conf.get(name) == "(?i)url|dsn"
+    try:
+        for given, kept in (("(?i)url", "(?i)url|dsn"), ("(?i)url|dsn|key", "(?i)url|dsn|key")):
+            spark.conf.set(name, given)
+            assert job._session(Namespace(name="compact")).conf.get(name) == kept
+    finally:
+        spark.conf.set(name, "(?i)url|dsn")
