@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.instance import Instance
 from dormouse.spark import ingest as spark_ingest
+from dormouse.spark import parquet_urls
 
 
 def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(
@@ -65,9 +67,14 @@ def test_rows_that_the_shuffle_loses_fail_the_load(
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("given", ["files", "folder"])
+@pytest.mark.parametrize(("given", "listings"), [("files", 1), ("folder", 1), ("pattern", 2)])
 def test_of_files_at_urls_the_later_wins_whichever_is_larger(
-    spark: SparkSession, instance: Instance, tmp_path: Path, given: str
+    spark: SparkSession,
+    instance: Instance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str,
+    listings: int,
 ) -> None:
     table, days = keyed(instance), [tmp_path / "days" / f"day {number}.parquet" for number in (1, 2)]
     days[0].parent.mkdir()
@@ -76,8 +83,11 @@ def test_of_files_at_urls_the_later_wins_whichever_is_larger(
     # each file is a partition
     spark.conf.set("spark.sql.files.maxPartitionBytes", "1mb")
     try:
-        paths = days if given == "files" else [days[0].parent]
+        paths = {"files": days, "folder": [days[0].parent], "pattern": [days[0].parent / "day*"]}[given]
+        listed = Mock(side_effect=parquet_urls._plain_names)
+        monkeypatch.setattr(parquet_urls, "_plain_names", listed)
         table.upsert([f"file://{path}" for path in paths], engine="spark")
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")
     assert table.query({"k": 7}, ["v"]).read_all()["v"].to_pylist() == [2]
+    assert listed.call_count == listings

@@ -35,6 +35,7 @@ from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
 from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark, split_points
+from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.split_points import TASK_ROWS_DRAWN, Draw
 from tests.small_tables import made
 
@@ -231,6 +232,18 @@ def test_files_at_urls_are_looked_at_each_and_none_is_left_out(
     finally:
         spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
     assert table.status().files == 0
+
+
+def test_whole_numbers_at_urls_are_as_wide_as_the_widest(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark by itself merges no INT32 with INT64."""
+    for name, kind in (("1 [x]", pa.int32()), ("2", pa.int64())):
+        pq.write_table(pa.table({"k": pa.array([int(name[0])], kind)}), tmp_path / f"{name}.parquet")
+    frame = rows_at(spark, [f"file://{tmp_path}/*.parquet"])
+    assert frame.schema.simpleString() == "struct<k:bigint>"
+    assert sorted(row.k for row in frame.collect()) == [1, 2]
+    pq.write_table(pa.table({"k": ["x"]}), tmp_path / "3.parquet")
+    with pytest.raises(Exception, match="CANNOT_MERGE"):
+        rows_at(spark, [f"file://{tmp_path}"])
 
 
 @pytest.mark.slow
