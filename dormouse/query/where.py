@@ -25,7 +25,7 @@ Where = Mapping[str, Any] | Region | None
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column that is no row key, and what it may be: ranges of values, or null."""
+    """A column, in a question one that is no row key, and what it may be: ranges of values, or null."""
 
     field: Field
     ranges: tuple[Range, ...]

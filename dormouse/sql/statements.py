@@ -30,7 +30,7 @@ from dormouse.query.planner import PlanSummary, QueryPlan, Scan
 from dormouse.query.schemas import again_if_moved, keeping_columns
 from dormouse.query.streams import heeding_signals, in_thread, undisturbed
 from dormouse.query.table_view import plan_query, plan_tables, summary
-from dormouse.query.where import Question, question
+from dormouse.query.where import Condition, Question, question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
 from dormouse.sql.explained import explanation
@@ -39,6 +39,7 @@ from dormouse.sql.named import Named, alone, meant
 from dormouse.sql.results import BATCH_ROWS, Rows
 from dormouse.sql.scans import Enough
 from dormouse.sql.selects import Select
+from dormouse.sql.together import may_hide_index
 
 FILES_MAX = 50_000
 """Of one statement: DuckDB looks for each before it reads the first."""
@@ -244,7 +245,7 @@ class _Statement:
         asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
         at = self.moments.all(list(self.wanted.ranges))
         plans: list[QueryPlan] = plan_tables(
-            asked, files_max=FILES_MAX, filtered_again=self.asked is None, begun=self.is_open, at=at
+            asked, files_max=FILES_MAX, filtered_again=self._filters_again, begun=self.is_open, at=at
         )
         return self._on(
             {
@@ -317,8 +318,19 @@ class _Statement:
     def _select(self, name: str) -> Select:
         context = self.contexts[name]
         asked = self.asked or question(context.schema, None, None, None)
+        if self._filters_again:
+            keys = (Condition(context.schema.field(key), ranges) for key, ranges in asked.ranges.items())
+            asked = replace(asked, conditions=(*keys, *asked.conditions))
         now_ms = self.moments.milliseconds(name)
         return Select(context, asked, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
+
+    @property
+    def _filters_again(self) -> bool:
+        """Whether the wanted keys are a condition of all rows, and not of each leaf's.
+
+        Of a question they are the latter, unless each leaf would be a scan of its own for that.
+        """
+        return self.asked is None or any(may_hide_index(one.schema) for one in self.contexts.values())
 
     def _summaries(self) -> dict[str, PlanSummary]:
         return {

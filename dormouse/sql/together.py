@@ -37,7 +37,7 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
     ways: dict[Any, list[Scan]] = defaultdict(list)
     for scan in scans:
         ways[written_alike(scan), scan.slices, scan.deletions].append(scan)
-    if len(ways) <= SCANS_MAX or _may_hide_index(schema, (version for ((_, version), _, _) in ways)):
+    if len(ways) <= SCANS_MAX or may_hide_index(schema, (version for ((_, version), _, _) in ways)):
         yield from ways.values()
         return
     alike: dict[Any, list[list[Scan]]] = defaultdict(list)
@@ -79,7 +79,7 @@ def asks_index(scans: Sequence[Scan]) -> bool:
     return any((scan.slices, scan.deletions) != (scans[0].slices, scans[0].deletions) for scan in scans)
 
 
-def _may_hide_index(schema: Schema, versions: Iterable[int]) -> bool:
+def may_hide_index(schema: Schema, versions: Iterable[int] = ()) -> bool:
     """Whether a file may have a column of the index's name, which DuckDB then takes it for."""
     shape = schema.shape
     names = (stage.name for column in shape.columns for stage in column.stages)

@@ -12,7 +12,8 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidQuery, TableAlreadyExists, TableNotFound
 from dormouse.instance import Instance
-from dormouse.sql import parsed
+from dormouse.sql import parsed, together
+from dormouse.sql.selects import Select
 from dormouse.table import Table
 
 SCHEMA = dm.Schema(
@@ -77,6 +78,24 @@ def test_the_last_rows_come_first_whatever_is_asked(
     last = [{"key": 1_199}]
     assert knowing.query({"name": "n2"}, ["key"], descending=True, limit=1).read_all().to_pylist() == last
     assert table.query(where, descending=True, as_of=before).read_all() == expected
+
+
+def test_keys_of_many_leaves_are_few_scans_where_a_column_was_dropped(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("v", dm.LONG), dm.Field("gone", dm.LONG)])
+    monkeypatch.setattr(together, "SCANS_MAX", 2)
+    table = instance.create_table("many", schema, split_points=[10, 20, 30])
+    keys = [*range(40)]
+    table.ingest(pa.table({"k": keys, "v": keys, "gone": keys}))
+    table.drop_column("gone")
+    selects: list[str] = []
+    of = Select.of
+    monkeypatch.setattr(Select, "of", lambda *given: selects.append(of(*given)) or selects[-1])
+    where = {"k": [*keys[::10], dm.Range(3, 5)], "v": dm.Range(3)}
+    found = table.query(where, ["k"], descending=True).read_all()["k"].to_pylist()
+    assert found == [*keys[::10][:0:-1], 4, 3]
+    assert [one.count("read_parquet(") for one in selects] == [1]
 
 
 def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, table: Table) -> None:
