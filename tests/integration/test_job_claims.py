@@ -16,7 +16,7 @@ import pytest
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
 from dormouse.jobs import JobStore, Progress, claims, documents
 from dormouse.jobs import worker as workers
-from dormouse.jobs.claims import Claims, Ending, KindsBusy
+from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
 from dormouse.jobs.sight import Sight
 from dormouse.payloads.rows import write
@@ -277,23 +277,6 @@ def test_a_claim_whose_answer_is_lost_is_made_again(
     jobs.worker(dict.fromkeys(("few", "many"), lambda request, _: request)).run(drain=True)
     assert [jobs.result(job_id) for job_id in ids] == ["few", "many"]
     assert jobs.status(ids[limited]).attempts == 1
-
-
-def test_a_worker_drains_kinds_that_others_have_for_the_moment(
-    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim, busy = Claims.claim, iter(range(2))
-
-    def others_first(*given: Any, limited: bool = False) -> list[Claim]:
-        if limited and next(busy, None) is not None:
-            raise KindsBusy
-        return claim(*given, limited=limited)
-
-    jobs.limit("few", 1)
-    job_id = jobs.start("few", "done")
-    monkeypatch.setattr(Claims, "claim", others_first)
-    jobs.worker({"few": lambda request, _: request}).run(drain=True)
-    assert jobs.result(job_id) == "done"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dormouse.jobs import JobStore, Progress, Worker
-from dormouse.jobs.claims import Claims
+from dormouse.jobs.claims import Claims, KindsBusy
 from dormouse.postgres import ConnectionSupplier
 from tests.job_worker import LEASE_SECONDS, hold, job_worker
 from tests.working import Working, job_store, until
@@ -324,3 +324,20 @@ def test_a_database_that_goes_away_for_a_while_loses_no_job(
         until(lambda: all(jobs.status(job_id).has_ended for job_id in ids))
     assert [jobs.result(job_id) for job_id in ids] == list(range(20))
     assert count_ended(supplier) == 20
+
+
+def test_a_worker_drains_kinds_that_others_have_for_the_moment(
+    jobs: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, busy = Claims.claim, iter(range(2))
+
+    def others_first(*given: Any, limited: bool = False) -> Any:
+        if limited and next(busy, None) is not None:
+            raise KindsBusy
+        return claim(*given, limited=limited)
+
+    jobs.limit("few", 1)
+    job_id = jobs.start("few", "done")
+    monkeypatch.setattr(Claims, "claim", others_first)
+    jobs.worker({"few": lambda request, _: request}).run(drain=True)
+    assert jobs.result(job_id) == "done"
