@@ -147,13 +147,15 @@ where {differences}
 limit %(limit)s;
 
 -- name: transactions
--- The transactions of clients in this database that are under way, but for this one: they may see what was before.
+-- The transactions of clients in this database that are under way, but for this one: they may see what was before. Not
+-- those that keep a lock for as long as other work takes, and see and write nothing meanwhile.
 select l.virtualtransaction, l.pid
 from pg_locks l
 join pg_stat_activity a on a.pid = l.pid
 where l.locktype = 'virtualxid' and l.granted and l.pid <> pg_backend_pid()
     and a.datid = (select oid from pg_database where datname = current_database())
-    and coalesce(a.backend_type, 'client backend') = 'client backend';
+    and coalesce(a.backend_type, 'client backend') = 'client backend'
+    and coalesce(a.state <> 'idle in transaction' or num_nonnulls(a.backend_xmin, a.backend_xid) > 0, true);
 
 -- name: lock_to_exchange
 -- Waits for the readers and writers of a day, and keeps others out.
