@@ -26,11 +26,10 @@ _READ_ROWS = 65_536
 def load_sketches(store: ObjectStore, filename: str, schema: Schema) -> FileSketches:
     """The sketches kept beside a file; `ObjectNotFound`, or `InvalidData` when they are corrupt.
 
-    By the schema's row keys, whatever they were called when the file was written.
+    By the schema's row keys, whatever they were called when the file was written: later, too, by others.
     """
     name = filename + SKETCHES_SUFFIX
-    found = FileSketches.from_bytes(store.get(name), name)
-    return found if schema.version == 1 else found.renamed(schema)
+    return FileSketches.from_bytes(store.get(name), name).renamed(schema)
 
 
 def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Region) -> FileSketches | None:

@@ -143,6 +143,7 @@ def key_ranges(context: TableContext, job: CompactionJob, count: int) -> list[Re
 
     In their order; fewer where few keys are known of, or many rows have the same.
     """
+    context = context.followed()  # as the job's run does: keys may have been renamed
     field, region = context.schema.row_keys[0], region_of(context, job) or Region()
     known: list[FileSketches] = []
     for item in job.inputs:

@@ -31,6 +31,7 @@ from dormouse.query.scan_session import key_session, rows
 from dormouse.query.table_view import plan_query
 from dormouse.rounds.erasing_elsewhere import Elsewhere
 from dormouse.table import Table
+from tests.by_ranges import compact_by_ranges
 from tests.reshaped import (
     ROWS,
     SCHEMA,
@@ -242,6 +243,16 @@ def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list
     newer_rows(shaped)
     shaped.delete("new", -0.0)
     report = handles[0].compact()
+    assert report.jobs_run
+    assert (report.jobs_failed, report.given_up) == (0, 0)
+    shaped.check()
+
+
+def test_a_job_is_divided_by_keys_that_others_renamed_since(shaped: Shaped, handles: list[Table]) -> None:
+    shaped.table.set_properties(compaction_batch_files=100)
+    rename_keys(shaped)
+    newer_rows(shaped)
+    report = compact_by_ranges(handles[0]._context)
     assert report.jobs_run
     assert (report.jobs_failed, report.given_up) == (0, 0)
     shaped.check()
