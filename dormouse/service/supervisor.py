@@ -51,8 +51,9 @@ class Supervisor:
             stack.enter_context(stopped_by_signals(self.stop))
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dormouse-metrics-"))
             self._environment = {**environment(), FOLDER_VARIABLE: folder}
-            self._workers = [self._started(number) for number in range(count)]
             stack.callback(self._end)
+            while len(self._workers) < count and not self._stops:
+                self._workers.append(self._started(len(self._workers)))
             for worker in self._workers:
                 if not worker.wait_ready() and not self._stops:
                     return worker.process.wait() or 1
@@ -67,8 +68,7 @@ class Supervisor:
         """Ends all; what runs may go on for a while. A second time: at once."""
         self._stops += 1
         for worker in self._workers:
-            with suppress(OSError):
-                worker.process.terminate()
+            worker.end()
 
     def _started(self, number: int) -> _Worker:
         return _Worker(self._command, self._environment, self._given(number, self.port))
@@ -84,12 +84,14 @@ class Supervisor:
                 forget_process(folder, worker.process.pid)
                 worker.close()
                 time.sleep(AGAIN_SECONDS)
-                self._workers[number] = self._started(number)
+                if not self._stops:
+                    self._workers[number] = self._started(number)
 
     def _end(self) -> None:
         """Waits for all; a process bounds by itself how long it goes on."""
-        if not self._stops:
-            self.stop()
+        for worker in self._workers:
+            if not worker.is_told:  # a second time means at once; one that was being started has heard none
+                worker.end()
         for worker in self._workers:
             worker.process.wait()
             worker.close()
@@ -99,6 +101,7 @@ class _Worker:
     """A process. A pipe tells it what to do, and its end to end; on another it says that it is ready."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], given: Any) -> None:
+        self.is_told = False
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
@@ -113,6 +116,11 @@ class _Worker:
     def wait_ready(self) -> bool:
         """Whether it serves; not when it has ended."""
         return self.process.stdout is not None and self.process.stdout.readline() == _READY
+
+    def end(self) -> None:
+        self.is_told = True
+        with suppress(OSError):
+            self.process.terminate()
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
