@@ -20,6 +20,7 @@ from starlette.routing import Match
 from dormouse import __version__
 from dormouse.errors import DormouseError
 from dormouse.instance import Instance
+from dormouse.long_work import KINDS
 from dormouse.service.access_log import AccessLog
 from dormouse.service.docs_page import add_docs
 from dormouse.service.documents import ProblemDocument
@@ -52,7 +53,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     With `job_threads` it takes jobs; the instance must be writable then.
     """
     metrics = Metrics()
-    holders = read_holders(settings.job_tokens_file) if settings.job_tokens_file else {}
+    holders = read_holders(settings.job_tokens_file, KINDS) if settings.job_tokens_file else {}
     lookups = Runner(settings, metrics, settings.queries_here)
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     statements = Runner(settings, metrics, settings.statements_max) if workers else lookups

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from dormouse.instance import Instance
+from dormouse.long_work import KINDS
 from dormouse.service.app import create_app
 from dormouse.service.connections import Connections, connections_possible
 from dormouse.service.listening import CONNECTIONS_WAITING_MAX, listening
@@ -23,7 +24,7 @@ def check(settings: ServiceSettings) -> None:
     """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
-        read_holders(settings.job_tokens_file)
+        read_holders(settings.job_tokens_file, KINDS)
     if settings.tls_certificate and settings.tls_key:
         tls_context(settings.tls_certificate, settings.tls_key)
 

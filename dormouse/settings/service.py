@@ -7,7 +7,7 @@ import ipaddress
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -165,7 +165,7 @@ class Holder:
     kinds: frozenset[str] | None = None
 
 
-def read_holders(path: Path) -> dict[str, Holder]:
+def read_holders(path: Path, kinds_known: Collection[str]) -> dict[str, Holder]:
     """Those of a file, by their tokens; `InvalidInput` names the line that is wrong."""
     try:
         check_private(path)
@@ -184,7 +184,13 @@ def read_holders(path: Path) -> dict[str, Holder]:
         name, kinds, token = parts
         if token in found:
             raise InvalidInput(f"line {number} of {path} has the token of another line")
+        if kinds != "*" and (unknown := sorted(set(kinds.split(",")) - set(kinds_known))):
+            raise InvalidInput(
+                f"line {number} of {path}: kind {unknown[0]!r} is none of {', '.join(kinds_known)}"
+            )
         found[token] = Holder(name, None if kinds == "*" else frozenset(kinds.split(",")))
+    if not found:  # without any token everybody may all
+        raise InvalidInput(f"{path} names nobody: write NAME KIND,KIND TOKEN, like: etl ingest,compact …")
     return found
 
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse.service import protocol
+from dormouse.service import check, protocol
 from dormouse.service.connections import connections_possible
 from dormouse.settings.service import load_service_settings
 from tests.serving import connected, eventually, http_get, serving
@@ -97,8 +97,6 @@ def read_token(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
     path.write_text(TOKEN if request.param == "token_file" else f"etl * {TOKEN}\n")
 
     def read() -> object:
-        from dormouse.service import check
-
         return check(load_service_settings(job_threads=0, **{request.param: path}))
 
     yield path, read
@@ -113,3 +111,20 @@ def test_a_file_with_a_token_that_others_can_read_is_refused(
         read()
     path.chmod(0o640)
     read()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("# nobody yet\n", "names nobody"),
+        ("\netl ingst,compact t\n", "line 2 of .*: kind 'ingst' is none of"),
+    ],
+)
+def test_a_file_of_tokens_that_gives_nobody_what_it_says_is_refused(
+    tmp_path: Path, text: str, why: str
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(dm.errors.InvalidInput, match=why):
+        check(load_service_settings(job_threads=0, job_tokens_file=path))
