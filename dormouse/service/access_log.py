@@ -37,6 +37,9 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, noting)
+        except Exception:
+            status = status or 500  # which is sent outside of this
+            raise
         finally:
             self._note(scope, status, time.monotonic() - started)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from dormouse.service.problems import Refused
 
@@ -66,3 +68,5 @@ async def _next(chunks: object, seconds: float) -> bytes | None:
             return await anext(chunks, None)  # type: ignore[call-overload, no-any-return]
     except TimeoutError:
         raise Refused("body-too-slow", f"nothing of the body came for {seconds:g} s") from None
+    except ClientDisconnect:
+        raise HTTPException(400) from None  # which only the log hears

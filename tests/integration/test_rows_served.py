@@ -34,7 +34,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.instance import Instance
-from tests.serving import eventually, http_get, http_post, serving
+from tests.serving import eventually, http_get, http_post, metric, serving
 from tests.working import until
 
 COLUMNS = [
@@ -250,7 +250,9 @@ def start(client: Client, asked: dict[str, Any]) -> str:
     return str(client._http.json("POST", "/v1/jobs", body)["job_id"])
 
 
-def test_a_body_that_breaks_off_starts_nothing(url: str, rows: RemoteRowTable, instance: Instance) -> None:
+def test_a_body_that_breaks_off_starts_nothing(
+    url: str, rows: RemoteRowTable, instance: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = urlsplit(url)
     head = (
         f"POST /v1/rows/samples/csv HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: text/csv\r\n"
@@ -258,6 +260,8 @@ def test_a_body_that_breaks_off_starts_nothing(url: str, rows: RemoteRowTable, i
     )
     with socket.create_connection((parts.hostname, parts.port)) as connection:
         connection.sendall(head.encode())
+    eventually(lambda: metric(url, "dormouse_http_requests_total", method="POST", status="400") == 1)
+    assert "a request failed" not in caplog.text
     assert rows.version() == 0
     assert list(instance.objects.list("answers/")) == []
     assert [job.kind for job in instance.jobs.list()] == ["row_create"]

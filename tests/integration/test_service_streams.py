@@ -257,10 +257,12 @@ def test_an_unexpected_failure_tells_the_client_nothing() -> None:
     def fail(*_: object, **__: object) -> Any:
         raise RuntimeError("a secret")
 
-    with serving(SimpleNamespace(sql=fail, check_reachable=fail)) as url:
+    with serving(SimpleNamespace(sql=fail, tables=fail, check_reachable=fail)) as url:
         found = http_post(f"{url}/v1/sql", json=STATEMENT)
         assert (found.status_code, found.json()["type"]) == (500, "urn:dormouse:internal-error")
         assert "secret" not in found.text
+        assert http_get(f"{url}/v1/tables").status_code == 500
+        assert metric(url, "dormouse_http_requests_total", path="/v1/tables", status="500") == 1
         assert http_get(f"{url}/health/ready").status_code == 503
         assert http_get(f"{url}/health").json() == {"status": "ok"}
 
