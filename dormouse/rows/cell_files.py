@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
@@ -70,7 +70,7 @@ class CellFiles:
         file_id, size, digest, name = found.groups()
         return CellFile(self._prefix + file_id, int(size), digest, name)
 
-    def chunks(self, file: CellFile) -> Iterator[bytes]:
+    def chunks(self, file: CellFile) -> Generator[bytes]:
         """Its bytes; `ObjectNotFound`, and before their end `ObjectDamaged` when they are not what was put.
 
         The last of them come when all are known to be right: a reader who counts them takes no others.

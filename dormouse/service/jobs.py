@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from dormouse.errors import InvalidInput, JobForbidden
 from dormouse.instance import Instance
@@ -22,6 +22,7 @@ from dormouse.row_work import start_query
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
+from dormouse.service.running import FileAnswer
 from dormouse.settings.service import Holder
 from dormouse.sql.engine import Sessions
 
@@ -120,11 +121,10 @@ def answer(here: Here, holder: By, job_id: JobId) -> Response:
         raise InvalidInput(f"job {job_id!r} is of kind {job.kind!r}, and has no rows: ask for its result")
     found = here.jobs.result(job_id, holder.owner)
     name = found["object"]
-    headers = {"content-length": str(here.objects.size(name)), "cache-control": "no-store"}
-    return StreamingResponse(_chunks(here, name), headers=headers, media_type=PARQUET)
+    return FileAnswer(_chunks(here, name), PARQUET, {"content-length": str(here.objects.size(name))})
 
 
-def _chunks(instance: Instance, name: str) -> Iterator[bytes]:
+def _chunks(instance: Instance, name: str) -> Generator[bytes]:
     with instance.objects.reader(name) as source:
         while chunk := source.read(CHUNK_BYTES):
             yield chunk

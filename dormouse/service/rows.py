@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -46,7 +46,7 @@ from dormouse.service.row_documents import (
     RowTableDescription,
     RowTableList,
 )
-from dormouse.service.running import Answer
+from dormouse.service.running import Answer, FileAnswer
 from dormouse.service.sent_files import check_media_type, receive, separator_of
 from dormouse.service.work import DocumentWork, QueryWork
 
@@ -135,7 +135,6 @@ def one_file(
     headers = {
         "content-length": str(file.byte_count),
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name)}",
-        "cache-control": "no-store",
         "x-content-type-options": "nosniff",
     }
     try:
@@ -145,7 +144,7 @@ def one_file(
             f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
             f"{file.object_name!r} does not exist"
         ) from None
-    return StreamingResponse(found.files.chunks(file), headers=headers, media_type=_BINARY)
+    return FileAnswer(found.files.chunks(file), _BINARY, headers)
 
 
 @row_queries.post(

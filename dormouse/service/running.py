@@ -11,10 +11,12 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
+import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -214,6 +216,36 @@ class Answer(Response):
         elif not connection.amid_piece:
             await connection.send_piece(self.work.broken_off(problem.text))
         return problem.kind
+
+
+class FileAnswer(Response):
+    """Bytes as they are, which threads read; left unfinished when they fail on the way."""
+
+    def __init__(self, chunks: Generator[bytes], content_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._chunks = chunks
+        self._content_type = content_type
+        self._more = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = Sending(scope, send, scope["app"].state.settings.client_stall_seconds_max)
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await connection.begin(self._content_type, *self._more)
+            while (chunk := await anyio.to_thread.run_sync(self._next)) is not None:
+                if gone.done():
+                    return
+                await connection.send_piece(chunk)
+            await connection.end()
+        except ClientGone:
+            pass
+        finally:
+            gone.cancel()
+            with suppress(ValueError):  # when the service ends, a thread may still read
+                await anyio.to_thread.run_sync(self._chunks.close)
+
+    def _next(self) -> bytes | None:
+        return next(self._chunks, None)
 
 
 class Sending:

@@ -116,6 +116,31 @@ def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
         eventually(lambda: idle(url))
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_client_that_stalls_or_leaves_amid_a_file_ends_its_reading(leaves: bool) -> None:
+    closed = threading.Event()
+
+    def chunks(_: object) -> Iterator[bytes]:
+        try:
+            yield from iter(lambda: bytes(1 << 20), b"")
+        finally:
+            closed.set()
+
+    file = SimpleNamespace(byte_count=1 << 50, name="f", object_name="f")
+    table = SimpleNamespace(file=lambda *_: file, files=SimpleNamespace(chunks=chunks))
+    objects = SimpleNamespace(size=lambda _: 1)
+    source = SimpleNamespace(row_table=lambda _: table, objects=objects, check_reachable=None)
+    with (
+        serving(source, client_stall_seconds_max=SECONDS_MAX if leaves else 0.3) as url,
+        connected(url, receive_bytes=4096) as sock,
+    ):
+        sock.sendall(b"GET /v1/rows/t/rows/1/files/c HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert sock.recv(100).startswith(b"HTTP/1.1 200 OK")
+        if leaves:
+            sock.close()
+        assert closed.wait(SECONDS_MAX)
+
+
 @pytest.mark.slow
 def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
     """It takes longer in all than it may stall."""
