@@ -22,12 +22,12 @@ class Interruption:
         self._lock = threading.RLock()
         self._awaited: dict[object, Future[Any]] = {}
         self._ended: Callable[[], object] | None = None
-        self._is_set = False
+        self.is_set = False
 
     def set(self) -> None:
         """What is computed now is given up."""
         with self._lock:
-            self._is_set = True
+            self.is_set = True
             for upcoming in self._awaited.values():
                 upcoming.cancel()
             ended = self._ended
@@ -56,7 +56,7 @@ class Interruption:
 
     def check(self) -> None:
         """`DormouseError` when it is set."""
-        if self._is_set:
+        if self.is_set:
             raise DormouseError("the query was interrupted")
 
     def awaits(self, reader: object, upcoming: Future[Any] | None) -> None:
@@ -66,5 +66,5 @@ class Interruption:
                 self._awaited.pop(reader, None)
                 return
             self._awaited[reader] = upcoming
-            if self._is_set:
+            if self.is_set:
                 upcoming.cancel()

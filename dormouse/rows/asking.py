@@ -52,8 +52,7 @@ class AskedTable:
         `page` is the `next_page` of another page, whose query goes on at the version that it began on,
         whatever is changed meanwhile. Of the newest version, rows come from an index of the table. While that
         is behind, `IndexNotReady` says so, and the work on it has begun: ask again, or give `wait_seconds`.
-        A snapshot or an older version is read from the files, which another thread ends by
-        `interruption.set()`.
+        Another thread ends it by `interruption.set()`. A snapshot or an older version is read from the files.
 
         Raises `InvalidQuery` for anything else than such a query, `InvalidPage` for a token that this table
         did not give for this query, `PageExpired`, `SnapshotNotFound`.

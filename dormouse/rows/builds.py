@@ -7,7 +7,8 @@ killed has done all of it, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,8 @@ from dormouse.rows.placements import Looked
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from dormouse.query.interruption import Interruption
 
 ANALYZED_ROWS_MIN = 5_000
 INDEXED_BYTES_MAX = 2_600
@@ -69,11 +72,38 @@ class BuildBusy(Exception):
     """Another process works on it."""
 
 
+class _Interruptible:
+    """A supplier whose connections' statements another thread ends."""
+
+    def __init__(self, supplier: Supplier, interruption: Interruption) -> None:
+        self._supplier = supplier
+        self._interruption = interruption
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        with self._supplier.connection() as conn:
+            try:
+                with self._interruption.ending(conn.cancel_safe):
+                    yield conn
+            except BaseException:
+                if self._interruption.is_set:
+                    conn.close()  # a cancel may be on its way, and is for nobody else's statement
+                self._interruption.check()
+                raise
+
+    def close(self) -> None:
+        self._supplier.close()
+
+
 class Builds:
     """The builds of one database. Threads may share it."""
 
     def __init__(self, supplier: Supplier) -> None:
         self._supplier = supplier
+
+    def ended_by(self, interruption: Interruption) -> Builds:
+        """The same, whose statements end when it is set."""
+        return Builds(_Interruptible(self._supplier, interruption))
 
     def read(
         self, looked: Looked, build_id: int, work: Callable[[psycopg.Connection[Any], Build], T]

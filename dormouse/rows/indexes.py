@@ -93,12 +93,15 @@ class RowIndexes:
         looked = self._placements.look(table.table_id)
         wanted = looked.version
         while True:
-            found = self._asked(bound(table, text, looked, looked.version, page_rows, values), looked)
+            asked = bound(table, text, looked, looked.version, page_rows, values)
+            found = self._asked(asked, looked, interruption)
             if isinstance(found, Page):
                 return found
             if found is None or found <= looked.version:  # else it was brought further meanwhile
                 if time.monotonic() >= deadline:
                     raise self._not_ready(table, looked)
+                if interruption is not None:
+                    interruption.check()
                 time.sleep(WAIT_SECONDS)
             looked = self._placements.look(table.table_id)
             if found is not None and wanted <= found < looked.version:
@@ -173,7 +176,7 @@ class RowIndexes:
         asked = replace(asked, place=token.place, given=token.given)
         if token.build_id is None:
             return self._older(asked, looked, interruption)
-        found = self._asked(asked, looked)
+        found = self._asked(asked, looked, interruption)
         if not isinstance(found, Page):
             raise PageExpired(
                 f"table {table.name!r}: the index that the page began on is gone: begin the query again"
@@ -193,7 +196,7 @@ class RowIndexes:
         count = partial(pages.count, asked.statement, older.ask, older.source, older.dialect)
         return self._page(asked, at, rows, count)
 
-    def _asked(self, asked: Asked, looked: Looked) -> Page | int | None:
+    def _asked(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page | int | None:
         """A page; the version that the index has, when that is older; None when there is no index.
 
         Then the work has begun.
@@ -202,13 +205,13 @@ class RowIndexes:
         found: tuple[Rows, Build | None] | int | None = None
         if looked.database is not None and looked.build_id is not None:
             at_once = partial(page_at_once, asked)
-            found = self._read(looked, asked.table, partial(page_of, asked), at_once)
+            found = self._read(looked, asked.table, partial(page_of, asked), at_once, interruption)
         if not isinstance(found, tuple):
             self._start(looked)
             return found
         rows, build = found
         self._note(asked, looked, build, time.monotonic() - began)
-        return self._page(asked, looked, rows, partial(self._count, asked, looked))
+        return self._page(asked, looked, rows, partial(self._count, asked, looked, interruption))
 
     def _read(
         self,
@@ -216,6 +219,7 @@ class RowIndexes:
         table: Source,
         work: Callable[..., Any],
         at_once: Callable[..., Any] | None = None,
+        interruption: Interruption | None = None,
     ) -> Any:
         """What the index says, `at_once` if that can; None when it cannot be asked.
 
@@ -223,10 +227,13 @@ class RowIndexes:
         """
         database, build_id = looked.database or "", looked.build_id or 0
         try:
+            builds = self.indexing.builds(database)
+            if interruption is not None:
+                builds = builds.ended_by(interruption)
             if at_once is not None:
                 with suppress(Unsure):
-                    return at_once(self.indexing.builds(database), looked, build_id)
-            return self.indexing.builds(database).read(looked, build_id, work)
+                    return at_once(builds, looked, build_id)
+            return builds.read(looked, build_id, work)
         except psycopg.errors.NumericValueOutOfRange as error:
             raise InvalidQuery(f"a result does not fit its type: {one_line(error)}") from None
         except psycopg.errors.QueryCanceled:
@@ -272,8 +279,8 @@ class RowIndexes:
             looked.changed_at, count,
         )  # fmt: skip
 
-    def _count(self, asked: Asked, looked: Looked) -> int:
-        found = self._read(looked, asked.table, partial(count_of, asked))
+    def _count(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> int:
+        found = self._read(looked, asked.table, partial(count_of, asked), None, interruption)
         if found is None:
             raise PageExpired(f"table {asked.table.name!r}: its index was made anew: begin the query again")
         return int(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.errors import InvalidQuery, PageExpired
+from dormouse.errors import DormouseError, InvalidQuery, PageExpired
 from dormouse.instance import Instance
+from dormouse.query.interruption import Interruption
 from dormouse.rows import cluster, indexes, locating
 from dormouse.rows.builds import Builds
 from dormouse.rows.row_table import RowTable
@@ -51,6 +54,31 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     expected = [(row[0], row[1], row[3]) for row in of_files(rows, page.version)]
     assert (sorted(found), page.count) == (expected, len(expected))
     assert is_overtaken
+
+
+def is_ended(rows: RowTable) -> bool:
+    """Whether another thread ends a query that waits for what does not come."""
+    interruption = Interruption()
+    threading.Timer(0.1, interruption.set).start()
+    began = time.monotonic()
+    with pytest.raises(DormouseError, match="the query was interrupted"):
+        rows.query(TEXT, wait_seconds=20, interruption=interruption)
+    return time.monotonic() - began < 5
+
+
+def test_a_query_that_waits_for_its_index_is_ended(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexes.RowIndexes, "_start", lambda *_: None)
+    assert is_ended(rows)
+
+
+def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows: RowTable) -> None:
+    expected = asked(rows, TEXT).rows
+    looked = indexing_of(instance).placements.look(rows.table_id)
+    with indexing_of(instance).cluster.supplier(str(looked.database)).connection() as conn:
+        with conn.transaction():
+            conn.execute(f"lock table current_{looked.build_id} in access exclusive mode".encode())
+            assert is_ended(rows)
+        assert rows.query(TEXT, interruption=Interruption()).rows == expected
 
 
 def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
