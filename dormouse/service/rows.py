@@ -30,6 +30,7 @@ from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
+from dormouse.rows.pages import PAGE_ROWS
 from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute, parse_json
@@ -162,9 +163,12 @@ async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Re
     interruption = Interruption()
 
     def make() -> Any:
+        page_rows = body.page_rows
+        if page_rows is None and body.page is None and here.limits.rows_max is not None:
+            page_rows = min(PAGE_ROWS, here.limits.rows_max)
         page = here.instance.row_table(table).query(
             body.sql,
-            body.page_rows,
+            page_rows,
             body.page,
             parameters=parse_parameters(body.parameters),
             version=body.version,
@@ -172,9 +176,10 @@ async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Re
             wait_seconds=body.wait_seconds,
             interruption=interruption,
         )
+        here.limits.check(len(page.rows), 0)
         return page.to_json(count=body.count)
 
-    return Answer(here.lookups, "rows", DocumentWork(make, interruption.set))
+    return Answer(here.lookups, "rows", DocumentWork(make, interruption.set, here.limits))
 
 
 @rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")

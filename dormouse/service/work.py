@@ -91,6 +91,7 @@ class DocumentWork:
 
     make: Callable[[], Any]
     interrupt: Callable[[], object] = lambda: None
+    limits: Limits = Limits()
     planned_at: float | None = None
     content_type = "application/json"
 
@@ -100,7 +101,9 @@ class DocumentWork:
     def pieces(self) -> Generator[Piece]:
         found = self.make()
         self.planned_at = time.monotonic()
-        yield Piece(json.dumps(json_value(found)).encode())
+        data = json.dumps(json_value(found)).encode()
+        self.limits.check(0, len(data))
+        yield Piece(data)
 
 
 Work: TypeAlias = QueryWork | DocumentWork

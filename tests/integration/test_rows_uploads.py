@@ -1,4 +1,4 @@
-"""CSV that was sent with a job: loaded whole or not at all, and gone when no job needs it."""
+"""Rows over HTTP: CSV that was sent is loaded whole or not at all, and goes with its job; pages are bounded."""
 
 from __future__ import annotations
 
@@ -128,3 +128,19 @@ def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes
     instance._roll_jobs()
     instance.jobs.expire(30)
     assert sent(instance) == [new]
+
+
+def test_a_page_keeps_to_the_limits_of_answers(instance: Instance, rows: RowTable) -> None:
+    rows.change([dm.Insert([{"name": name} for name in "abc"])])
+    asked = {"sql": "select name from samples order by name", "wait_seconds": 60}
+
+    def ask(url: str, **more: Any) -> Any:
+        return http_post(f"{url}/v1/rows/samples/query", json=asked | more, timeout=60).json()
+
+    with serving(instance, rows_max=2) as url:
+        first = ask(url)
+        assert first["rows"] == [["a"], ["b"]]
+        assert ask(url, page=first["next_page"])["rows"] == [["c"]]
+        assert "the 2 rows that are allowed" in ask(url, page_rows=3)["detail"]
+    with serving(instance, bytes_max=50) as url:
+        assert "the 50 bytes that are allowed" in ask(url)["detail"]
