@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -107,9 +108,11 @@ def ingest(
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
         files = replace(files, row_number=ROW_NUMBER)
-    with session.open(create=create) as instance:
+    agreed = partial(_agreed, session, table, files, (keys, sort_keys), ask=not yes)
+    opened, found = session.open_or_make(agreed) if create else (session.open(), None)
+    with opened as instance:
         if create:
-            with _made(session, instance, table, files, (keys, sort_keys), ask=not yes) as known:
+            with _made(instance, table, files, (keys, sort_keys), lambda: found or agreed()) as known:
                 report = _added(instance.table(table), "ingest into", table, known, id, engine)
         else:
             report = _added(instance.table(table), "ingest into", table, files, id, engine)
@@ -202,17 +205,30 @@ def _names(texts: Many) -> list[str]:
     return [name for text in texts or [] for name in listed(text) if name]
 
 
+def _agreed(
+    session: Session, table: str, files: Files, keys: tuple[list[str], list[str]], *, ask: bool
+) -> Inferred:
+    """What a new table will be: shown, and on a terminal asked for."""
+    from dormouse.data.infer import infer
+
+    found = infer(files, *keys)
+    if not session.as_json:
+        _show_inferred(table, found)
+    is_asked = ask and sys.stdin.isatty() and sys.stderr.isatty()
+    if is_asked and not confirmed(f"Make table {table}?", default=True):
+        raise InvalidInput("nothing was made; --type column=type gives a column another type")
+    return found
+
+
 @contextmanager
 def _made(
-    session: Session,
     instance: Instance,
     table: str,
     files: Files,
     keys: tuple[list[str], list[str]],
-    *,
-    ask: bool,
+    agreed: Callable[[], Inferred],
 ) -> Iterator[Any]:
-    """Makes the table, shown before; gives the files with what was found. It goes if the load fails."""
+    """Makes the table, as agreed; gives the files with what was found. It goes if the load fails."""
     from dormouse.data.infer import infer
     from dormouse.data.text_values import TIMES
 
@@ -220,18 +236,13 @@ def _made(
         before = instance.table(table)
     except TableNotFound:
         before = None
-    if before is not None:
-        files, keys = _as_before(before, files, keys)
-    found = infer(files, *keys)
     if before is None:
-        if not session.as_json:
-            _show_inferred(table, found)
-        is_asked = ask and sys.stdin.isatty() and sys.stderr.isatty()
-        if is_asked and not confirmed(f"Make table {table}?", default=True):
-            raise InvalidInput("nothing was made; --type column=type gives a column another type")
+        found = agreed()
         with dropped_if_it_fails(instance, instance.create_table(table, found.schema)):
             yield found.files
         return
+    files, keys = _as_before(before, files, keys)
+    found = infer(files, *keys)
     if set(before.schema.names) != set(found.schema.names):
         columns = ", ".join(before.schema.names)
         raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")

@@ -75,9 +75,15 @@ def upload(
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     if create and (names or dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
-    with _file(file) as path, session.open(create=create) as instance, ExitStack() as made:
+    with _file(file) as path, ExitStack() as made:
+
+        def looked() -> CsvPreview:
+            return preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
+
+        opened, look = session.open_or_make(looked) if create else (session.open(), None)
+        instance = made.enter_context(opened)
         if create and table not in {one.name for one in instance.row_tables()}:
-            look = preview_csv(path, CsvFormat.of_file(path, **how), whole=True)
+            look = look or looked()
             new = instance.create_row_table(table, look.columns)
             made.enter_context(dropped_if_it_fails(instance, new.table))
             names = list(look.names)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,7 @@ from dormouse.settings import load_settings
 if TYPE_CHECKING:
     from dormouse.instance import Instance
 
+T = TypeVar("T")
 DEFAULT_FOLDER = Path("lake")
 ParamOption = Annotated[
     list[str] | None,
@@ -87,6 +88,14 @@ class Session:
         if not create:
             prepare(folder, read_only=True)
         return local(folder, read_only=read_only)
+
+    def open_or_make(self, first: Callable[[], T]) -> tuple[Instance, T | None]:
+        """The instance; one that is not there is made after `first`, whose result comes with it."""
+        try:
+            return self.open(), None
+        except NotAnInstance:
+            found = first()
+            return self.open(create=True), found
 
     def show(self, value: Any, text: Callable[[], Any]) -> None:
         """The value as JSON, or what `text` makes of it: a line, or something that rich renders."""

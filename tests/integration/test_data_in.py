@@ -96,11 +96,10 @@ def test_how_times_are_written_is_said_of_a_table_that_is_there(
 def test_an_encoding_is_guessed_for_a_table_that_is_there(lake: Instance, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes("k,day,town\n2,03/04/2020,Orléans\n".encode("cp1252"))
-    session: Any = None
     for name, kind in (("texts", dm.STRING), ("days", dm.DATE)):
         values = [dm.Field(one, of, nullable=True) for one, of in (("day", kind), ("town", dm.STRING))]
         table = lake.create_table(name, dm.Schema([dm.Field("k", dm.LONG)], [], values))
-        with _made(session, lake, name, dm.Files(str(path)), ([], []), ask=False) as files:
+        with _made(lake, name, dm.Files(str(path)), ([], []), lambda: pytest.fail("it is there")) as files:
             if kind == dm.STRING:
                 table.ingest(files)
                 continue
@@ -264,3 +263,12 @@ def test_any_column_name_goes_over_the_service(lake: Instance) -> None:
             else:
                 assert [json.loads(line) for line in request.text.splitlines()] == rows
         assert {*there.changes(None).read_all().column_names} == {*NAMES, "_change"}
+
+
+@pytest.mark.parametrize("load", [["ingest"], ["rows", "upload"]])
+def test_no_instance_is_made_for_a_file_that_is_not_there(
+    cli: Callable[..., Any], tmp_path: Path, load: list[str]
+) -> None:
+    code, _, err = cli(*load, "t", "none.csv", "--create")
+    assert code == 1 and "none.csv" in err
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Rows over HTTP: CSV that was sent is loaded whole or not at all, and goes with its job; pages are bounded."""
+"""Rows over HTTP: CSV that was sent is loaded whole or not at all, and goes with its job; bounds of pages."""
 
 from __future__ import annotations
 
