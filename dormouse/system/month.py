@@ -34,7 +34,7 @@ QUERY_ENDPOINTS = 4
 ACCESS_ENDPOINTS = 2
 """Of Session Manager, each in one zone."""
 
-QUERY_ALARMS = 4
+QUERY_ALARMS = 5
 METRICS = 15
 """Metrics that lambdas write, a lambda and instance."""
 

@@ -38,6 +38,7 @@ Severity = Literal["Critical", "Warning"]
 """Commits, queries or money are being lost; or something needs a look on the next working day."""
 
 DAY_SECONDS = 86_400
+_GREATER = cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD
 
 
 class Monitors:
@@ -235,10 +236,22 @@ class Monitors:
 
     def query(self, cluster: str, service: str, targets: str) -> None:
         """By the group of targets, which stays while load balancers come and go with each pause."""
-        for name, statistic, metric, what, minutes, times in (
-            ("errors", "SUM", "HTTPCode_Target_5XX_Count", "fails again and again", 5, 2),
-            ("unhealthy tasks", "MAX", "UnHealthyHostCount", "has tasks that do not answer", 1, 10),
-        ):
+        above, below = _GREATER, cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
+        for name, statistic, metric, limit, comparison, what, minutes, times in (
+            (
+                "errors", "SUM", "HTTPCode_Target_5XX_Count", QUERY_ERRORS_MAX, above,
+                "fails again and again", 5, 2,
+            ),
+            (
+                "unhealthy tasks", "MAX", "UnHealthyHostCount", 0, above,
+                "has tasks that do not answer", 1, 10,
+            ),
+            # Tasks that never start, or die at once, are not unhealthy ones, and send no 5xx themselves.
+            (
+                "no healthy task", "MAX", "HealthyHostCount", 1, below,
+                "has no task that answers", 1, 10,
+            ),
+        ):  # fmt: skip
             when = self._when("Critical", f"The query service {what}", minutes, times)
             source = 'SCHEMA("AWS/ApplicationELB", LoadBalancer, TargetGroup)'
             found = cloudwatch.MathExpression(
@@ -247,8 +260,7 @@ class Monitors:
                 label=metric,
                 period=when["period"],
             )
-            most = QUERY_ERRORS_MAX if statistic == "SUM" else 0
-            self._custom(f"Query {name}", found, most, when)
+            self._custom(f"Query {name}", found, limit, when, comparison)
         for name in ("CPU", "Memory"):
             used = cloudwatch.Metric(
                 namespace="AWS/ECS",
@@ -302,15 +314,12 @@ class Monitors:
         self,
         name: str,
         metric: cloudwatch.Metric | cloudwatch.MathExpression,
-        most: float,
+        limit: float,
         when: Mapping[str, Any],
+        comparison: cloudwatch.ComparisonOperator = _GREATER,
     ) -> None:
-        """A graph, and an alarm above `most`."""
-        threshold = monitors.CustomThreshold(
-            threshold=most,
-            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_THRESHOLD,
-            **when,
-        )
+        """A graph, and an alarm beyond `limit`."""
+        threshold = monitors.CustomThreshold(threshold=limit, comparison_operator=comparison, **when)
         alarmed = monitors.CustomMetricWithAlarm(
             metric=metric, alarm_friendly_name=_alarm_name(name), add_alarm={ALARM: threshold}
         )

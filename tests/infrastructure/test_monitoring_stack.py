@@ -60,7 +60,7 @@ def test_all_that_can_go_wrong_raises_an_alarm(name: str, synthesized: All) -> N
         "Running-while-paused-Alarm",
         *(
             f"Query-{one}-Alarm"
-            for one in ("cpu", "errors", "memory", "unhealthy-tasks")
+            for one in ("cpu", "errors", "memory", "no-healthy-task", "unhealthy-tasks")
             if CONFIGURATIONS[name]().query is not None
         ),
         *(["Capacity-Alarm"] if CONFIGURATIONS[name]().database.kind == "serverless" else []),

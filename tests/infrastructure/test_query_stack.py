@@ -377,11 +377,19 @@ def test_alarms_go_by_what_stays(synthesized: All) -> None:
         for one in synthesized("prod").resources("AWS::CloudWatch::Alarm")
         if "Query-" in one.properties["AlarmName"]
     }
-    for name, metric in (("errors", "HTTPCode_Target_5XX_Count"), ("unhealthy-tasks", "UnHealthyHostCount")):
+    watched = {
+        "errors": "HTTPCode_Target_5XX_Count",
+        "unhealthy-tasks": "UnHealthyHostCount",
+        "no-healthy-task": "HealthyHostCount",
+    }
+    for name, metric in watched.items():
         [found] = alarms[name]["Metrics"]
         text = flat(found["Expression"])
         assert text.startswith("SELECT ") and f"({metric})" in text
         assert "WHERE TargetGroup = 'SsmParameterValue" in text and targets
+    # No task at all is neither unhealthy nor sends errors, so only this alarm tells of it.
+    found = alarms["no-healthy-task"]
+    assert (found["ComparisonOperator"], found["Threshold"]) == ("LessThanThreshold", 1)
     facts = {
         one.properties["Name"]: one
         for one in several(synthesized("prod"), "AWS::SSM::Parameter")
