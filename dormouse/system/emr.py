@@ -62,7 +62,7 @@ def cancel(event: Mapping[str, Any], aws: Aws) -> None:
     """
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
-        emr_clusters.cancel(submitted["cluster"], aws)
+        emr_clusters.cancel(submitted["engine"], submitted["cluster"], submitted["id"], aws)
         return
     aws.ask(
         "emr-serverless",

@@ -60,11 +60,15 @@ def follow(cluster: str, step: str, aws: Aws) -> tuple[RunState, str | None]:
     return "RUNNING", None
 
 
-def cancel(cluster: str, aws: Aws) -> None:
+def cancel(engine: str, cluster: str, step: str, aws: Aws) -> None:
     """Ends a run with its cluster: a step that is cancelled leaves its driver, which is YARN's, at work.
 
-    Other runs on the cluster end, too, and what they had to do is in the next ones.
+    Other runs on the cluster end, too, and what they had to do is in the next ones. A step that still waits
+    for others has no driver, and goes alone.
     """
+    if engine != TRANSIENT and _waits(cluster, step, aws):
+        _cancel_step(cluster, step, aws)
+        return
     aws.ask("emr", "terminate_job_flows", refusals=_SHUTTING_DOWN, JobFlowIds=[cluster])
 
 
@@ -125,6 +129,11 @@ def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
         logger.warning("step %s was added beside %s, and is cancelled", added, kept)
         _cancel_step(cluster, added, aws)
     return kept
+
+
+def _waits(cluster: str, step: str, aws: Aws) -> bool:
+    found = aws.call("emr", "describe_step", ClusterId=cluster, StepId=step)["Step"]
+    return bool(found["Status"]["State"] == "PENDING")
 
 
 def _cancel_step(cluster: str, step: str, aws: Aws) -> None:

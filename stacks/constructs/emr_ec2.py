@@ -129,7 +129,7 @@ class EmrEc2(Construct):
         self._allow_cluster(function, "DescribeCluster", "DescribeStep")
 
     def allow_cancel(self, function: Function) -> None:
-        self._allow_cluster(function, "TerminateJobFlows")
+        self._allow_cluster(function, "CancelSteps", "DescribeStep", "TerminateJobFlows")
 
     @property
     def _clusters(self) -> str:

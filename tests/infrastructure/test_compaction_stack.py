@@ -179,7 +179,7 @@ def test_who_calls_emr_on_ec2_may_touch_our_clusters_only(name: str, synthesized
         "Submit": {"AddJobFlowSteps", "CancelSteps", "ListSteps", "TerminateJobFlows", "AddTags",
                    "PutAutoTerminationPolicy", "PutManagedScalingPolicy"},
         "Follow": {"DescribeCluster", "DescribeStep"},
-        "Cancel": {"TerminateJobFlows"},
+        "Cancel": {"CancelSteps", "DescribeStep", "TerminateJobFlows"},
     }  # fmt: skip
     making = {"elasticmapreduce:ListClusters", "elasticmapreduce:RunJobFlow"}
     making |= {"iam:CreateServiceLinkedRole", "iam:PassRole"}

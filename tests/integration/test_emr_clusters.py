@@ -241,13 +241,32 @@ def test_each_state_of_a_step(responses: list[dict[str, Any]], followed: tuple[s
 def test_a_run_is_cancelled_with_its_cluster() -> None:
     """A step that is cancelled leaves its driver at work, and the cluster would never be idle."""
     aws, stubber = stubbed("emr")
+    stubber.add_response("describe_step", step_response("RUNNING"), {"ClusterId": "j-1", "StepId": "s-1"})
     stubber.add_response("terminate_job_flows", {}, {"JobFlowIds": ["j-1"]})
     emr.cancel(SUBMITTED, aws)
     stubber.assert_no_pending_responses()
 
 
+def test_a_run_that_waits_for_others_is_cancelled_alone() -> None:
+    """It has no driver yet, and the run that works on the cluster keeps it."""
+    aws, stubber = stubbed("emr")
+    stubber.add_response("describe_step", step_response("PENDING"), {"ClusterId": "j-1", "StepId": "s-1"})
+    expected = {"ClusterId": "j-1", "StepIds": ["s-1"], "StepCancellationOption": "TERMINATE_PROCESS"}
+    stubber.add_response("cancel_steps", {"CancelStepsInfoList": []}, expected)
+    emr.cancel(SUBMITTED, aws)
+    stubber.assert_no_pending_responses()
+
+
+def test_a_cluster_of_one_run_ends_with_it_also_while_it_starts() -> None:
+    aws, stubber = stubbed("emr")
+    stubber.add_response("terminate_job_flows", {}, {"JobFlowIds": ["j-1"]})
+    emr.cancel({**SUBMITTED, "engine": "emr-ec2-transient"}, aws)
+    stubber.assert_no_pending_responses()
+
+
 def test_cancelling_a_run_whose_cluster_has_ended_is_no_error() -> None:
     aws, stubber = stubbed("emr")
+    stubber.add_response("describe_step", step_response("RUNNING"))
     stubber.add_client_error("terminate_job_flows", "InvalidRequestException", "Cluster is terminated")
     emr.cancel(SUBMITTED, aws)
 
