@@ -250,8 +250,9 @@ class DeploymentSettings(Section):
     """Whether the instance refuses to be destroyed, and its data outlives its stacks."""
 
     deploy_paused: bool = setting(False)
-    """Whether the first deploy leaves the instance paused. A change of it pauses or resumes with the next
-    deploy; all others leave a paused instance paused."""
+    """Whether the first deploy leaves the instance paused, which needs the table `pause` unless the database
+    pauses itself. A change of it pauses or resumes with the next deploy; all others leave a paused instance
+    paused."""
 
     tags: dict[str, str] = setting({})
     """Tags of all resources, beside `dormouse:instance`."""
@@ -287,6 +288,9 @@ class DeploymentSettings(Section):
         if (self.account is None) != (self.region is None):
             given, other = ("account", "region") if self.region is None else ("region", "account")
             yield given, f"account and region go together: give {other} too, or neither"
+        if self.deploy_paused and self.pause is None and not self.database.pauses_itself:
+            why = "nothing would stop the database: add the table [pause], or run dormouse pause later"
+            yield "deploy_paused", why
         yield from ((f"tags.{key}", why) for key, why in tag_problems(self.tags))
         zones = self.network.availability_zones
         region = self.region or (zones[0][:-1] if zones else None)

@@ -150,6 +150,10 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
             '[database]\nkind = "serverless"\nproxy = true',
             "database.proxy = true: it keeps the database awake",
         ),
+        (
+            'deploy_paused = true\n[database]\nkind = "fixed"',
+            "deploy_paused = true: nothing would stop the database: add the table [pause]",
+        ),
         ("[commit]\nbatching_window_seconds = 0", "commit.batching_window_seconds = 0: it must be 1 or more"),
         (
             "[commit]\ntimeout_seconds = 900\nreceives_max = 500",
@@ -221,6 +225,11 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
 def test_settings_that_contradict_one_another_are_named(text: str, line: str) -> None:
     (found,) = lines(text)
     assert found.startswith(line)
+
+
+@pytest.mark.parametrize("sleeps", ['database = {kind = "fixed"}\npause = {}', ""])
+def test_an_instance_may_be_deployed_paused_where_its_database_is_stopped(sleeps: str) -> None:
+    assert parse(tomllib.loads(f'id = "dev"\ndeploy_paused = true\n{sleeps}')).deploy_paused
 
 
 @pytest.mark.parametrize("more", ["", "zones = 3"])
