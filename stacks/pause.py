@@ -39,7 +39,9 @@ LOOK_SECONDS = 540
 
 TIMEOUT_SECONDS = LOOK_SECONDS // VISIBILITY_FACTOR
 MEMORY_MB = 256
-RETENTION_DAYS = 1
+MESSAGE_DAYS = 1
+"""For so long a message comes back, until it is a dead letter, of which an alarm tells."""
+
 STARTED = ["RDS-EVENT-0151", "RDS-EVENT-0153"]
 """Somebody started the cluster; AWS started it, because it was stopped for too long."""
 
@@ -87,9 +89,9 @@ class PauseStack(InstanceStack):
             self,
             "Starts",
             visibility_seconds=look_seconds,
-            retention_days=RETENTION_DAYS,
-            # More often than it can come back in its day: it is never a dead letter while there is hope.
-            receives_max=2 * RETENTION_DAYS * 24 * 3600 // look_seconds,
+            # Beyond its day, so that SQS does not forget it before it is a dead letter.
+            retention_days=2 * MESSAGE_DAYS,
+            receives_max=MESSAGE_DAYS * 24 * 3600 // look_seconds,
         )
         lambda_ = Function(
             self,
@@ -205,5 +207,5 @@ class PauseStack(InstanceStack):
                 detail_type=["RDS DB Cluster Event"],
                 detail={"EventID": STARTED, "SourceArn": [cluster_arn]},
             ),
-            targets=[targets.SqsQueue(self.queue.queue, max_event_age=cdk.Duration.days(RETENTION_DAYS))],
+            targets=[targets.SqsQueue(self.queue.queue, max_event_age=cdk.Duration.days(MESSAGE_DAYS))],
         )

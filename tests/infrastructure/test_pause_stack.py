@@ -91,12 +91,12 @@ def test_every_hour_brings_a_message_too(synthesized: All) -> None:
     assert only(synthesized("dev"), "AWS::Events::Rule").properties["ScheduleExpression"] == "rate(1 hour)"
 
 
-def test_a_message_comes_back_every_nine_minutes_for_a_day(synthesized: All) -> None:
+def test_a_message_comes_back_for_a_day_and_is_a_dead_letter_then(synthesized: All) -> None:
     queue = only(synthesized("dev"), "AWS::SQS::Queue", "StartsQueue").properties
     function = only(synthesized("dev"), "AWS::Lambda::Function").properties
     assert queue["VisibilityTimeout"] == LOOK_SECONDS
-    assert queue["MessageRetentionPeriod"] == DAY_SECONDS
-    assert queue["RedrivePolicy"]["maxReceiveCount"] > DAY_SECONDS / LOOK_SECONDS
+    assert queue["RedrivePolicy"]["maxReceiveCount"] == DAY_SECONDS / LOOK_SECONDS
+    assert queue["MessageRetentionPeriod"] == 2 * DAY_SECONDS, "SQS must not forget it before"
     assert 6 * function["Timeout"] <= LOOK_SECONDS
     mapping = only(synthesized("dev"), "AWS::Lambda::EventSourceMapping").properties
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
