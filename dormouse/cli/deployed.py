@@ -177,9 +177,11 @@ def restore_deployed(
             progress=lambda count: moved(count, None),
         )
     back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
+    version = report.engine_version
+    later = f' and database.engine_version = "{version}" or later' if version else ""
     after = (
-        f'Now set database.snapshot = "{report.snapshot}", deploy, and resume {instance.id}. The cluster of '
-        f"before, {instance.cluster}, stays and costs on: delete it when you are content"
+        f'Now set database.snapshot = "{report.snapshot}"{later}, deploy, and resume {instance.id}. The '
+        f"cluster of before, {instance.cluster}, stays and costs on: delete it when you are content"
     )
     nothing = f"{instance.id}: nothing was changed"
     session.show(report, lambda: f"{back}\n{nothing if dry_run else after}")

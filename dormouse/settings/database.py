@@ -16,13 +16,15 @@ from dormouse.settings.section import (
     SecurityGroupId,
     SnapshotArn,
     client_problems,
+    pattern,
     setting,
 )
 
 
 class _Database(Section):
-    engine_version: Literal["17.4", "17.5", "17.6", "17.7", "17.9"] = setting("17.7")
-    """The version of Aurora PostgreSQL; a change must not go back behind what minor_upgrades have brought."""
+    engine_version: str = setting("17.7", pattern=pattern("engine_version"))
+    """The version of Aurora PostgreSQL; a change must not go back behind what minor_upgrades have brought,
+    and a new `snapshot` must not be of a later one."""
 
     minor_upgrades: bool = setting(True)
     """Whether AWS upgrades it to later minor versions by itself, in the weekly window for maintenance."""

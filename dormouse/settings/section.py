@@ -75,6 +75,10 @@ PATTERNS = {
         r"^[a-z][a-z0-9-]*[0-9][a-z0-9-]*\.([a-z]+|[0-9]+xlarge)$",
         "an instance class, like r8g.large",
     ),
+    "engine_version": (
+        r"^17\.([4-9]|[1-9][0-9])$",
+        "a version of Aurora PostgreSQL 17 that AWS offers, 17.4 or later",
+    ),
     "snapshot": (
         r"^arn:aws[a-z-]*:rds:[a-z0-9-]+:[0-9]{12}:cluster-snapshot:[A-Za-z][A-Za-z0-9:-]*$",
         "the ARN of a snapshot of a cluster, like arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:prod",

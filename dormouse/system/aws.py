@@ -48,9 +48,10 @@ _BUSY = {
 
 MISSING = frozenset(
     {
-        "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBInstanceNotFound",
-        "DBInstanceNotFoundFault", "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist",
-        "ResourceNotFoundException", "StateMachineDoesNotExist",
+        "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBClusterSnapshotNotFound",
+        "DBClusterSnapshotNotFoundFault", "DBInstanceNotFound", "DBInstanceNotFoundFault",
+        "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist", "ResourceNotFoundException",
+        "StateMachineDoesNotExist",
     }
 )  # fmt: skip
 """What the request names is not there."""

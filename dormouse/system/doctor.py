@@ -25,6 +25,7 @@ from dormouse.system.database import left_behind
 from dormouse.system.drain import depth
 from dormouse.system.machine_checks import Check, image, machine, packages
 from dormouse.system.query import stack
+from dormouse.system.snapshots import restorable
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
@@ -194,15 +195,17 @@ class _Account:
 
     def _snapshot(self) -> Iterator[Check]:
         """As the guard of the database says it, which a deploy meets only when it is under way."""
-        name = stack_name(self.settings.id, "database")
-        if self.settings.database.snapshot or stack(self.aws, name) is None:
-            return
-        template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
-        for one in template["Resources"].values():
-            if made := one.get("Properties", {}).get("SnapshotIdentifier"):
-                what = "the database was made of a snapshot: a deploy without it is refused"
-                mend = f'keep database.snapshot = "{made}", or name a newer one'
-                yield Check("snapshot", "wrong", what, mend)
+        name, database, made = stack_name(self.settings.id, "database"), self.settings.database, None
+        if stack(self.aws, name) is not None:
+            template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
+            given = (one.get("Properties", {}) for one in template["Resources"].values())
+            made = next((one["SnapshotIdentifier"] for one in given if "SnapshotIdentifier" in one), None)
+        if made and not database.snapshot:
+            what = "the database was made of a snapshot: a deploy without it is refused"
+            mend = f'keep database.snapshot = "{made}", or name a newer one'
+            yield Check("snapshot", "wrong", what, mend)
+        elif database.snapshot and database.snapshot != made:
+            yield restorable(self.aws, database)
 
     def _other_clusters(self) -> Iterator[Check]:
         if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:

@@ -15,17 +15,16 @@ from typing import Any, Literal
 
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.resources import INSTANCE_TAG, StorageResources
-from dormouse.system.aws import AwsRefused
 from dormouse.system.database import ASLEEP, describe, usable
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.restore import Progress, RestoredObjects, restore_objects
+from dormouse.system.snapshots import snapshot
 from dormouse.system.steps import DATABASE_SECONDS_MAX, SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport
 
 Commits = Literal["keep", "purge"]
 """What becomes of commit requests that wait in the queues: those for lost tables are refused in any case."""
 
 _PURGING = frozenset({"AWS.SimpleQueueService.PurgeQueueInProgress", "PurgeQueueInProgress"})
-_NO_SNAPSHOT = frozenset({"DBClusterSnapshotNotFoundFault", "DBClusterSnapshotNotFound"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,9 @@ class RestoredDeployment:
     instance: str
     moment: datetime
     snapshot: str
+    engine_version: str | None
+    """Of the snapshot, which AWS restores as no earlier one; None while there is none."""
+
     objects: RestoredObjects
     commits: Commits
     steps: tuple[StepReport, ...]
@@ -75,9 +77,11 @@ def restore_deployment(
     run = Run("paused", lambda: instance.desired, tell, clock)
     reports = run.reports(steps, ended, dry_run=dry_run)
     found = restore_objects(instance, moment, dry_run=dry_run, progress=progress)
-    taken = _snapshot(instance, name)
-    arn = str(taken["DBClusterSnapshotArn"]) if taken else name
-    return RestoredDeployment(instance.id, moment, arn, found, commits, tuple(reports), dry_run)
+    taken = snapshot(instance.aws, name) or {}
+    return RestoredDeployment(
+        instance.id, moment, str(taken.get("DBClusterSnapshotArn", name)), taken.get("EngineVersion"), found,
+        commits, tuple(reports), dry_run,
+    )  # fmt: skip
 
 
 def _name(instance: DeployedInstance, moment: datetime) -> str:
@@ -106,17 +110,6 @@ def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> 
         )
 
 
-def _snapshot(instance: DeployedInstance, name: str) -> Any:
-    """The snapshot as RDS describes it; None if there is none."""
-    try:
-        found = instance.aws.call("rds", "describe_db_cluster_snapshots", DBClusterSnapshotIdentifier=name)
-    except AwsRefused as refused:
-        if refused.code in _NO_SNAPSHOT:
-            return None
-        raise
-    return found["DBClusterSnapshots"][0] if found["DBClusterSnapshots"] else None
-
-
 @dataclass(frozen=True)
 class RestoreCluster:
     """Until a cluster of the moment is there, or its snapshot is; without instances, as none reads it."""
@@ -128,7 +121,7 @@ class RestoreCluster:
     name = "restore the database to the moment, beside the instance's"
 
     def left(self, waited: float) -> Iterable[Left]:
-        taken = _snapshot(self.instance, self.cluster)
+        taken = snapshot(self.instance.aws, self.cluster)
         if taken is not None and taken["Status"] == "available":
             return []
         made = describe(self.instance.aws, self.cluster)
@@ -167,7 +160,7 @@ class TakeSnapshot:
     name = "take a snapshot of it"
 
     def left(self, waited: float) -> Iterable[Left]:
-        taken = _snapshot(self.instance, self.cluster)
+        taken = snapshot(self.instance.aws, self.cluster)
         if taken is None:
             ask = partial(
                 self.instance.aws.ask,

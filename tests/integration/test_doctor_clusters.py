@@ -53,7 +53,7 @@ def test_clusters_that_a_restore_has_replaced_are_named() -> None:
 @mock_aws
 @pytest.mark.parametrize(
     ("settings", "made_of", "result"),
-    [(None, "arn:old", "wrong"), (None, None, None), (SNAPSHOT, "arn:old", None)],
+    [(None, "arn:old", "wrong"), (None, None, None), (SNAPSHOT, SNAPSHOT, None)],
 )
 def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
     settings: str | None, made_of: str | None, result: str | None
@@ -69,6 +69,49 @@ def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
     found = list(dict(subject._looks())["snapshot"]())
     assert [one.result for one in found] == ([result] if result else [])
     assert all(one.mend == 'keep database.snapshot = "arn:old", or name a newer one' for one in found)
+
+
+@mock_aws
+@pytest.mark.parametrize(
+    ("wanted", "version", "said"),
+    [
+        ("17.7", "17.9", 'set database.engine_version = "17.9"'),
+        ("17.9", "17.10", 'set database.engine_version = "17.10"'),
+        ("17.10", "17.9", ""),
+        ("17.9", "17.9", ""),
+        ("17.9", None, "correct database.snapshot"),
+    ],
+)
+def test_a_snapshot_that_aws_does_not_restore_is_told_before_the_deploy(
+    wanted: str, version: str | None, said: str
+) -> None:
+    """AWS restores none as an earlier version, and upgrades clusters by itself."""
+    database = {"kind": "serverless", "snapshot": SNAPSHOT, "engine_version": wanted}
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")
+    asked = {"DBClusterSnapshotIdentifier": "newer"}
+    if version is None:
+        stubber.add_client_error("describe_db_cluster_snapshots", "DBClusterSnapshotNotFoundFault")
+    else:
+        answer = {"DBClusterSnapshots": [{"EngineVersion": version}]}
+        stubber.add_response("describe_db_cluster_snapshots", answer, asked)
+    (check,) = dict(subject._looks())["snapshot"]()
+    assert (check.mend, check.result) == (said, "wrong" if said else "ok")
+    assert version is None or version in check.found
+
+
+@mock_aws
+def test_a_snapshot_of_aws_backup_is_found_by_its_name_and_one_of_another_account_is_not_asked_for() -> None:
+    database = {"kind": "serverless", "snapshot": f"{SNAPSHOT.rpartition(':')[0]}:awsbackup:job-1"}
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    asked = {"DBClusterSnapshotIdentifier": "awsbackup:job-1", "SnapshotType": "awsbackup"}
+    stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")
+    found = {"DBClusterSnapshots": [{"EngineVersion": "17.7"}]}
+    stubber.add_response("describe_db_cluster_snapshots", found, asked)
+    assert results(subject._snapshot()) == [("snapshot", "ok")]
+    database["snapshot"] = SNAPSHOT.replace("123456789012", "999999999999")
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    assert results(subject._snapshot()) == [("snapshot", "warning")]
 
 
 @mock_aws

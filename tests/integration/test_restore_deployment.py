@@ -80,6 +80,7 @@ def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, 
     assert snapshots(deployed) == [found.snapshot]
     assert found.snapshot.startswith("arn:aws:rds:")
     assert f"at-{moment:%Y%m%d%H%M%S}" in found.snapshot
+    assert found.engine_version, "AWS restores none as an earlier one"
     assert clusters(deployed) == [deployed.cluster]
     assert (found.objects.count, objects(deployed)) == (1, ["data/1/a"])
     assert waiting(deployed) == 1
@@ -201,8 +202,10 @@ def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli
     assert code == 0
     assert 'Now set database.snapshot = "arn:aws:rds:' in " ".join(out.split())
     assert f"{deployed.cluster}, stays and costs on" in " ".join(out.split())
-    code, out, _ = cli(*on, "--to", to, "--json")
-    assert json.loads(out)["snapshot"] in snapshots(deployed)
+    plain, (code, out, _) = " ".join(out.split()), cli(*on, "--to", to, "--json")
+    told = json.loads(out)
+    assert told["snapshot"] in snapshots(deployed)
+    assert f'database.engine_version = "{told["engine_version"]}" or later' in plain
     for wrong in (("--to", "yesterday"), (), ("./backups", "--to", to)):
         code, _, errors = cli(*on, *wrong)
         assert code != 0

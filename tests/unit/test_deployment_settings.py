@@ -227,6 +227,14 @@ def test_settings_that_contradict_one_another_are_named(text: str, line: str) ->
     assert found.startswith(line)
 
 
+@pytest.mark.parametrize(("version", "is_one"), [("17.10", True), ("17.3", False), ("18.1", False)])
+def test_the_database_may_be_of_a_version_that_aws_offers_later(version: str, is_one: bool) -> None:
+    text = f'[database]\nkind = "serverless"\nengine_version = "{version}"'
+    found = None if is_one else lines(text)
+    assert found is None or found[0].startswith(f'database.engine_version = "{version}": it must be text')
+    assert not is_one or parse(tomllib.loads(f'id = "dev"\n{text}')).database.engine_version == version
+
+
 @pytest.mark.parametrize("sleeps", ['database = {kind = "fixed"}\npause = {}', ""])
 def test_an_instance_may_be_deployed_paused_where_its_database_is_stopped(sleeps: str) -> None:
     assert parse(tomllib.loads(f'id = "dev"\ndeploy_paused = true\n{sleeps}')).deploy_paused
