@@ -17,13 +17,18 @@ from stacks.instance_stack import InstanceStack
 OBJECT_ACTIONS = [
     "s3:AbortMultipartUpload",
     "s3:DeleteObject",
+    "s3:DeleteObjectVersion",
     "s3:GetBucketLocation",
     "s3:GetObject",
+    "s3:GetObjectVersion",
+    "s3:GetReplicationConfiguration",
     "s3:ListBucket",
     "s3:ListBucketMultipartUploads",
+    "s3:ListBucketVersions",
     "s3:ListMultipartUploadParts",
     "s3:PutObject",
 ]
+"""With earlier versions, which `dormouse restore-objects` and `erase` need, run by people in the VPC."""
 
 
 class NetworkStack(InstanceStack):
@@ -40,9 +45,9 @@ class NetworkStack(InstanceStack):
             self.placement = self._own(network)
         else:
             self.placement = self._existing(network, network.vpc_id)
-        if network.s3_endpoint == "create":
+        if network.s3_endpoint != "existing":
             self._let_out_to_s3()
-        elif network.vpc_id is not None:
+        else:
             # CloudFormation takes no stack without resources; this one is nothing, and costs nothing.
             cdk.CfnWaitConditionHandle(self, "Nothing")
 

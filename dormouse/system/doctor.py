@@ -299,10 +299,10 @@ class _Account:
             return
         subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets")}
         yield from self._subnets(subnets)
-        tables = self._in_vpc("describe_route_tables", "RouteTables")
+        tables = self._tables()
         yield from self._routes(tables)
         endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
-        yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")])
+        yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")], tables)
         for name, part in (("query", self.settings.query), ("access", self.settings.access)):
             if part is not None:
                 yield self._ways(name, part.endpoints == "create", endpoints)
@@ -318,26 +318,34 @@ class _Account:
                 trouble = f"{subnet} is in {real}, not {zone}" if real != zone else None
                 yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
 
-    def _routes(self, tables: list[Any]) -> Iterator[Check]:
-        network = self.settings.network
+    def _tables(self) -> dict[str, str]:
+        """The route table of each subnet; the main one where it has none of its own."""
+        tables = self._in_vpc("describe_route_tables", "RouteTables")
         links = [(table["RouteTableId"], link) for table in tables for link in table.get("Associations", ())]
         used = {link["SubnetId"]: table for table, link in links if "SubnetId" in link}
-        main = next((table for table, link in links if link.get("Main")), None)
+        main = next((table for table, link in links if link.get("Main")), "none")
+        return {subnet: used.get(subnet, main) for subnet in self.settings.network.subnet_ids}
+
+    def _routes(self, tables: dict[str, str]) -> Iterator[Check]:
+        network = self.settings.network
         for subnet, table in zip(network.subnet_ids, network.route_table_ids, strict=False):
-            real = used.get(subnet, main)
+            real = tables[subnet]
             other = f"{subnet} has the route table {real}, not {table}" if real != table else None
             yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
 
-    def _endpoint(self, endpoints: list[Any]) -> Check:
+    def _endpoint(self, endpoints: list[Any], tables: dict[str, str]) -> Check:
+        """A route table has one gateway to S3 at most, and none through that of another."""
         gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
-        create = self.settings.network.s3_endpoint == "create"
-        if gateways and create:
+        ways = {table: one["VpcEndpointId"] for one in gateways for table in one.get("RouteTableIds", ())}
+        has = {table: ways[table] for table in tables.values() if table in ways}
+        if self.settings.network.s3_endpoint == "create":
+            trouble = f"{', '.join(has)} has an S3 gateway endpoint already" if has else None
             mend = 'set network.s3_endpoint = "existing"'
-            return Check("s3 endpoint", "wrong", "the VPC has an S3 gateway endpoint already", mend)
-        if not gateways and not create:
-            mend = 'make one, or set network.s3_endpoint = "create" with route_table_ids'
-            return Check("s3 endpoint", "wrong", "the VPC has no S3 gateway endpoint", mend)
-        return Check("s3 endpoint", "ok", "it will be made" if create else gateways[0]["VpcEndpointId"])
+            return Check.of("s3 endpoint", "it will be made", trouble, mend)
+        lacking = sorted({*tables.values()} - has.keys())
+        trouble = f"{', '.join(lacking)} has no S3 gateway endpoint" if lacking else None
+        mend = 'make one, or add it to one, or set network.s3_endpoint = "create" with route_table_ids'
+        return Check.of("s3 endpoint", ", ".join({*has.values()}), trouble, mend)
 
     def _clients(self) -> Iterator[Check]:
         query = self.settings.query

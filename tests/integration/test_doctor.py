@@ -121,58 +121,6 @@ def test_a_quota_that_is_too_small_is_wrong(session: Any) -> None:
     assert clusters.found == "database clusters: 5 needed, 4 allowed"
 
 
-def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
-    """The settings of a VPC with two subnets."""
-    ec2 = session.client("ec2")
-    vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
-    zones = [f"{REGION}a", f"{REGION}b"]
-    subnets = [
-        ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.1.{n}.0/24", AvailabilityZone=zone)["Subnet"]["SubnetId"]
-        for n, zone in enumerate(zones)
-    ]
-    table = ec2.create_route_table(VpcId=vpc)["RouteTable"]["RouteTableId"]
-    for subnet in subnets:
-        ec2.associate_route_table(RouteTableId=table, SubnetId=subnet)
-    if endpoint:
-        ec2.create_vpc_endpoint(
-            VpcId=vpc,
-            ServiceName=f"com.amazonaws.{REGION}.s3",
-            VpcEndpointType="Gateway",
-            RouteTableIds=[table],
-        )
-    return {
-        "vpc_id": vpc, "subnet_ids": subnets, "availability_zones": zones, "route_table_ids": [table, table],
-    }  # fmt: skip
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("has", [False, True])
-@pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
-def test_the_endpoint_of_an_existing_vpc_is_there_or_made(session: Any, has: bool, s3_endpoint: str) -> None:
-    network = {**existing(session, endpoint=has), "s3_endpoint": s3_endpoint}
-    found = list(account(session, network=network)._vpc())
-    fine = has == (s3_endpoint == "existing")
-    assert [check.result for check in found if check.name != "s3 endpoint"] == ["ok"] * 4
-    assert (found[-1].name, found[-1].result) == ("s3 endpoint", "ok" if fine else "wrong")
-    assert bool(found[-1].mend) != fine
-
-
-def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> None:
-    network = existing(session, endpoint=False)
-    network["availability_zones"].reverse()
-    network["route_table_ids"][0] = "rtb-0a1b2c3d"
-    found = results(account(session, network=network)._vpc())
-    assert found[:4] == [
-        ("subnet", "wrong"),
-        ("subnet", "wrong"),
-        ("route table", "wrong"),
-        ("route table", "ok"),
-    ]
-    network |= {"vpc_id": "vpc-0a1b2c3d"}
-    (check,) = account(session, network=network)._vpc()
-    assert check.mend == "correct network.vpc_id"
-
-
 def zones(
     region: str, *subnets: str, deployed: tuple[str, ...] = (), **network: Any
 ) -> list[tuple[str, str]]:
