@@ -25,7 +25,7 @@ from dormouse.system.database import left_behind
 from dormouse.system.drain import depth
 from dormouse.system.machine_checks import Check, image, machine, packages
 from dormouse.system.query import stack
-from dormouse.system.snapshots import restorable
+from dormouse.system.snapshots import others, restorable
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
@@ -104,6 +104,7 @@ class _Account:
         yield "state", self._state
         yield "snapshot", self._snapshot
         yield "other clusters", self._other_clusters
+        yield "other snapshots", partial(others, aws, settings)
         yield "queues", self._queues
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")

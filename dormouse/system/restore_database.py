@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from hashlib import sha256
 from typing import Any, Literal
 
 from dormouse.errors import InstanceError, InvalidInput
@@ -18,7 +17,7 @@ from dormouse.settings.resources import INSTANCE_TAG, StorageResources
 from dormouse.system.database import ASLEEP, describe, usable
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.restore import Progress, RestoredObjects, restore_objects
-from dormouse.system.snapshots import snapshot
+from dormouse.system.snapshots import name_of, snapshot
 from dormouse.system.steps import DATABASE_SECONDS_MAX, SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport
 
 Commits = Literal["keep", "purge"]
@@ -66,7 +65,7 @@ def restore_deployment(
             f"{instance.id} --wait"
         )
     _check(moment, cluster, instance.resources.storage)
-    name = _name(instance, moment.astimezone(UTC))
+    name = name_of(instance, moment.astimezone(UTC))
     steps: list[Step] = [
         RestoreCluster(instance, name, moment),
         TakeSnapshot(instance, name),
@@ -82,12 +81,6 @@ def restore_deployment(
         instance.id, moment, str(taken.get("DBClusterSnapshotArn", name)), taken.get("EngineVersion"), found,
         commits, tuple(reports), dry_run,
     )  # fmt: skip
-
-
-def _name(instance: DeployedInstance, moment: datetime) -> str:
-    """Of this cluster at this moment alone, of at most 56 letters: RDS takes 63, which its own may have."""
-    digest = sha256(f"{instance.cluster} {moment.isoformat()}".encode()).hexdigest()[:8]
-    return f"dormouse-{instance.id}-at-{moment:%Y%m%d%H%M%S}-{digest}"
 
 
 def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> None:
@@ -168,6 +161,7 @@ class TakeSnapshot:
                 "create_db_cluster_snapshot",
                 DBClusterIdentifier=self.cluster,
                 DBClusterSnapshotIdentifier=self.cluster,
+                Tags=[{"Key": INSTANCE_TAG, "Value": self.instance.id}],
             )
             return [Left(f"there is no snapshot {self.cluster}", ask)]
         if taken["Status"] == "failed":

@@ -22,6 +22,7 @@ from dormouse.system.aws import MISSING, Aws
 from dormouse.system.database import ASLEEP, SERVES, StartDatabase, clusters_of, describe, start
 from dormouse.system.drain import DrainRuns, StopSpark
 from dormouse.system.instance import DeployedInstance
+from dormouse.system.snapshots import DropSnapshots
 from dormouse.system.steps import DATABASE_SECONDS_MAX, SYSTEM_CLOCK, Clock, Left, Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
 
@@ -55,6 +56,7 @@ def wind_down(
         SwitchMappings(instance, False),
         DrainRuns(instance, 0.0),
         StopSpark(instance, to_the_end=True),
+        DropSnapshots(instance),
     ]
     if instance.resources.database is not None:
         steps.append(WakeDatabase(instance))

@@ -115,6 +115,26 @@ def test_a_snapshot_of_aws_backup_is_found_by_its_name_and_one_of_another_accoun
 
 
 @mock_aws
+def test_snapshots_of_restores_are_named_but_that_of_the_settings() -> None:
+    session = boto3.session.Session(region_name=REGION)
+    rds = session.client("rds")
+    given = {"MasterUsername": "a", "MasterUserPassword": "secret-secret"}
+    rds.create_db_cluster(DBClusterIdentifier="it", Engine="aurora-postgresql", **given)
+    first, second = (f"dormouse-dev-at-2026112014000{n}-0123abcd" for n in (0, 1))
+    for name in (first, second, "dormouse-dev-at-20261120140000-mine", f"x-{first}", "of-people"):
+        rds.create_db_cluster_snapshot(DBClusterIdentifier="it", DBClusterSnapshotIdentifier=name)
+    [check] = dict(account(session)._looks())["other snapshots"]()
+    assert check.result == "warning" and check.found.startswith(f"{first}, {second}, which")
+    database = {"kind": "serverless", "snapshot": SNAPSHOT.replace("newer", second)}
+    [check] = dict(account(session, database=database)._looks())["other snapshots"]()
+    assert check.result == "warning" and check.found.startswith(f"{first}, which")
+    rds.delete_db_cluster_snapshot(DBClusterSnapshotIdentifier=first)
+    assert results(dict(account(session, database=database)._looks())["other snapshots"]()) == [
+        ("other snapshots", "ok")
+    ]
+
+
+@mock_aws
 def test_queues_that_are_left_out_with_messages_are_told_before_the_deploy() -> None:
     session = boto3.session.Session(region_name=REGION)
     sqs, subject = session.client("sqs"), account(session, commit={"queues": 1})

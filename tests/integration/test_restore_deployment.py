@@ -80,6 +80,8 @@ def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, 
     assert snapshots(deployed) == [found.snapshot]
     assert found.snapshot.startswith("arn:aws:rds:")
     assert f"at-{moment:%Y%m%d%H%M%S}" in found.snapshot
+    tags = deployed.client("rds").list_tags_for_resource(ResourceName=found.snapshot)["TagList"]
+    assert tags == [{"Key": resources.INSTANCE_TAG, "Value": "dev"}]
     assert found.engine_version, "AWS restores none as an earlier one"
     assert clusters(deployed) == [deployed.cluster]
     assert (found.objects.count, objects(deployed)) == (1, ["data/1/a"])

@@ -91,7 +91,7 @@ def test_what_runs_is_ended_and_the_database_left_available() -> None:
     }  # fmt: skip
     assert job_run_state(deployed, run) == "CANCELLED"
     assert {step for step, outcome in outcomes.items() if outcome == "already"} == {
-        "write the desired state: running", "wake the database",
+        "write the desired state: running", "wake the database", "delete the snapshots of restores",
         "delete the database clusters that a restore has replaced",
     }  # fmt: skip
     assert set(ended(deployed, clock).values()) == {"already"}
@@ -193,6 +193,22 @@ def test_a_look_tells_of_clusters_that_a_restore_has_replaced(
     found = doomed(parse({"id": "dev"}), deployed_stacks.session)
     assert found is not None and "the-former" in found.clusters
     assert found.steps[-1].what == ("cluster the-former is stopped",)
+
+
+def test_snapshots_of_restores_are_told_and_deleted_and_no_others(deployed_stacks: Deployed) -> None:
+    """Their key and objects go with the instance, and nothing else would name them."""
+    rds, ours = deployed_stacks.client("rds"), "dormouse-dev-at-20261120140000-0123abcd"
+    for name in (ours, "of-people"):
+        rds.create_db_cluster_snapshot(
+            DBClusterIdentifier=deployed_stacks.cluster, DBClusterSnapshotIdentifier=name
+        )
+    found = doomed(parse({"id": "dev"}), deployed_stacks.session)
+    assert found is not None
+    told = {step.step: step.what for step in found.steps}
+    assert told["delete the snapshots of restores"] == (f"snapshot {ours} is available",)
+    assert ended(deployed_stacks, FakeClock())["delete the snapshots of restores"] == "done"
+    left = rds.describe_db_cluster_snapshots(SnapshotType="manual")["DBClusterSnapshots"]
+    assert [one["DBClusterSnapshotIdentifier"] for one in left] == ["of-people"]
 
 
 def test_half_of_an_instance_is_enough() -> None:
