@@ -157,6 +157,9 @@ def _doom(found: Doomed) -> str:
         more = " or more" if bucket.objects >= COUNTED_MAX else ""
         lines.append(f"  bucket   {bucket.name}: {plural(bucket.objects, 'object')}{more}, with versions")
     lines += [f"  cluster  {name}" for name in found.clusters]
+    if found.kept:
+        lines += [f"  stays    {name}" for name in found.kept]
+        lines.append("           each key costs 1 USD a month: delete it when the backups have expired")
     lines += ["before that:", *(f"  {step_line(step)}" for step in found.steps)]
     return "\n".join(lines)
 

@@ -44,6 +44,9 @@ class Doomed:
     clusters: tuple[str, ...]
     """Also those that a restore has replaced."""
 
+    kept: tuple[str, ...]
+    """What stays after it, for backups: vaults of AWS Backup, and keys, each of which costs 1 USD a month."""
+
     protected_by: tuple[str, ...]
     """What refuses to be deleted: stacks with termination protection, clusters with deletion protection."""
 
@@ -87,8 +90,8 @@ def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
     clusters += tuple(one["DBClusterIdentifier"] for one in replaced)
     buckets = (Bucket(name, _count(aws, name)) for name in physical_ids(found, "AWS::S3::Bucket"))
     return Doomed(
-        settings.id, aws.account, aws.region, names, tuple(buckets), clusters, tuple(keepers),
-        wind_down(settings.id, listed, aws, dry_run=True),
+        settings.id, aws.account, aws.region, names, tuple(buckets), clusters, _kept(listed),
+        tuple(keepers), wind_down(settings.id, listed, aws, dry_run=True),
     )  # fmt: skip
 
 
@@ -175,6 +178,13 @@ def _count(aws: Aws, bucket: str) -> int:
         if counted >= COUNTED_MAX:
             return COUNTED_MAX
     return counted
+
+
+def _kept(listed: Listed) -> tuple[str, ...]:
+    vaults = physical_ids(listed.get("backup", ()), "AWS::Backup::BackupVault")
+    stacks = ("storage", "database") if vaults else ()
+    keys = (key for stack in stacks for key in physical_ids(listed.get(stack, ()), "AWS::KMS::Key"))
+    return (*(f"vault {name}" for name in vaults), *(f"key {key}" for key in keys))
 
 
 def _listed(aws: Aws, instance_id: str, stacks: tuple[str, ...]) -> Listed:

@@ -6,11 +6,12 @@ import aws_cdk as cdk
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-from stacks.instance_stack import InstanceStack
+from stacks.instance_stack import KEPT, InstanceStack
 
 
 def key_of(scope: Construct, holds: str, arn: str | None) -> kms.IKey:
-    """An existing key, or one of its own, which is kept as what it encrypts."""
+    """An existing key, or one of its own, which is kept as what it encrypts; with AWS Backup always, whose
+    backups outlive the stack, and cannot be restored without it."""
     if arn is not None:
         return kms.Key.from_key_arn(scope, "Key", arn)
     stack = cdk.Stack.of(scope)
@@ -20,5 +21,5 @@ def key_of(scope: Construct, holds: str, arn: str | None) -> kms.IKey:
         "Key",
         description=f"Dormouse {stack.settings.id}: {holds}",
         enable_key_rotation=True,
-        removal_policy=stack.removal_policy,
+        removal_policy=KEPT if stack.settings.backup else stack.removal_policy,
     )

@@ -85,9 +85,11 @@ def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
         denied = {action for each in policy["Statement"] for action in each["Action"]}
         wanted = {"backup:DeleteRecoveryPoint", "backup:UpdateRecoveryPointLifecycle"}
         assert denied == (wanted if is_protected else set())
-    for one in found.resources("AWS::S3::Bucket", "AWS::KMS::Key"):
+    for one in found.resources("AWS::S3::Bucket"):
         wanted = KEPT if is_protected or one.stack == "copy" else DELETED
         assert policies(one) == wanted, str(one)
+    keys = {one.stack: policies(one) for one in found.resources("AWS::KMS::Key")}
+    assert keys == dict.fromkeys(("storage", "database", "copy"), KEPT), "without them, no backup is restored"
 
 
 def test_a_vault_has_a_name_that_none_had_before(copied: Assembly) -> None:

@@ -211,6 +211,22 @@ def test_snapshots_of_restores_are_told_and_deleted_and_no_others(deployed_stack
     assert [one["DBClusterSnapshotIdentifier"] for one in left] == ["of-people"]
 
 
+def test_a_look_tells_what_stays_for_backups(
+    deployed_stacks: Deployed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"storage": ("AWS::KMS::Key", "k-1"), "backup": ("AWS::Backup::BackupVault", "v-1")}
+    found = {
+        name: [{"ResourceType": kind, "PhysicalResourceId": one, "LogicalResourceId": "It"}]
+        for name, (kind, one) in given.items()
+    }
+    monkeypatch.setattr(destruction, "_listed", lambda aws, instance_id, stacks: found)
+    doom = doomed(parse({"id": "dev"}), deployed_stacks.session)
+    assert doom is not None and doom.kept == ("vault v-1", "key k-1")
+    del found["backup"]
+    doom = doomed(parse({"id": "dev"}), deployed_stacks.session)
+    assert doom is not None and doom.kept == ()
+
+
 def test_half_of_an_instance_is_enough() -> None:
     """Without pause stack and parameters, with what stacks list and what is gone all the same."""
     deployed, clock = deploy(), FakeClock()
