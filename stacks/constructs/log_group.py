@@ -19,8 +19,16 @@ _BY_DAYS = {
 }
 
 
-def log_group(scope: Construct, construct_id: str, *, days: int, name: str | None = None) -> logs.LogGroup:
-    """What it holds is kept for some days, and when its stack goes as the data of the instance."""
+def log_group(
+    scope: Construct,
+    construct_id: str,
+    *,
+    days: int,
+    name: str | None = None,
+    removal_policy: cdk.RemovalPolicy | None = None,
+) -> logs.LogGroup:
+    """What it holds is kept for some days, and when its stack goes as the data of the instance, unless
+    `removal_policy` says otherwise."""
     stack = cdk.Stack.of(scope)
     assert isinstance(stack, InstanceStack)  # noqa: S101
     return logs.LogGroup(
@@ -28,5 +36,5 @@ def log_group(scope: Construct, construct_id: str, *, days: int, name: str | Non
         construct_id,
         log_group_name=name,
         retention=_BY_DAYS[days],
-        removal_policy=stack.removal_policy,
+        removal_policy=removal_policy or stack.removal_policy,
     )

@@ -90,7 +90,9 @@ class SparkRuns(Construct):
         super().__init__(scope, construct_id)
         self._run_minutes_max = run_minutes_max
         self._called: list[lambda_.IFunction] = []
-        logs = log_group(self, "Logs", days=log_days, name=self._log_name())
+        # Never kept, or its name would be taken when runs that were taken out of a stack come back to it.
+        gone = cdk.RemovalPolicy.DESTROY
+        logs = log_group(self, "Logs", days=log_days, name=self._log_name(), removal_policy=gone)
         definition = self._definition(create, functions)
         role = self._role()
         self.state_machine = sfn.StateMachine(

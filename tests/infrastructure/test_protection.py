@@ -21,7 +21,26 @@ def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[st
     groups = list(synthesized(name).resources("AWS::Logs::LogGroup"))
     assert groups
     for one in groups:
-        assert policies(one) == wanted, str(one)
+        assert policies(one) == (DELETED if one.name.startswith("RunsLogs") else wanted), str(one)
+
+
+def test_what_comes_and_goes_in_a_stack_that_stays_keeps_no_name(
+    synthesized: Callable[[str], Assembly], tmp_path: Path
+) -> None:
+    """It would be there already when it comes back, and the deploy be rolled back."""
+    whole = synthesized("prod")
+    less = synthesize(settings("prod", compaction=None), tmp_path / "assembly", checked=False)
+    names = {"AliasName", "BackupVaultName", "BucketName", "LogGroupName", "Name", "QueueName"}
+    found = [
+        {
+            str(one)
+            for one in assembly.resources()
+            if names & one.properties.keys() and "Retain" in one.body.get("DeletionPolicy", "")
+            if one.stack in whole.templates.keys() & less.templates.keys()
+        }
+        for assembly in (whole, less)
+    ]
+    assert found[0] and found[0] == found[1]
 
 
 def test_roles_trust_services_for_this_account_only(assembly: Assembly) -> None:
