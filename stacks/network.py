@@ -45,9 +45,9 @@ class NetworkStack(InstanceStack):
             self.placement = self._own(network)
         else:
             self.placement = self._existing(network, network.vpc_id)
-        if network.s3_endpoint != "existing":
+        if network.s3_endpoint == "create":
             self._let_out_to_s3()
-        else:
+        elif network.vpc_id is not None:
             # CloudFormation takes no stack without resources; this one is nothing, and costs nothing.
             cdk.CfnWaitConditionHandle(self, "Nothing")
 

@@ -34,7 +34,6 @@ EXISTING_VPC = {
     "subnet_ids": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"],
     "availability_zones": ["eu-central-1a", "eu-central-1b"],
     "route_table_ids": ["rtb-0123456789abcdef0", "rtb-0123456789abcdef1"],
-    "s3_endpoint": "create",
 }
 
 UUID = "12345678-1234-1234-1234-123456789012"

@@ -77,10 +77,10 @@ class NetworkSettings(Section):
     route_table_ids: tuple[RouteTableId, ...] = setting((), strict=False)
     """The route table of each subnet, in the same order; not needed with s3_endpoint = "existing"."""
 
-    s3_endpoint: Literal["create", "existing"] | None = setting(None)
-    """Whether the existing VPC gets an S3 gateway endpoint, or has one; it must be said there. `create` takes
-    all that is sent to S3 from these route tables, also by others, and lets through only what is for objects
-    in buckets of this account."""
+    s3_endpoint: Literal["create", "existing"] = setting("create")
+    """Whether the existing VPC gets an S3 gateway endpoint, or has one. `create` takes all that is sent to S3
+    from these route tables, also by others, and lets through only what is for objects in buckets of this
+    account."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if re.fullmatch(pattern("cidr"), self.cidr) and (why := cidr_problem(self.cidr)):
@@ -96,9 +96,6 @@ class NetworkSettings(Section):
         for name in ("cidr", "zones", "flow_log_days"):
             if name in self.model_fields_set:
                 yield name, "it is of an own VPC: leave it out, or vpc_id"
-        if self.s3_endpoint is None:
-            why = 'it must be "existing" or "create", which cuts its route tables off from buckets of others'
-            yield "s3_endpoint", why
         yield from self._lists()
 
     def _own_zones(self) -> Iterator[tuple[str, str]]:

@@ -195,10 +195,6 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
         ),
         ('[network]\ns3_endpoint = "existing"', 'network.s3_endpoint = "existing": it is of an existing VPC'),
         (
-            VPC + 'route_table_ids = ["rtb-0a1b2c3d", "rtb-0a1b2c3d"]',
-            'network.s3_endpoint: it must be "existing" or "create", which cuts its route tables off',
-        ),
-        (
             '[network]\navailability_zones = ["eu-west-1a", "eu-west-1a"]',
             'network.availability_zones = ["eu-west-1a", "eu-west-1a"]: 2 or 3 different',
         ),
@@ -214,7 +210,7 @@ def test_an_unknown_key_comes_with_where_it_belongs_or_the_nearest(text: str, li
             '[compaction]\nengine = "emr-ec2-steps"\ninstance_types = ["m7gd.large", "i8g.large"]',
             'compaction.instance_types = ["m7gd.large", "i8g.large"]: m7gd.large, i8g.large: the',
         ),
-        (VPC + 's3_endpoint = "create"', "network.route_table_ids: there must be one for each of subnet_ids"),
+        (VPC, "network.route_table_ids: there must be one for each of subnet_ids"),
         (VPC + 's3_endpoint = "existing"\nzones = 3', "network.zones = 3: it is of an own VPC"),
         (
             VPC + 's3_endpoint = "existing"\nroute_table_ids = ["rtb-0a1b2c3d"]',
