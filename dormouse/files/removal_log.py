@@ -36,7 +36,7 @@ def roll(supplier: Supplier) -> None:
         DAYS.attempt(supplier, lambda conn: _date_back(conn, max(ahead)))
     DAYS.make(supplier, sorted((ahead | {day for day in late if day < today}) - have))
     for day in sorted(day for day in have if day < today):
-        # all that commit wait for the lock: it is taken where it is likely to be of use
+        # the log is locked for a moment: only where it is likely to be of use
         if not _seems_needed(supplier, day):
             DAYS.attempt(supplier, partial(_drop_unless_needed, day=day))
 
@@ -57,6 +57,8 @@ def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
     end = _midnight(day + timedelta(days=1))
     conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=DAYS.name(day)))
     conn.execute(_QUERIES["note_history"].on(day=DAYS.name(day)), {"margin_seconds": MARGIN_SECONDS})
+    # who reads the log locks it first, and its days then: they have waited for none of the looks
+    conn.execute(_QUERIES["lock_log"].on())
     DAYS.drop(conn, day)
 
 

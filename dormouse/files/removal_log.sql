@@ -7,8 +7,12 @@ update removal set removed_at = clock_timestamp() where removed_at >= %(first_da
 select distinct (removed_at at time zone 'UTC')::date from removal_default;
 
 -- name: lock_day
--- Waits for the writers of a day, and keeps others out.
-lock table {day} in access exclusive mode;
+-- Waits for the writers of a day, and keeps others out, and others that would drop it; it can be read.
+lock table {day} in share row exclusive mode;
+
+-- name: lock_log
+-- Waits for who reads the log, and keeps others out: from here on a day can be dropped.
+lock table only removal in access exclusive mode;
 
 -- name: lock_tables
 -- Waits for who holds a moment of the tables that have removals of a day, and keeps others out.

@@ -314,6 +314,8 @@ def test_a_reader_that_comes_while_a_day_is_dropped_has_it_whole_or_is_told(
         reading = threading.Thread(target=noting, args=(read, failed))
         reading.start()
         wait_until(lambda: began or blocked(table.supplier) > 1)
+        conn.execute("set local lock_timeout = 100")  # the looks at a day hold up no reader
+        assert conn.execute("select count(*) from removal").fetchall() == [(1,)]
         conn.execute("commit")
     dropping.join()
     reading.join()
