@@ -159,8 +159,8 @@ class Catalog:
             if only_unused and not FileReferenceStore(self._supplier, table).is_unused(conn):
                 raise TableBusy(f"table {table.name!r} has been used since it was made")
             conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id})
-            FileReferenceStore(self._supplier, table).drop(conn)
             self._attempts.abandon_table(conn, table)
+            FileReferenceStore(self._supplier, table).drop(conn)
             return table
 
         return run_alone(self._supplier, work, operation="drop table")

@@ -163,8 +163,9 @@ class FileReferenceStore(Updates):
 
     def drop(self, conn: psycopg.Connection[Any]) -> None:
         """Drops what `create` made; part of dropping the table."""
-        conn.execute(self._layout.on("drop", self.table.table_id))
         self._execute(conn, "forget_table", {})
+        # last: it locks the parents, which all tables need
+        conn.execute(self._layout.on("drop", self.table.table_id))
 
     def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
         """Waits for what adds references, and lets no other until the transaction ends; for `run_alone`."""

@@ -20,7 +20,7 @@ from dormouse.commits import committer as committer_module
 from dormouse.commits import table_cache
 from dormouse.errors import TableBusy
 from dormouse.instance import Instance
-from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres import ConnectionSupplier, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
 from tests.commits import add, assignment, files_of
 from tests.state import blocked, query, ref, wait_until
@@ -69,6 +69,25 @@ def test_what_waits_for_others_holds_up_none(dsn: str, instance: Instance, chang
             assert thread.is_alive()
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("forgotten", ["applied_commit", "write_attempt"])
+def test_a_table_that_is_dropped_holds_up_none_while_its_rows_are_forgotten(
+    dsn: str, instance: Instance, monkeypatch: pytest.MonkeyPatch, forgotten: str
+) -> None:
+    monkeypatch.setattr(transaction, "ALONE_LOCK_SECONDS_MIN", 60)
+    context = instance.table("t")._context
+    context.store.add_files([ref("a")], commit_id="c")
+    context.attempts.begin(context.table)
+    thread = threading.Thread(target=instance.drop_table, args=("t",))
+    with psycopg.connect(dsn) as conn:
+        conn.execute(f"select from dormouse.{forgotten} for update")
+        thread.start()
+        wait_until(lambda: blocked(instance._supplier))
+        instance.create_table("v", SCHEMA)
+        conn.rollback()
+    thread.join(60)
+    assert [table.name for table in instance.tables()] == ["u", "v"]
 
 
 def test_a_wait_for_a_table_has_an_end(dsn: str, instance: Instance) -> None:
