@@ -10,6 +10,7 @@ from uuid import UUID
 import psycopg
 
 from dormouse.files.differences import FOUND_MAX, Difference, Differences, not_counted
+from dormouse.files.holds import lock_history
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.totals import named_rows
 from dormouse.model.problem import Problem, ProblemKind
@@ -76,9 +77,13 @@ class FileChecks:
     def note_digests(self, digests: Mapping[UUID, bytes]) -> None:
         """Of files that were written without one."""
         values = {"file_ids": list(digests), "digests": Uuids(list(digests.values()))}
-        self._own.run(
-            lambda conn: conn.execute(self._own.on("note_digests"), values), operation="note digests"
-        )
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            # stage one of collection finds files by their places, which this changes
+            lock_history(conn, self._own.table.table_id)
+            conn.execute(self._own.on("note_digests"), values)
+
+        self._own.run(work, operation="note digests")
 
     def unknown(self, names: Sequence[str]) -> list[str]:
         """Of some objects those that are no file of the table now, nor the sketches of one."""

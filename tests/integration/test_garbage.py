@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace as changed
 from typing import Any
 
 import pytest
-from state import assign, at_once, live, query, ref, remove, replace, transaction, unreferenced
+from state import (
+    assign,
+    at_once,
+    blocked,
+    live,
+    query,
+    ref,
+    remove,
+    replace,
+    transaction,
+    unreferenced,
+    wait_until,
+)
 
 from dormouse.context import TableContext
 from dormouse.files import garbage, removal_log
+from dormouse.files.checks import FileChecks
 from dormouse.files.garbage import GarbageCollector
+from dormouse.files.holds import lock_history
 
 
 @pytest.fixture(autouse=True)
@@ -269,6 +284,20 @@ def test_stage_one_and_commits_with_an_id_do_not_wait_for_each_other(table: Tabl
             other.execute("reset lock_timeout")
         conn.execute("commit")
     assert table.garbage.collect().deleted_files == ("a",)
+
+
+def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> None:
+    """It would miss a file whose row moves meanwhile, for ever."""
+    add(table, "a")
+    checks = FileChecks(table.store.own)
+    [[found]] = checks.pages(with_references=False)
+    noting = threading.Thread(target=checks.note_digests, args=({found.file_id: bytes(16)},))
+    with transaction(table) as conn:
+        lock_history(conn, table.table.table_id)
+        noting.start()
+        wait_until(lambda: blocked(table.supplier), 5)
+    noting.join(60)
+    assert [file.digest for [file] in checks.pages(with_references=False)] == [bytes(16)]
 
 
 def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableContext) -> None:
