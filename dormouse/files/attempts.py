@@ -28,7 +28,7 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
+from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 
 LISTED_NAMES_MAX = 10_000
 
@@ -209,8 +209,11 @@ class WriteAttempts:
 
     def of_none(self, names: Sequence[str]) -> list[str]:
         """Of some objects those that no attempt writes, or has left for collection."""
-        work = rows_of(_QUERIES["of_no_attempt"], {"names": list(names)})
-        return [name for (name,) in run_lookup(self._supplier, work, operation="look for attempts")]
+        work = rows_of(_QUERIES["of_attempts"], {"names": list(names)})
+        operation = "look for attempts"
+        rows = run_transaction(self._supplier, work, read_only=True, scans=True, operation=operation)
+        known = {name for (name,) in rows}
+        return [name for name in names if name not in known]
 
     def _attempts(self, query: str, values: dict[str, Any]) -> list[WriteAttempt]:
         work = rows_of(_QUERIES[query], values)

@@ -130,8 +130,13 @@ where table_id = %(table_id)s and attempt_id = %(attempt_id)s
     )
 returning attempt_id;
 
--- name: of_no_attempt
--- Of some objects those that no attempt writes or has left.
-select name
-from unnest(%(names)s::text[]) as name
-where not exists (select from write_attempt a where starts_with(name, a.object_prefix));
+-- name: of_attempts
+-- Of some objects those that an attempt writes or has left. The prefixes have few lengths: what a name begins with in each
+-- is joined with them, where each name would be compared with each attempt.
+with attempt as materialized (
+    select object_prefix, length(object_prefix) as chars from write_attempt
+)
+select n.name
+from unnest(%(names)s::text[]) as n (name)
+cross join (select distinct chars from attempt) l
+join attempt a on a.object_prefix = left(n.name, l.chars);

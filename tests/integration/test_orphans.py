@@ -104,6 +104,20 @@ def test_what_is_known_is_no_orphan(instance: Instance, objects: Path) -> None:
     assert files(objects) == before
 
 
+def test_a_page_of_names_is_looked_up_among_many_attempts(instance: Instance) -> None:
+    """A stream of Spark leaves one a batch, for a day."""
+    query(
+        instance._supplier,
+        """insert into write_attempt (table_id, attempt_id, object_prefix, finished_at)
+           select 1, gen_random_uuid(), concat('data/', repeat('0', 32), '/1/', n, '/'), clock_timestamp()
+           from generate_series(1, 20000) n""",
+    )
+    names = [f"data/{'0' * 32}/1/{number}/x.parquet" for number in range(15_001, 25_001)]
+    began = time.monotonic()
+    assert sorted(instance._attempts.of_none(names)) == names[5_000:]
+    assert time.monotonic() - began < 3
+
+
 def test_orphans_are_listed_with_what_is_known_of_them(instance: Instance, objects: Path) -> None:
     own = instance.table("t").files.table.object_prefix
     put(objects, *FOREIGN, f"{own}1/x.parquet", days=8)
