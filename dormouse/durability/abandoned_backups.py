@@ -33,13 +33,17 @@ def has_object(store: ObjectStore, name: str) -> bool:
     return False
 
 
-def sweep(store: ObjectStore, now: datetime) -> None:
-    """Removes what is left of backups that were killed, and nothing that no backup has begun."""
+def sweep(store: ObjectStore, now: datetime) -> set[str]:
+    """Removes what is left of backups that were killed, and nothing that no backup has begun.
+
+    Gives what there was: the first part of each name.
+    """
     names: set[str] = set()
     written_at: dict[str, datetime] = {}
     for one, _, written in store.list_dated(""):
-        names.add(one)
-        name = one.split("/")[0]
+        name, *rest = one.split("/")
+        if len(rest) == 1:  # the marks, and not what is in the backups
+            names.add(one)
         written_at[name] = max(written_at.get(name, written), written)
     for name in sorted(written_at):
         if not NAME.fullmatch(name) or f"{name}/{MANIFEST}" in names:
@@ -53,6 +57,7 @@ def sweep(store: ObjectStore, now: datetime) -> None:
         if not has_object(store, f"{name}/{MANIFEST}"):
             logger.info("backup %s was never finished, and is removed", name)
             remove(store, name, SWEPT)
+    return set(written_at)
 
 
 def remove(store: ObjectStore, name: str, mark: str) -> None:

@@ -266,8 +266,7 @@ class BackupWriter:
 
     def _begin(self) -> str:
         self._store.sweep_staging()
-        sweep(self._store, self._began)
-        taken = {name.split("/")[0] for name, _ in self._store.list("")}
+        taken = sweep(self._store, self._began)
         stem = f"{self._began:%Y-%m-%dT%H%M%SZ}"
         for name in (stem, *(f"{stem}-{number}" for number in range(2, 1_000))):
             with suppress(ObjectAlreadyExists):  # another began at the same time

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.durability.abandoned_backups import MANIFEST, sweep
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
 from dormouse.files.holds import held
 from dormouse.instance import Instance
@@ -155,3 +158,21 @@ def test_a_manifest_of_anybody_is_one_line(tmp_path: Path) -> None:
     # its folder says where it is
     manifest.write_text(json.dumps({**good, "name": "../../elsewhere"}))
     assert dm.restore(tmp_path / "backups", tmp_path / "new", made.name, check=True).tables == 1
+
+
+def test_the_names_of_all_objects_of_all_backups_are_not_kept_in_memory() -> None:
+    now = datetime.now(UTC)
+    names = [f"2026-01-{day:02}T000000Z" for day in range(1, 21)]
+
+    class Listed:
+        @staticmethod
+        def list_dated(_: str) -> Iterator[tuple[str, int, datetime]]:
+            for name in names:
+                yield from ((f"{name}/objects/data/1/{n:040}.parquet", 1, now) for n in range(2_500))
+                yield f"{name}/{MANIFEST}", 1, now
+
+    tracemalloc.start()
+    found = sweep(Listed(), now)  # type: ignore[arg-type]
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (found, peak_bytes < 500_000) == (set(names), True)
