@@ -1,8 +1,8 @@
 """Databases that were copied into another cluster by their rows, as pg_dump and logical replication do.
 
 References, their log and what rounds remember carry transaction ids, which begin anew in another cluster.
-Where those of the copy are ahead of it, they are replaced, in the same order. (Snapshots of disks, copies of
-files and pg_upgrade keep ids and counter together.)
+Where those of the copy are ahead of it, they are replaced, in the same order. Sequences that did not come
+along go on. (Snapshots of disks, copies of files and pg_upgrade keep ids and counter together.)
 """
 
 from __future__ import annotations
@@ -37,4 +37,5 @@ def settle(conn: psycopg.Connection[Any]) -> None:
             conn.execute(_QUERIES["renumber_schemas"].on())
         if conn.execute(_QUERIES["knows_incarnations"].on()).fetchall()[0][0]:
             conn.execute(_QUERIES["note_copy"].on())
+        conn.execute(_QUERIES["advance_sequences"].on())
         conn.execute(_QUERIES["settle"].on())

@@ -120,6 +120,31 @@ where not exists (select from incarnation)
         where written_xid is not null and (written_xid::xid <> xmin or written_in <> tableoid)
     );
 
+-- name: advance_sequences
+-- Numbers go on after those that are there, as logical replication brings no sequences along; a dump does, and nothing changes.
+-- The places of loads are in files: those of a sequence that gave none go on by the time, which no other has reached.
+do $$
+declare
+    statement text;
+begin
+    for statement in
+        select format(
+            'select setval(%1$L, max(%2$I)) from %3$s having max(%2$I) >= (select last_value from %1$s)',
+            pg_get_serial_sequence(c.oid::regclass::text, a.attname), a.attname, c.oid::regclass
+        )
+        from pg_attribute a
+        join pg_class c on c.oid = a.attrelid
+        where c.relnamespace = 'dormouse'::regnamespace and a.attidentity <> '' and not c.relispartition
+    loop
+        execute statement;
+    end loop;
+    if to_regclass('load_sequence') is not null then
+        perform setval('load_sequence', (1000 * extract(epoch from clock_timestamp()))::bigint * 1048576)
+        from load_sequence where not is_called;
+    end if;
+end
+$$;
+
 -- name: settle
 -- The rows are where they were written.
 update migration set written_xid = pg_current_xact_id(), written_in = tableoid;

@@ -10,9 +10,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from keyed_tables import keyed, upsert
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from state import assign, query, ref, replace
 
+import dormouse as dm
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.embedded.postgres import EmbeddedPostgres
@@ -26,6 +28,7 @@ from dormouse.files.totals import Totals
 from dormouse.history import cuts, moments
 from dormouse.history.consumers import Consumers
 from dormouse.history.restore import restore
+from dormouse.instance import Instance
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
@@ -305,3 +308,32 @@ def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are
         assert [Erasure(table.store, number).is_undone() for number in range(1, 5)] == undone
         assert undone == [True, True, True, False]
         assert restore(table, cuts.record_cut(table)).deletions == 0
+
+
+def test_numbers_go_on_in_a_copy_to_which_no_sequences_came(instance: Instance, dsn: str) -> None:
+    """As by logical replication: a load is the newest, and cuts and tables have numbers of their own."""
+    table = keyed(instance)
+    for value in (10, 11):
+        upsert(table, (1, value))
+    table.history.record_cut("before")
+    query(instance._supplier, "select setval(oid, 1, false) from pg_class where relkind = 'S'")
+    query(instance._supplier, "update migration set written_in = 0")
+    migrate(dsn)
+    assert written(dsn) == (True, True)
+    with dm.connect(dsn, instance._objects.url) as copied:
+        table = copied.table("t")
+        upsert(table, (1, 12))
+        assert table.query().read_all()["v"].to_pylist() == [12]
+        table.history.record_cut("after")
+        keyed(copied, "other")
+
+
+def test_sequences_that_came_along_stay(dsn: str) -> None:
+    sequence = "select last_value, is_called from load_sequence"
+    with psycopg.connect(dsn, options="-c search_path=dormouse") as conn:
+        conn.execute("select nextval('load_sequence')")
+        conn.execute("update migration set written_in = 0")
+        before = conn.execute(sequence).fetchall()
+    migrate(dsn)
+    with psycopg.connect(dsn, options="-c search_path=dormouse") as conn:
+        assert conn.execute(sequence).fetchall() == before
