@@ -65,14 +65,11 @@ class InstanceRounds:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps others from maintaining the instance meanwhile; `InstanceLocked` when another does."""
-        with self._supplier.connection() as conn:
+        # a transaction keeps its session through a pooler, too, and while it is idle no snapshot
+        with self._supplier.connection() as conn, conn.transaction():
             if not conn.execute(_QUERIES["alone"].on()).fetchall()[0][0]:
                 raise InstanceLocked("another process maintains this instance: one is enough")
-            try:
-                yield
-            finally:
-                if not conn.closed:
-                    conn.execute(_QUERIES["not_alone"].on())
+            yield
 
     def _record(self, kind: str, began: float, error: str | None) -> None:
         values = {"kind": kind, "seconds": time.monotonic() - began, "error": error}

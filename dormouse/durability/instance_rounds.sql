@@ -36,9 +36,7 @@ select not exists (
 );
 
 -- name: alone
--- Whether nobody else maintains the instance; the lock ends with the session.
-select pg_try_advisory_lock(7236154098213003);
-
--- name: not_alone
--- Lets another maintain it.
-select pg_advisory_unlock(7236154098213003);
+-- Whether nobody else maintains the instance; the lock ends with the transaction, which is idle for all of it.
+select
+    pg_try_advisory_xact_lock(7236154098213003),
+    set_config('idle_in_transaction_session_timeout', '0', true);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -14,7 +14,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.errors import InstanceError
+from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.errors import InstanceError, InstanceLocked
 from dormouse.postgres import ConnectionSupplier, connection
 from dormouse.postgres.connection import SESSION_SETTINGS
 from tests.pooler import PGBOUNCER, pgbouncer
@@ -108,6 +109,24 @@ def test_a_session_through_it_prepares_nothing(dsn: str, tmp_path: Path) -> None
             assert conn.prepare_threshold is None
             assert conn.execute("show lock_timeout").fetchone() == ("0",)
         supplier.close()
+
+
+@with_pgbouncer
+@pytest.mark.usefixtures("role_settings")
+def test_who_maintains_through_one_is_alone_until_the_end(dsn: str, tmp_path: Path) -> None:
+    with pgbouncer(dsn, tmp_path, server_round_robin=1) as pooled:
+        with psycopg.connect(pooled) as one, psycopg.connect(pooled) as other:
+            for conn in (one, other):
+                conn.execute("select")  # each has a session of the server
+        with closing(ConnectionSupplier(pooled)) as through, closing(ConnectionSupplier(dsn)) as direct:
+            with (
+                InstanceRounds(through).alone(),
+                pytest.raises(InstanceLocked),
+                InstanceRounds(direct).alone(),
+            ):
+                pass
+            with InstanceRounds(direct).alone():
+                pass
 
 
 @with_pgbouncer
