@@ -86,6 +86,9 @@ grant usage on schema dormouse to dormouse_run;
 grant select, insert, update, delete on all tables in schema dormouse to dormouse_run;
 grant usage, select on all sequences in schema dormouse to dormouse_run;
 revoke insert, update, delete on migration, instance from dormouse_run;
+-- it locks a table that all write to, as its owner
+revoke execute on function add_day from public;
+grant execute on function add_day to dormouse_run;
 alter default privileges in schema dormouse grant select, insert, update, delete on tables to dormouse_run;
 alter default privileges in schema dormouse grant usage, select on sequences to dormouse_run;
 grant usage on schema dormouse to dormouse_read;

@@ -248,13 +248,16 @@ def test_whoever_reads_queries_all_tables_and_changes_nothing(
             name
             for (name,) in rows(database, "select tablename from pg_tables where schemaname = 'dormouse'")
         ]
-    for name in names:
-        for statement in (f"delete from dormouse.{name}", f"truncate dormouse.{name}"):
-            with (
-                psycopg.connect(as_role(database, READ_ROLE)) as conn,
-                pytest.raises(psycopg.errors.InsufficientPrivilege),
-            ):
-                conn.execute(statement)
+    changes = [f"{verb} dormouse.{name}" for name in names for verb in ("delete from", "truncate")]
+    day = "select dormouse.add_day('removal', '2999-01-01')"
+    for statement in (*changes, day):
+        with (
+            psycopg.connect(as_role(database, READ_ROLE)) as conn,
+            pytest.raises(psycopg.errors.InsufficientPrivilege),
+        ):
+            conn.execute(statement)
+    with psycopg.connect(as_role(database, RUN_ROLE)) as conn:
+        conn.execute(day)
 
 
 def test_a_database_that_others_made_is_adopted(database: str, tmp_path: Path) -> None:
