@@ -28,7 +28,8 @@ def convert(conn: psycopg.Connection[Any], table: TableRecord, target_name: str)
     names = {**old, **target.tables(table_id), "old_reference": old["file_reference"]}
     conn.execute(composed(_QUERIES["rename_references"], names))
     made = {**names, "unreferenced": target.names(table_id)["unreferenced"]}
-    conn.execute(composed(target.own["create_files"].literally(table_id=table_id), made))
+    conn.execute(composed(target.own["create_files"], made))
     adopt = _QUERIES["adopt_files"].including(file_facts=source.own["file_facts"], adopt=target.own["adopt"])
     conn.execute(composed(adopt, names), values)
+    conn.execute(composed(target.own["attach_files"].literally(table_id=table_id), names))
     conn.execute(composed(source.own["drop_files"], names))

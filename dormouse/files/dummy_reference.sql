@@ -2,6 +2,10 @@
 -- Part of making a table: finds the markers of files that nothing refers to.
 create index {unreferenced} on {file_reference} (file_id) where file_unreferenced
 
+-- name: attach_files
+-- Part of making a table: the files are among the references.
+select
+
 -- name: drop_files
 -- What of the files is gone after a conversion to another layout.
 delete from {file_reference} where partition_id = '';

@@ -1,6 +1,9 @@
 -- name: create_files
--- Part of making a table: its own partition of the files.
-create table {file} (like file including all) with (fillfactor = 90);
+-- Part of making a table: its own table of the files.
+create table {file} (like file including all) with (fillfactor = 90)
+
+-- name: attach_files
+-- Part of making a table: makes it a partition; other tables are made after the transaction.
 alter table file attach partition {file} for values in ({table_id})
 
 -- name: drop_files

@@ -15,7 +15,8 @@ from dormouse.postgres.statements import Statement
 # parts that a layout supplies to the store's statements; all its other queries are whole statements
 _PARTS = (
     "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
-    "forget_all", "file_facts", "create_files", "lock", "count_unreferenced", "mark_referenced",
+    "forget_all", "file_facts", "create_files", "attach_files", "lock", "count_unreferenced",
+    "mark_referenced",
 )  # fmt: skip
 # names that differ: a writer that does not know of a conversion cannot write into the wrong tables
 _TABLES = {

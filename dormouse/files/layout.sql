@@ -5,3 +5,4 @@ create table {file_reference} (like file_reference including all)
 with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);
 alter table file_reference attach partition {file_reference} for values in ({table_id});
 {create_files};
+{attach_files};

@@ -1,7 +1,10 @@
 -- name: create_files
--- Part of making a table: its own partition of the counts.
+-- Part of making a table: its own table of the counts.
 create table {file_count} (like file_count including all)
-with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05)
+
+-- name: attach_files
+-- Part of making a table: makes it a partition; other tables are made after the transaction.
 alter table file_count attach partition {file_count} for values in ({table_id})
 
 -- name: drop_files

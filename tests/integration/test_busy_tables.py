@@ -7,23 +7,25 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from psycopg.sql import Composed
 
 import dormouse as dm
 from dormouse.commits import committer as committer_module
 from dormouse.commits import table_cache
 from dormouse.errors import TableBusy
+from dormouse.files import conversion
 from dormouse.instance import Instance
-from dormouse.postgres import ConnectionSupplier, transaction
+from dormouse.postgres import ConnectionSupplier, Query, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
 from tests.commits import add, assignment, files_of
-from tests.state import blocked, query, ref, wait_until
+from tests.state import at_once, blocked, query, ref, wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
@@ -88,6 +90,21 @@ def test_a_table_that_is_dropped_holds_up_none_while_its_rows_are_forgotten(
         conn.rollback()
     thread.join(60)
     assert [table.name for table in instance.tables()] == ["u", "v"]
+
+
+def test_tables_are_made_while_the_files_of_another_are_converted(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed = conversion.composed
+
+    def composing(query: Query, names: Mapping[str, str]) -> Composed:
+        if query.name == "adopt_files":
+            at_once(lambda: instance.create_table("v", SCHEMA, layout="salted_counts"))
+        return composed(query, names)
+
+    monkeypatch.setattr(conversion, "composed", composing)
+    instance.table("t").convert_layout("salted_counts")
+    assert [table.layout for table in instance.tables()] == ["salted_counts", "file_table", "salted_counts"]
 
 
 def test_a_wait_for_a_table_has_an_end(dsn: str, instance: Instance) -> None:
