@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from dormouse.client.http import Http, problem_error
 from dormouse.errors import DormouseError, InstanceError
+from dormouse.query.sources import Source
 
 PROBLEM = b"dormouse.problem"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -52,7 +54,7 @@ class _Messages:
     def __init__(self, body: _Body) -> None:
         self._body = body
         # Arrow keeps this object for as long as anybody can read, also when the Python reader is gone
-        self.release = weakref.finalize(self, body.response.close)
+        self._dropped = weakref.finalize(self, body.drop)
         self._reader: pa.ipc.MessageReader | None = None
         self._schema = b""
         self._ready = memoryview(b"")
@@ -63,6 +65,11 @@ class _Messages:
     def close(self) -> None:
         self.release()
 
+    def release(self) -> None:
+        """Ends the connection, unless it has ended."""
+        if self._dropped.detach():
+            self._body.end()
+
     def read(self, size: int) -> bytes:
         while not self._ready:
             self._ready = memoryview(self._next())
@@ -70,7 +77,7 @@ class _Messages:
         return bytes(found)
 
     def _next(self) -> Any:
-        if not self.release.alive:
+        if not self._dropped.alive:
             raise InstanceError("the answer was closed before it was read to its end")
         if self._reader is None:
             self._reader = pa.ipc.MessageReader.open_stream(self._body)
@@ -108,7 +115,8 @@ class _Body:
     def __init__(self, http: Http, response: httpx.Response) -> None:
         self.response = response
         self._http = http
-        self._chunks = response.iter_bytes()
+        self._chunks = _chunks(response)
+        self._source = Source(self._chunks)
         self._chunk = memoryview(b"")
 
     def readable(self) -> bool:
@@ -116,6 +124,14 @@ class _Body:
 
     def close(self) -> None:
         pass
+
+    def end(self) -> None:
+        self.response.close()
+        self._source.drop()
+
+    def drop(self) -> None:
+        """Another thread ends the answer: the collector's may hold the lock of the connections."""
+        self._source.drop()
 
     def read(self, size: int) -> bytes:
         parts, missing = [], size
@@ -153,3 +169,11 @@ class _Body:
         """Reads the end of the answer, so that its connection can be used again."""
         with suppress(httpx.HTTPError):
             next(self._chunks, None)
+
+
+def _chunks(response: httpx.Response) -> Iterator[bytes]:
+    """The bytes, until whoever reads them is done."""
+    try:
+        yield from response.iter_bytes()
+    finally:
+        response.close()
