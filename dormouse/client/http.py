@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,24 +41,33 @@ _CLASSES = {
 
 
 class Http:
-    """The connections to one service; any number of threads may use them."""
+    """The connections to one service; any number of threads may use them, and forked children make others."""
 
     def __init__(self, url: str, token: str | None, ca: str | None, timeout_seconds: float) -> None:
         self.url = _checked_url(url)
-        self._client = httpx.Client(
+        self.is_closed = False
+        self._new_client = partial(
+            httpx.Client,
             base_url=self.url,
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
             verify=_tls(ca) if self.url.startswith("https:") else False,
             timeout=httpx.Timeout(timeout_seconds, connect=min(timeout_seconds, CONNECT_SECONDS_MAX)),
             limits=httpx.Limits(max_connections=CONNECTIONS_MAX, keepalive_expiry=IDLE_SECONDS_MAX),
         )
+        self._client, self._process = self._new_client(), os.getpid()
 
     def close(self) -> None:
-        self._client.close()
+        self.is_closed = True
+        if self._process == os.getpid():  # those of a parent stay its own
+            self._client.close()
 
-    @property
-    def is_closed(self) -> bool:
-        return self._client.is_closed
+    def _connections(self) -> httpx.Client:
+        """This process's own: by those of its parent, a forked child would read answers to others."""
+        if self.is_closed:
+            raise InstanceError(f"the client of {self.url} is closed: connect again")
+        if self._process != os.getpid():
+            self._client, self._process = self._new_client(), os.getpid()
+        return self._client
 
     def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON."""
@@ -66,8 +77,6 @@ class Http:
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str
     ) -> httpx.Response:
         """A successful answer whose body is still to be read; the caller closes it."""
-        if self._client.is_closed:
-            raise InstanceError(f"the client of {self.url} is closed: connect again")
         give_up_at = time.monotonic() + RETRY_SECONDS_MAX
         for attempt in range(1, ATTEMPTS_MAX + 1):
             wait = backoff_seconds(attempt, _BACKOFF_SECONDS, RETRY_SECONDS_MAX)
@@ -90,13 +99,12 @@ class Http:
 
     def send_file(self, path: str, content: Iterator[bytes], content_type: str) -> Any:
         """Sends a file, once, and gives the answer's JSON."""
-        if self._client.is_closed:
-            raise InstanceError(f"the client of {self.url} is closed: connect again")
+        client = self._connections()
         headers = {"Accept": "application/json", "Content-Type": content_type}
-        request = self._client.build_request("POST", path, content=content, headers=headers)
+        request = client.build_request("POST", path, content=content, headers=headers)
         try:
             with self.named_failures():
-                response = self._client.send(request, stream=True)
+                response = client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise InstanceError(f"cannot connect to {self.url}: {_text(error)}") from error
         if not response.is_success:
@@ -113,9 +121,10 @@ class Http:
                 response.close()
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None, accept: str) -> httpx.Response:
-        request = self._client.build_request(method, path, json=body, headers={"Accept": accept})
+        client = self._connections()
+        request = client.build_request(method, path, json=body, headers={"Accept": accept})
         try:
-            return self._client.send(request, stream=True)
+            return client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             failure = InstanceError(f"cannot connect to {self.url}: {_text(error)}")
             if "certificate" in str(error).lower():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
@@ -79,6 +80,8 @@ class _Messages:
     def _next(self) -> Any:
         if not self._dropped.alive:
             raise InstanceError("the answer was closed before it was read to its end")
+        if not self._body.is_of_this_process:
+            raise InstanceError("the answer is read by the process that this one was forked from: ask again")
         if self._reader is None:
             self._reader = pa.ipc.MessageReader.open_stream(self._body)
         try:
@@ -117,6 +120,7 @@ class _Body:
         self._http = http
         self._chunks = _chunks(response)
         self._source = Source(self._chunks)
+        self._process = os.getpid()
         self._chunk = memoryview(b"")
 
     def readable(self) -> bool:
@@ -125,13 +129,19 @@ class _Body:
     def close(self) -> None:
         pass
 
+    @property
+    def is_of_this_process(self) -> bool:
+        return self._process == os.getpid()
+
     def end(self) -> None:
-        self.response.close()
-        self._source.drop()
+        if self.is_of_this_process:
+            self.response.close()
+            self._source.drop()
 
     def drop(self) -> None:
         """Another thread ends the answer: the collector's may hold the lock of the connections."""
-        self._source.drop()
+        if self.is_of_this_process:
+            self._source.drop()
 
     def read(self, size: int) -> bytes:
         parts, missing = [], size

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pyarrow as pa
 import pytest
 from served import SECONDS_MAX, http_answer, listening, request_on
 
 from dormouse.client import connect
+from dormouse.client.http import Http
 from dormouse.client.streams import ARROW
+from dormouse.errors import InstanceError
 
 ROWS = pa.table({"n": [1, 2, 3]})
 
@@ -76,3 +82,78 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_connections(
         finally:
             gc.enable()
         assert connections[0].recv(1) == b""
+
+
+class Port(BaseHTTPRequestHandler):
+    """Answers with its peer's port, and keeps the connection."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        body = json.dumps(self.client_address[1]).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def in_a_forked_child(work: Callable[[], object]) -> str:
+    """What it gives there."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            os.write(writer, str(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        told = pipe.read()
+    os.waitpid(child, 0)
+    return told
+
+
+def test_a_forked_child_has_connections_and_locks_of_its_own() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Port) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        http = Http(f"http://127.0.0.1:{server.server_port}", None, None, 20.0)
+
+        def ask() -> int:
+            return int(http.json("GET", "/"))
+
+        def ask_and_close() -> int:
+            found = ask()
+            http.close()
+            return found
+
+        port = ask()
+        with http._client._transport._pool._optional_thread_lock:  # type: ignore[attr-defined]
+            # as another thread would at the instant of the fork
+            others = [in_a_forked_child(ask_and_close) for _ in range(2)]
+            assert in_a_forked_child(http.close) == "None"
+        assert not {"", str(port)} & {*others}
+        assert ask()
+        http.close()
+        server.shutdown()
+
+
+def test_an_answer_is_read_by_the_process_that_asked_alone() -> None:
+    with beginning() as (url, connections), connect(url) as client:
+        reader = client.sql("select")
+        assert reader.read_next_batch() == ROWS.to_batches()[0]
+
+        def read() -> str:
+            try:
+                return str(reader.read_next_batch())
+            except InstanceError as error:
+                reader.close()
+                return str(error)
+
+        assert "the process that this one was forked from: ask again" in in_a_forked_child(read)
+        connections[0].sendall(b"\xff" * 4 + b"\x00" * 4)
+        connections[0].shutdown(socket.SHUT_WR)
+        assert reader.read_all().num_rows == 0
