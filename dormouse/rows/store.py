@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -19,7 +19,9 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.rows.columns import Column, from_jsonb, to_jsonb
-from dormouse.rows.ranges import Ints, Ranges
+
+if TYPE_CHECKING:  # a client has no numpy
+    from dormouse.rows.ranges import Ints, Ranges
 
 RANGES_AT_ONCE = 50_000
 NAME_BYTES_MAX = 200
@@ -105,6 +107,8 @@ class RowStore:
 
     def ranges(self, spans: Sequence[tuple[int, int]]) -> Ranges:
         """The ranges that rows of the spans lie in, by their ids."""
+        from dormouse.rows.ranges import Ranges
+
         firsts, lasts = zip(*spans, strict=True) if spans else ((), ())
         rows = self._rows("ranges", firsts=integers(firsts), lasts=integers(lasts))
         return Ranges.of(sorted(set(rows)))

@@ -29,7 +29,7 @@ CODE = {
     "rows": "import dormouse.rows",
     "aws": "from dormouse.system.aws import open_session; open_session('eu-west-1')",
     "service": "from dormouse.service import Server",
-    "client": "from dormouse.client import connect; connect('http://127.0.0.1:1').close()",
+    "client": "import dormouse.client.rows; dormouse.client.connect('http://127.0.0.1:1').close()",
     "pandas": "import pandas, pyarrow; pyarrow.table({'a': [1]}).to_pandas()",
     "polars": "import polars, pyarrow; polars.from_arrow(pyarrow.table({'a': [1]}))",
 }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.client.client import Client, RemoteTable
 from dormouse.errors import InvalidInput
+from dormouse.errors.extras import EXTRAS
 from dormouse.query.planner import PlanSummary
 from dormouse.query.schemas import SCHEMAS_CHASED_MAX
 
@@ -49,3 +53,24 @@ def test_columns_that_are_others_each_time_are_not_asked_for_ever() -> None:
     with pytest.raises(InvalidInput, match="were changed"):
         _table(service).explain({"k": 1})
     assert len(service.asked) == SCHEMAS_CHASED_MAX + 1
+
+
+ALONE = """
+import json, sys
+
+class NotThere:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in json.loads(sys.argv[1]):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NotThere)
+import dormouse.client.rows
+"""
+
+
+def test_the_client_needs_no_more_than_its_extra_brings() -> None:
+    left_out = json.dumps([*EXTRAS.keys() - {"httpx", "pyarrow"}])
+    command = [sys.executable, "-c", ALONE, left_out]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
