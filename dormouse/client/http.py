@@ -18,6 +18,7 @@ import httpx
 from dormouse import errors
 from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, InstanceError, InstanceForbidden, InstanceReadOnly, InvalidInput
+from dormouse.settings.service import check_token
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
@@ -45,6 +46,8 @@ class Http:
 
     def __init__(self, url: str, token: str | None, ca: str | None, timeout_seconds: float) -> None:
         self.url = _checked_url(url)
+        if token:
+            _check_token(token)
         self.is_closed = False
         self._new_client = partial(
             httpx.Client,
@@ -184,6 +187,8 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
 
 
 def _checked_url(url: str) -> str:
+    if "@" in str(url):  # before it stands what no message may show
+        raise InvalidInput("the URL of a query service has no user and no password: give a token")
     try:
         parts = urlsplit(url)
         valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
@@ -192,6 +197,13 @@ def _checked_url(url: str) -> str:
     if not valid or parts.query or parts.fragment:
         raise InvalidInput(f"the URL of a query service is like https://dormouse.example:8088, not {url!r}")
     return url.rstrip("/")
+
+
+def _check_token(token: str) -> None:
+    try:
+        check_token(token, "the token")
+    except ValueError as error:
+        raise InvalidInput(f"{error}, without a space or the end of a line") from None
 
 
 def _tls(ca: str | None) -> ssl.SSLContext:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.client import connect
 from dormouse.client.client import Client, RemoteTable
 from dormouse.errors import InvalidInput
 from dormouse.errors.extras import EXTRAS
@@ -74,3 +75,21 @@ def test_the_client_needs_no_more_than_its_extra_brings() -> None:
     command = [sys.executable, "-c", ALONE, left_out]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "token"),
+    [
+        ("http://127.0.0.1:1", "secret\n"),
+        ("http://127.0.0.1:1", "secret\r\nX: y"),
+        ("http://127.0.0.1:1", "secr\u00e9t"),
+        ("http://somebody:secret@127.0.0.1:1", None),
+        ("http://secret@127.0.0.1:1", "right"),
+        ("http://somebody:secret@127.0.0.1:x", None),
+        ("http://somebody:secret@127.0.0.1:1/?a=1", None),
+    ],
+)
+def test_a_secret_that_cannot_be_one_is_refused_without_showing_it(url: str, token: str | None) -> None:
+    with pytest.raises(InvalidInput, match=r"the token must be of|has no user and no password") as found:
+        connect(url, token=token)
+    assert "secr" not in str(found.value)
