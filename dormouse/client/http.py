@@ -17,7 +17,14 @@ import httpx
 
 from dormouse import errors
 from dormouse.backoff import backoff_seconds
-from dormouse.errors import DormouseError, InstanceError, InstanceForbidden, InstanceReadOnly, InvalidInput
+from dormouse.errors import (
+    DormouseError,
+    IndexNotReady,
+    InstanceError,
+    InstanceForbidden,
+    InstanceReadOnly,
+    InvalidInput,
+)
 from dormouse.settings.service import check_token
 
 CONNECT_SECONDS_MAX = 10.0
@@ -91,8 +98,8 @@ class Http:
                 busy = response.status_code in _BUSY
                 wait = max(wait, _retry_after(response))
                 failure = self._failure(path, response)
-                # what only reads now will only read the next time
-                busy = busy and not isinstance(failure, InstanceReadOnly)
+                # what only reads now will only read the next time; how long to wait for an index, others say
+                busy = busy and not isinstance(failure, InstanceReadOnly | IndexNotReady)
             except _NotConnected as error:
                 failure, busy = error.failure, True
             if not busy or attempt == ATTEMPTS_MAX or time.monotonic() + wait > give_up_at:

@@ -107,6 +107,7 @@ class RemoteRowTable:
                 try:
                     return dict(self._http.json("POST", self._path("query"), body | wait | more))
                 except IndexNotReady:
+                    time.sleep(max(0.0, min(till - time.monotonic(), _POLL_SECONDS[1])))
                     if (left := till - time.monotonic()) <= 0:
                         raise
 

@@ -222,7 +222,8 @@ def test_a_busy_service_is_given_up_after_a_while() -> None:
 
 def test_what_failed_otherwise_is_not_asked_again() -> None:
     read_only, cut = problem_answer("instance-read-only", 503), http_answer("200 OK", stream()[:-9])
-    for answer in (problem_answer("invalid-query", 400), read_only, cut, b""):
+    behind = problem_answer("index-not-ready", 503)
+    for answer in (problem_answer("invalid-query", 400), read_only, behind, cut, b""):
         script = Script(answer, OK)
         with answering(script) as url, connect(url) as client, pytest.raises(DormouseError):
             client.sql("select").read_all()
@@ -363,16 +364,17 @@ def stream_parts(batch: pa.RecordBatch) -> tuple[bytes, bytes]:
 def test_an_index_is_waited_for_longer_than_a_service_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again, until the wait is over."""
     waits: list[float] = []
+    naps: list[float] = []
 
     def behind(http: Http, method: str, path: str, body: Any) -> Any:
         waits.append(body["wait_seconds"])
         raise IndexNotReady("ask again")
 
     monkeypatch.setattr("dormouse.client.rows.WAIT_SECONDS_MAX", 50)
-    clock = SimpleNamespace(monotonic=lambda: 1_000 + sum(waits))
+    clock = SimpleNamespace(monotonic=lambda: 1_000 + sum(waits), sleep=naps.append)
     monkeypatch.setattr("dormouse.client.rows.time", clock)
     monkeypatch.setattr(Http, "json", behind)
     table = RemoteRowTable(Http("http://localhost:1", None, None, 1.0), "t")
     with pytest.raises(IndexNotReady):
         table.query("select * from t", wait_seconds=120)
-    assert waits == [50, 50, 20]
+    assert (waits, naps) == ([50, 50, 20], [1, 1, 0])
