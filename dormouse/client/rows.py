@@ -111,7 +111,17 @@ class RemoteRowTable:
                     if (left := till - time.monotonic()) <= 0:
                         raise
 
-        return _page(ask(), lambda: int(ask(count=True)["count"]))
+        found = ask()
+        rows, its_page = len(found["rows"]), found["next_page"] or page
+
+        def count() -> int:
+            if its_page is None:  # all rows are in this one
+                return rows
+            # a token says the version, which the newest, or a snapshot's, need not be any more
+            again = {"page": its_page, "page_rows": 1, "version": None, "snapshot": None}
+            return int(ask(**again, count=True)["count"])
+
+        return _page(found, count)
 
     def change(
         self, changes: Sequence[Change], dry_run: bool = False, *, change_id: str | None = None

@@ -98,6 +98,14 @@ def test_rows_are_found_by_columns(rows: RemoteRowTable) -> None:
     assert dict(done.changed) == {"inserted": 1, "updated": 1, "deleted": 0, "unchanged": 1}
 
 
+def test_rows_are_counted_at_the_version_of_their_page(rows: RemoteRowTable) -> None:
+    rows.change([dm.Insert([{"name": "a"}, {"name": "b"}])])
+    pages = [rows.query(ALL, size, wait_seconds=60) for size in (None, 1)]
+    pages.append(rows.query(page=pages[1].next_page))
+    rows.change([dm.Insert([{"name": "c"}])])
+    assert [page.count for page in pages] == [2, 2, 2]
+
+
 def test_snapshots(rows: RemoteRowTable) -> None:
     rows.change([dm.Insert([{"name": "a"}])])
     assert rows.snapshot("v1").version == 1
