@@ -24,6 +24,7 @@ from dormouse.errors import (
     InstanceForbidden,
     InstanceReadOnly,
     InvalidInput,
+    InvalidPayload,
 )
 from dormouse.settings.service import check_token
 
@@ -87,12 +88,13 @@ class Http:
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str
     ) -> httpx.Response:
         """A successful answer whose body is still to be read; the caller closes it."""
+        content = None if body is None else _json(body)
         give_up_at = time.monotonic() + RETRY_SECONDS_MAX
         for attempt in range(1, ATTEMPTS_MAX + 1):
             wait = backoff_seconds(attempt, _BACKOFF_SECONDS, RETRY_SECONDS_MAX)
             try:
                 with self.named_failures():
-                    response = self._send(method, path, body, accept)
+                    response = self._send(method, path, content, accept)
                 if response.is_success:
                     return response
                 busy = response.status_code in _BUSY
@@ -130,9 +132,10 @@ class Http:
             finally:
                 response.close()
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, accept: str) -> httpx.Response:
+    def _send(self, method: str, path: str, content: bytes | None, accept: str) -> httpx.Response:
         client = self._connections()
-        request = client.build_request(method, path, json=body, headers={"Accept": accept})
+        headers = {"Accept": accept} | ({} if content is None else {"Content-Type": "application/json"})
+        request = client.build_request(method, path, content=content, headers=headers)
         try:
             return client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -191,6 +194,13 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
         refused = InstanceForbidden if status in {401, 403} else InstanceError
         return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
     return found.told(message)
+
+
+def _json(body: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidPayload(f"what is asked is not JSON: {error}") from None
 
 
 def _checked_url(url: str) -> str:

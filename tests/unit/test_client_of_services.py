@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from datetime import date
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.client.client import Client, RemoteTable
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidInput, InvalidPayload
 from dormouse.errors.extras import EXTRAS
 from dormouse.query.planner import PlanSummary
 from dormouse.query.schemas import SCHEMAS_CHASED_MAX
@@ -93,3 +96,14 @@ def test_a_secret_that_cannot_be_one_is_refused_without_showing_it(url: str, tok
     with pytest.raises(InvalidInput, match=r"the token must be of|has no user and no password") as found:
         connect(url, token=token)
     assert "secr" not in str(found.value)
+
+
+DEEP = reduce(lambda inner, _: [inner], range(100_000), [0])
+
+
+@pytest.mark.parametrize(
+    "value", [date(2026, 3, 5), math.nan, "\ud800", DEEP], ids=["date", "nan", "surrogate", "deep"]
+)
+def test_what_is_no_json_is_refused_before_it_is_sent(value: Any) -> None:
+    with connect("http://127.0.0.1:1") as client, pytest.raises(InvalidPayload, match="is not JSON: "):
+        client.jobs.start("query", {"where": {"day": value}})
