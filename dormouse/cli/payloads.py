@@ -209,8 +209,8 @@ def expire(
 def _json(file: Path | None) -> Any:
     where = "standard input" if file is None else str(file)
     try:
-        text = sys.stdin.read() if file is None else file.read_text("utf-8")
-        return json.loads(text)
+        content = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        return json.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise InvalidInput(f"cannot read {where}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

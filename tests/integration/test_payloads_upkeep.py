@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -202,6 +203,10 @@ def test_the_commands(
     at = "2026-03-05T12:00:00Z"
     instance.payloads.put("t", "i", AT, "k", [1])
     file = tmp_path / "x.json"
+    latin = io.TextIOWrapper(io.BytesIO('\ufeff["é"]'.encode()), encoding="latin-1")
+    monkeypatch.setattr("sys.stdin", latin)  # whatever the locale is, JSON is UTF-8
+    assert cli("payloads", "put", "t", "j", at, "k")[0] == 0
+    assert cli("payloads", "get", "t", "j", at, "k") == (0, '["\\u00e9"]\n', "")
     file.write_text('{"a": [1, null]}')
     assert cli("payloads", "put", "t", "j", at, "k", "--file", str(file)) == (
         0,
