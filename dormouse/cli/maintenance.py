@@ -12,6 +12,7 @@ import typer
 
 from dormouse.cli.failures import say, stop_on_signals
 from dormouse.cli.loading import Engine
+from dormouse.cli.output import printable
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import JobFailed
 
@@ -206,7 +207,8 @@ def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: 
     )  # fmt: skip
     lines = [line for one in found for line in _attention(one)]
     lines += [line for one in found for line in _history(one)]
-    return Group(tables, *(Text(line) for line in (*lines, *map(_last_of, rounds), *map(_held, held))))
+    lines += [*map(_last_of, rounds), *map(_held, held)]
+    return Group(tables, *(Text(printable(line)) for line in lines))
 
 
 def _history(status: TableStatus) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, given_files
+from dormouse.cli.output import printable
 from dormouse.cli.parsing import parse_properties, parse_schema
 from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
@@ -266,6 +267,6 @@ def _summary(found: Mapping[str, Any]) -> Any:
         f"layout {found['layout']}",
         grid(("id", "column", "type", "part"), columns),
         # no markup: a column's name may have brackets
-        *[Text(f"version {version} of its columns: {_changes(found)}")] * (version > 1),
-        *[Text(f"{name}={value}") for name, value in changed.items()],
+        *[Text(printable(f"version {version} of its columns: {_changes(found)}"))] * (version > 1),
+        *[Text(printable(f"{name}={value}")) for name, value in changed.items()],
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from dormouse.cli.failures import report
+from dormouse.cli.output import printable
 from dormouse.errors import InvalidInput, NotAnInstance
 from dormouse.model.text import plural as plural  # noqa: PLC0414
 from dormouse.model.values import json_value
@@ -106,8 +107,10 @@ class Session:
             from dormouse.cli.console import stdout
 
             shown = text()
+            if is_line := isinstance(shown, str):
+                shown = printable(shown)
             # a line may name what is in brackets: a column, an extra
-            stdout().print(shown, highlight=False, soft_wrap=True, markup=not isinstance(shown, str))
+            stdout().print(shown, highlight=False, soft_wrap=True, markup=not is_line)
 
 
 def verb(

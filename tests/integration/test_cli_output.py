@@ -8,12 +8,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.cli import maintenance, tables
+from dormouse.cli.verbs import Session
+from dormouse.durability.instance_rounds import InstanceRound
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 ROWS = '"key"\n1\n2\n'
@@ -104,6 +109,26 @@ def test_what_a_terminal_would_obey_is_shown_escaped(shell: Shell) -> None:
     assert "\x1b[31m" in shell(f"dormouse sql {shlex.quote(statement)} -f csv").stdout
     failed = shell('dormouse sql "select (chr(27) || chr(99))::int"').stderr
     assert r"\x1bc" in failed and "\x1b" not in failed
+
+
+def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as the errors of other people's work."""
+    now = datetime.now(UTC)
+    failed = InstanceRound("backup", now, now, error="a\x1b[31m", well_at=None)
+    counts = dict.fromkeys(("row_count", "byte_count", "files", "references", "leaves"), 0)
+    schema = dm.Schema(row_keys=[dm.Field("key", dm.LONG)]).to_json()
+    found: dict[str, Any] = {"name": "t", "rows_exact": True, "layout": "", "schema": schema, **counts}
+    found["properties"], found["schema_version"] = {"p": "b\x1b[31m"}, 2
+    found["schema_changes"] = [{"change": "c\x1b[31m"}]
+    for shown in (
+        lambda: "[d]\n\x1b]0;title\x07",
+        lambda: maintenance._table([], [failed], []),
+        lambda: tables._summary(found),
+    ):
+        Session().show(None, shown)
+    out = capsys.readouterr().out
+    assert all(rf"{letter}\x1b[31m" in out for letter in "abc") and "[d]\n\\x1b]0;title\\x07\n" in out
+    assert "\x1b" not in out
 
 
 def test_an_interval_is_shown_as_one(shell: Shell) -> None:
