@@ -12,14 +12,14 @@ import pyarrow.compute as pc
 
 from dormouse.data.data_files import Files
 from dormouse.data.text_format import TextFormat
-from dormouse.data.text_values import UnfitText, are_large, check_exact
+from dormouse.data.text_values import LEADING_ZERO, UnfitText, are_large, check_exact
 from dormouse.model.schema import Field
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: r"^\s*[+-]?0[0-9]+\s*$"}
+_CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: LEADING_ZERO}
 _TAIL_BYTES = 1024
 """More than what is looked for has."""
 _UNKNOWN = b"?"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
 from dormouse.data.text_format import UTF_8, TextFormat, column_of, header_of, open_csv, opened, told
-from dormouse.data.text_values import other_order, value_column
+from dormouse.data.text_values import LEADING_ZERO, other_order, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LONG, STRING, TIMESTAMP, DataType, Field
 
@@ -36,7 +36,6 @@ _OF_DUCKDB = {
 _READ = {BOOLEAN, LONG, DOUBLE, DATE}
 """What the reader takes by itself."""
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
-_LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
 _WHOLE_AND_LONG = r"^\s*[+-]?[0-9]{16,}\s*$"
 _QUOTED = r'(?:^|[,;|\t\r\n{}])"[^"]*(?:""[^"]*)*'
 """A value in quotes, but for its end: it begins where one can, and a quote within another is a character."""
@@ -350,7 +349,7 @@ def _type(column: pa.Array, kind: str, found: _Found) -> tuple[DataType, str | N
     proposed = _OF_DUCKDB.get(kind, STRING)
     if proposed == STRING or column.null_count == len(column):
         return STRING, None
-    if proposed in (LONG, DOUBLE) and _any(column, _LEADING_ZERO):
+    if proposed in (LONG, DOUBLE) and _any(column, LEADING_ZERO):
         return STRING, None  # a code, like that of a town
     if proposed == DOUBLE and _any(column, _WHOLE_AND_LONG):
         return STRING, None  # more digits than it has

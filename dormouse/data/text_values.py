@@ -21,6 +21,8 @@ _TEXTS = {TIMESTAMP, BYTES}
 TIMES = {DATE, TIMESTAMP}
 _EXACT_MAX = {DOUBLE: 2**53, FLOAT: 2**24}
 """Up to these each whole number is exact."""
+LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
+"""A code, which a number would lose the zeros of."""
 _WHOLE = r"^\s*[+-]?[0-9]+\s*$"
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)

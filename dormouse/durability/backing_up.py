@@ -6,7 +6,6 @@ copy of the database knows is older than the list of the objects, and held, so a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from dormouse.commits.body_names import OBJECT_PREFIX
 from dormouse.commits.pointers import object_of
 from dormouse.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
+from dormouse.durability.job_objects import is_answer
 from dormouse.durability.owner_records import FOLDER, NOW
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
@@ -33,7 +33,6 @@ from dormouse.postgres.transaction import rows_of, run_lookup
 PAGE_FILES = 10_000
 PAGE_MESSAGES = 100
 RECORDED = (f"{FOLDER}/", OBJECT_PREFIX, f"{ROW_FILES}/", f"{ANSWERS}/")
-_ANSWER = re.compile(rf"{ANSWERS}/[0-9a-f]+/\d+\.parquet")
 NIL = "00000000-0000-0000-0000-000000000000"
 _QUERIES = load(__file__, "backing_up")
 
@@ -85,7 +84,7 @@ def wanted(
     for name in kept:
         if name.startswith(RECORDED):
             # when a job has expired, another may have its id
-            yield Wanted(name, is_reused=_ANSWER.match(name) is not None)
+            yield Wanted(name, is_reused=is_answer(name))
     for table in catalog.tables():
         store = FileReferenceStore(supplier, table)
         after: str | None = None

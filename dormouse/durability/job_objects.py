@@ -12,12 +12,18 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 
 _OF_JOB = re.compile(rf"{ANSWERS}/([0-9a-f]{{32}})/")
+_ANSWER = re.compile(rf"{ANSWERS}/[0-9a-f]{{32}}/\d+\.parquet")
 _QUERIES = load(__file__, "job_objects")
 
 
 def of_jobs(names: Sequence[str]) -> Mapping[str, UUID]:
     """Those of some names that are of a job, and of which; others are somebody else's."""
     return {name: UUID(found[1]) for name in names if (found := _OF_JOB.match(name))}
+
+
+def is_answer(name: str) -> bool:
+    """Whether an object is the answer of a job, and not what was sent for one."""
+    return _ANSWER.fullmatch(name) is not None
 
 
 def known(supplier: Supplier, names: Sequence[str]) -> set[str]:

@@ -11,17 +11,11 @@ import pytest
 
 from dormouse.errors import DependencyMissing, names_what_is_missing
 from dormouse.errors.extras import EXTRAS
+from tests.without import BLOCKED
 
-PROGRAM = """
-import json, sys
-
-class NotThere:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name in json.loads(sys.argv[1]):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotThere)
+PROGRAM = (
+    BLOCKED
+    + """
 import dormouse as dm
 
 told = {}
@@ -53,6 +47,7 @@ with dm.connect(sys.argv[2], sys.argv[3]) as instance:
     ask("collect", table.collect_garbage)
 print(json.dumps(told))
 """
+)
 
 
 def test_what_is_missing_is_named_with_its_extra(dsn: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dormouse.errors import InvalidInput, InvalidPayload
 from dormouse.errors.extras import EXTRAS
 from dormouse.query.planner import PlanSummary
 from dormouse.query.schemas import SCHEMAS_CHASED_MAX
+from tests.without import BLOCKED
 
 _SCHEMA = dm.Schema([dm.Field("k", dm.LONG)]).to_json()
 
@@ -59,18 +60,7 @@ def test_columns_that_are_others_each_time_are_not_asked_for_ever() -> None:
     assert len(service.asked) == SCHEMAS_CHASED_MAX + 1
 
 
-ALONE = """
-import json, sys
-
-class NotThere:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name in json.loads(sys.argv[1]):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, NotThere)
-import dormouse.client.rows
-"""
+ALONE = BLOCKED + "import dormouse.client.rows"
 
 
 def test_the_client_needs_no_more_than_its_extra_brings() -> None:
