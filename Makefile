@@ -98,7 +98,6 @@ site: $(VENV)/.installed ## The documentation as a site that needs no network, i
 
 .PHONY: requirements
 requirements: $(VENV)/.installed ## Pin the newest versions that pyproject.toml allows
-	@$(PIP) uv
 	@$(BIN)/uv pip compile --quiet --upgrade --all-extras --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		--output-file requirements.txt pyproject.toml
 

@@ -67,9 +67,8 @@ def environment(folder: Path, wheel: Path, extra: str) -> dict[str, str]:
     """The variables of a fresh environment that has the wheel with an extra."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     what = f"dormouse-lake[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin/python"), "install", what]
-    quick = ["-q", "--no-compile", "--disable-pip-version-check"]
-    subprocess.run([*pip, *quick], check=True, capture_output=True)
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(folder / "bin/python")]
+    subprocess.run([*uv, what], check=True)
     return {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
 
 
