@@ -167,9 +167,10 @@ def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> 
 def test_a_client_that_goes_gives_its_worker_back(
     served: tuple[str, Workers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "HEED_SECONDS_MAX", SECONDS_MAX)
     url, workers = served
     eventually(lambda: len(workers.process_ids) == 3 and not workers._lent)
+    # from here on only: those of tests before are killed when they do not heed
+    monkeypatch.setattr(worker_process, "HEED_SECONDS_MAX", SECONDS_MAX)
     before = set(workers.process_ids)
     with connected(url) as sock:
         sock.sendall(request("/v1/sql", b'{"statement": "select * from t a, t b"}'))
