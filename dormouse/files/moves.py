@@ -21,6 +21,7 @@ from dormouse.model.file_reference import (
     FileWithReferences,
     SplitFileReferenceRequest,
 )
+from dormouse.postgres.transaction import fetched
 
 Places = Mapping[str, str]
 """Partitions that are gone, and those that took their places."""
@@ -63,8 +64,7 @@ class Moves:
     def _rows(self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
         table = self._own.table
         key = {"table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
-        cursor = conn.execute(self._own.on(name), {**values, **key})
-        return cursor.fetchall() if cursor.description else []
+        return fetched(conn.execute(self._own.on(name), {**values, **key}))
 
 
 def of_forgotten(

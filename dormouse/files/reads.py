@@ -31,7 +31,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text, narrow_bytes, narrow_id
 from dormouse.postgres.arrays import Uuids, bytes_
 from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.transaction import run_statement, run_transaction
+from dormouse.postgres.transaction import fetched, run_statement, run_transaction
 
 T = TypeVar("T")
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
@@ -320,8 +320,7 @@ class FileReferenceReads:
         """What one statement gives, in a transaction of its own unless it is given a connection in one."""
 
         def work(c: psycopg.Connection[Any]) -> list[Any]:
-            cursor = self._execute(c, name, values or {})
-            return cursor.fetchall() if cursor.description else []
+            return fetched(self._execute(c, name, values or {}))
 
         return self._run(work, operation or name, conn, run=run)
 

@@ -30,7 +30,7 @@ from dormouse.partitions.division import Division, checked_ids, checked_splits, 
 from dormouse.partitions.rows import partition_from_row, partition_values
 from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_alone, run_transaction
+from dormouse.postgres.transaction import fetched, run_alone, run_transaction
 
 CHUNK_EPOCHS = 1_000
 T = TypeVar("T")
@@ -143,8 +143,7 @@ class Scaling:
     def _rows(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> list[Any]:
         query = _QUERIES[name].including(partition_and_state=_QUERIES["partition_and_state"])
         with dropped_tables(self._own.table):
-            cursor = conn.execute(query.on(), {**values, "table_id": self._own.table.table_id})
-        return cursor.fetchall() if cursor.description else []
+            return fetched(conn.execute(query.on(), {**values, "table_id": self._own.table.table_id}))
 
 
 class _Scale:

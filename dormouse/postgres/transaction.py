@@ -220,10 +220,15 @@ def rows_of(
     """The work of one statement, for the functions above: gives its rows, and none where it has none."""
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
-        cursor = conn.execute(query.on() if isinstance(query, Query) else query, values)
-        return cursor.fetchall() if cursor.description else []
+        return fetched(conn.execute(query.on() if isinstance(query, Query) else query, values))
 
     return work
+
+
+def fetched(cursor: psycopg.Cursor[Any]) -> list[Any]:
+    """The rows of a statement, and none where it has none."""
+    result = cursor.pgresult  # `description` makes an object of each column
+    return cursor.fetchall() if result is not None and result.nfields else []
 
 
 def _try_until_done(

@@ -110,4 +110,4 @@ def _source(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> str:
 
 
 def _ask(conn: psycopg.Connection[Any], text: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
-    return conn.execute(text.encode(), values).fetchall()
+    return conn.execute(text.encode(), values, binary=True).fetchall()

@@ -139,7 +139,7 @@ class Builds:
         def work(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
             if isinstance(conn, Connection) and conn.is_pooled:
                 raise Unsure  # its sessions do not scan
-            return conn.execute(gated, {**values, **wanted}).fetchall()
+            return conn.execute(gated, {**values, **wanted}, binary=True).fetchall()
 
         try:
             rows = run_lookup(self._supplier, work, operation="ask an index of rows")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias
 
 Kind: TypeAlias = Literal["INTEGER", "DOUBLE", "STRING", "BOOLEAN", "DATE", "JSON", "NULL"]
 """What counts for comparisons: an ENTITY, LINK or FILE is a STRING, a bare null is NULL."""
@@ -25,6 +25,32 @@ class Value:
 
     kind: Kind
     value: int | float | str | bool | None
+
+
+class ValueNeeded(Exception):
+    """What a statement means depends on the value of a parameter."""
+
+
+class Parameter(Value):
+    """A parameter whose value is not known; who wants to know it, or compares it, gets `ValueNeeded`."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, kind: Kind, name: str) -> None:
+        object.__setattr__(self, "kind", kind)
+        object.__setattr__(self, "name", name)
+
+    @property
+    def value(self) -> NoReturn:
+        raise ValueNeeded
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Value):
+            raise ValueNeeded
+        return NotImplemented
+
+    __hash__ = Value.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +163,21 @@ def _operands(expression: Expression) -> Sequence[Expression]:
         return expression.operands
     operand = expression.operand if isinstance(expression, Aggregate) else None
     return () if operand is None else (operand,)
+
+
+def filled(expression: Expression, values: Mapping[str, Value]) -> Expression:
+    """With the values of its parameters."""
+    if isinstance(expression, Parameter):
+        return values[expression.name]
+    if isinstance(expression, Apply):
+        operands = tuple(filled(one, values) for one in expression.operands)
+        return Apply(expression.kind, expression.operator, operands)
+    return expression
+
+
+def has_parameter(expression: Expression) -> bool:
+    """Whether it has one whose value is not known."""
+    return isinstance(expression, Parameter) or any(map(has_parameter, _operands(expression)))
 
 
 def has_aggregate(expression: Expression) -> bool:

@@ -122,7 +122,7 @@ def read(
     width = len(statement.selected)
     kept = found[:left]
     ids, versions = [row[width] for row in kept], [row[width + 1] for row in kept]
-    last = list(kept[-1][width + 2 :]) if kept else None
+    last = [kept[-1][number] for number in paging.plain_items(statement)[1]] if kept else None
     more = len(found) > left or (is_cut and len(found) < wanted)
     return Rows(_shown(statement, kept), ids, versions, last, given + len(kept), more)
 

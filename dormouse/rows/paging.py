@@ -93,6 +93,17 @@ def parts(statement: Statement, place: Sequence[Any] | None) -> list[Part]:
     return found
 
 
+def plain_items(statement: Statement) -> tuple[list[Expression], list[int]]:
+    """What a plain statement reads of each row, and where in it its place in the order is.
+
+    First what is selected, then the row's id and version, then what is missing of the order.
+    """
+    items = [*(item.expression for item in statement.selected), ROW_ID_CELL, ROW_VERSION_CELL]
+    wanted = [order.expression for order in total_order(statement)]
+    items += [one for one in wanted if one not in items]
+    return items, [items.index(one) for one in wanted]
+
+
 def texts_of_json(statement: Statement) -> list[Expression]:
     """What is selected that may be long."""
     return [item.expression for item in statement.selected if item.type == "JSON"]
@@ -101,18 +112,13 @@ def texts_of_json(statement: Statement) -> list[Expression]:
 def plain(
     statement: Statement, part: Part, source: str, dialect: Dialect, rows: int, offset: int, json_bytes: int
 ) -> tuple[str, dict[str, Any]]:
-    """The rows of a part: what is selected, id, version, and their place in the order.
+    """The rows of a part, as `plain_items` are.
 
     Of a statement with JSON only up to that row whose JSON reaches so many bytes, and with two columns more:
     how many bytes the row has, and those before it with it.
     """
     emitter = Emitter(dialect)
-    items = [emitter.expression(item.expression) for item in statement.selected]
-    items += [
-        "row_id",
-        "row_version",
-        *(emitter.expression(order.expression) for order in total_order(statement)),
-    ]
+    items = map(emitter.expression, plain_items(statement)[0])
     which = emitter.conditions(part.conditions) + emitter.orders(part.orders)
     if not (texts := texts_of_json(statement)):
         text = f"select {', '.join(items)} from {source}{which}"

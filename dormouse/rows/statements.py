@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import date, datetime
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,16 @@ from dormouse.model.parameters import Parameters
 from dormouse.rows import types
 from dormouse.rows.binding import Binding
 from dormouse.rows.columns import Column
-from dormouse.rows.expressions import Statement, Value, depth
+from dormouse.rows.expressions import (
+    Kind,
+    Parameter,
+    Statement,
+    Value,
+    ValueNeeded,
+    depth,
+    filled,
+    has_parameter,
+)
 from dormouse.rows.sql import parse
 
 Given = tuple[tuple[str, Value], ...]
@@ -41,9 +51,30 @@ def given(values: Parameters | None) -> Given:
 
 def statement_of(text: str, table: str, columns: Sequence[Column], values: Given = ()) -> Statement:
     """What a query wants of a table of these columns; `InvalidQuery`."""
+    columns = tuple(columns)
+    if not isinstance(text, str) or len(text) > REMEMBERED_CHARACTERS_MAX:
+        return _bound(text, table, columns, values)
+    if values:
+        kinds = tuple((name, one.kind) for name, one in values)
+        if (found := _of_kinds(text, table, columns, kinds)) is not None and found.where is not None:
+            return replace(found, where=filled(found.where, dict(values)))
     sizes = (len(one.value) for _, one in values if isinstance(one.value, str))
-    is_short = isinstance(text, str) and len(text) + sum(sizes) <= REMEMBERED_CHARACTERS_MAX
-    return (_remembered if is_short else _bound)(text, table, tuple(columns), values)
+    is_short = len(text) + sum(sizes) <= REMEMBERED_CHARACTERS_MAX
+    return (_remembered if is_short else _bound)(text, table, columns, values)
+
+
+@lru_cache(maxsize=256)
+def _of_kinds(
+    text: str, table: str, columns: tuple[Column, ...], kinds: tuple[tuple[str, Kind], ...]
+) -> Statement | None:
+    """What a query is whatever its parameters are, all in its condition; None: it depends on their values."""
+    try:
+        found = _bound(text, table, columns, tuple((name, Parameter(kind, name)) for name, kind in kinds))
+    except (ValueNeeded, InvalidQuery):
+        return None
+    others = [item.expression for item in found.selected]
+    others += [*found.groups, *(order.expression for order in found.orders)]
+    return None if any(map(has_parameter, others)) else found
 
 
 def _bound(text: str, table: str, columns: tuple[Column, ...], values: Given) -> Statement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from typing import Any
@@ -67,6 +68,45 @@ def test_a_parameter_is_what_its_value_is_as_a_literal(text: str) -> None:
         asked, "t", COLUMNS, statements.given(others)
     )
     assert statement_of(asked, "t", COLUMNS, statements.given(values)) == found
+    others = {name: "other" if isinstance(value, str) else 3 - value for name, value in values.items()}
+    assert outcome(statement_of, asked, others) == outcome(statements._bound, asked, others)
+
+
+def outcome(binding: Callable[..., Statement], text: str, values: Any) -> Statement | str:
+    """A statement, or what is said of it."""
+    try:
+        return binding(text, "t", tuple(COLUMNS), statements.given(values))
+    except InvalidQuery as refused:
+        return str(refused)
+
+
+@pytest.mark.parametrize(
+    ("text", "each", "is_remembered"),
+    [
+        ("select * from t where n >= $1 and name <> $2", [(1, "a"), (-7, "it's"), (2**62, "")], True),
+        ("select n from t where b = $1 or (n + $2) * 2 in (3, $2)", [(True, 5), (False, 6)], True),
+        ("select sum(n), name from t where n = $1 group by name", [(1,), (2,)], True),
+        ("select n + $1 as m from t where n > $2 order by m", [(1, 2), (3, 4)], False),
+        ("select n + $1 from t where n > 0 group by n + 5", [(5,), (6,), (5,)], False),
+        ("select distinct n + $1 from t where n > 0 order by n + 5", [(5,), (6,)], False),
+        ("select n from t where n > 0 group by n, n + $1 order by n + 5", [(5,), (6,)], False),
+        ("select n from t where n > $1 limit $2", [(1, 2), (1, -2), (1, 0)], False),
+        ("select n from t where x > $1", [(1,), (10**30,), (1,), (0.5,)], None),
+        ("select n from t where n > $1", [(1.0,), (1.5,), (1,), (1e300,), ("7",), ("a",), (None,)], None),
+        ("select n from t where d = $1", [(5,), ("2024-01-31",), ("never",), (None,)], None),
+        ("select n from t where name like $1 escape $2", [("a!%", "!"), ("a!b", "!"), ("a", "")], False),
+        ("select n from t where name like $1", [("a%",), ("a\\_%",), ("",)], True),
+        ("select n from t where $1", [(True,), (False,), (None,), (1,)], None),
+    ],
+)
+def test_a_text_is_bound_once_for_all_values_of_which_its_meaning_is_independent(
+    text: str, each: list[tuple[Any, ...]], is_remembered: bool | None
+) -> None:
+    for values in each * 2:
+        assert outcome(statement_of, text, list(values)) == outcome(statements._bound, text, list(values))
+    kinds = tuple((name, one.kind) for name, one in statements.given(list(each[0])))
+    found = statements._of_kinds(text, "t", tuple(COLUMNS), kinds)
+    assert is_remembered is None or (found is not None) == is_remembered
 
 
 @pytest.mark.parametrize(
