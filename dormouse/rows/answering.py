@@ -46,6 +46,8 @@ def bound(
 
 def page_at_once(asked: Asked, builds: Builds, looked: Looked, build_id: int) -> tuple[Rows, None]:
     """The rows of a page by one statement, which is all that it takes as a rule; `Unsure`."""
+    if asked.statement.limit is not None and asked.given >= asked.statement.limit:
+        raise Unsure  # nothing would be asked
     found = pages.read(
         asked.statement,
         partial(builds.rows_at, looked, build_id),
@@ -55,8 +57,6 @@ def page_at_once(asked: Asked, builds: Builds, looked: Looked, build_id: int) ->
         place=asked.place,
         given=asked.given,
     )
-    if not found.rows:
-        raise Unsure  # nothing was asked
     return found, None
 
 

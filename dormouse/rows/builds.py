@@ -124,8 +124,8 @@ class Builds:
     ) -> list[tuple[Any, ...]]:
         """The rows of a query of `current_N`, if the build is of the version that was looked at.
 
-        It is one statement, so of one moment, and one round trip. `Unsure` without rows: there are none, or
-        the build is of another version, retired or gone.
+        It is one statement, so of one moment, and one round trip; without rows there is another, which tells
+        that there are none. `Unsure`: the build is of another version, retired or gone.
         """
         wanted = {
             "at_build_id": build_id,
@@ -134,19 +134,22 @@ class Builds:
             "at_incarnation_id": looked.incarnation_id,
         }
         # planned as a gate: nothing is read when it is shut
-        gated = f"select page.* from ({text}) as page where ({_IS_AT})".encode()
+        gated = f"select page.* from ({text}) as page where ({_IS_AT})"
 
-        def work(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
-            if isinstance(conn, Connection) and conn.is_pooled:
-                raise Unsure  # its sessions do not scan
-            return conn.execute(gated, {**values, **wanted}, binary=True).fetchall()
+        def ask(statement: str) -> list[tuple[Any, ...]]:
+            def work(conn: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+                if isinstance(conn, Connection) and conn.is_pooled:
+                    raise Unsure  # its sessions do not scan
+                return conn.execute(statement.encode(), {**values, **wanted}, binary=True).fetchall()
+
+            return run_lookup(self._supplier, work, operation="ask an index of rows")
 
         try:
-            rows = run_lookup(self._supplier, work, operation="ask an index of rows")
+            rows = ask(gated)
+            if not rows and ask(f"select ({_IS_AT}) and not exists ({text})") != [(True,)]:
+                raise Unsure
         except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
             raise Unsure from None
-        if not rows:
-            raise Unsure
         return rows
 
     def build(self, looked: Looked, columns: Sequence[Column], rows: pa.RecordBatchReader) -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from dormouse.errors import InvalidInput
@@ -121,7 +122,7 @@ def read(
     found, is_cut = _plain(statement, ask, source, dialect, wanted, place)
     width = len(statement.selected)
     kept = found[:left]
-    ids, versions = [row[width] for row in kept], [row[width + 1] for row in kept]
+    ids, versions = (list(map(itemgetter(number), kept)) for number in (width, width + 1))
     last = [kept[-1][number] for number in paging.plain_items(statement)[1]] if kept else None
     more = len(found) > left or (is_cut and len(found) < wanted)
     return Rows(_shown(statement, kept), ids, versions, last, given + len(kept), more)
@@ -166,7 +167,7 @@ def _shown(statement: Statement, rows: Sequence[tuple[Any, ...]]) -> list[tuple[
     width = len(statement.selected)
     texts = [number for number, item in enumerate(statement.selected) if item.type == "JSON"]
     if not texts:
-        return [tuple(row[:width]) for row in rows]
+        return list(map(itemgetter(slice(width)), rows))
     shown = []
     for row in rows:
         cells = list(row[:width])

@@ -98,10 +98,21 @@ def plain_items(statement: Statement) -> tuple[list[Expression], list[int]]:
 
     First what is selected, then the row's id and version, then what is missing of the order.
     """
-    items = [*(item.expression for item in statement.selected), ROW_ID_CELL, ROW_VERSION_CELL]
-    wanted = [order.expression for order in total_order(statement)]
-    items += [one for one in wanted if one not in items]
-    return items, [items.index(one) for one in wanted]
+    items: list[Expression] = [
+        *(item.expression for item in statement.selected),
+        ROW_ID_CELL,
+        ROW_VERSION_CELL,
+    ]
+    first: dict[Expression, int] = {ROW_ID_CELL: len(items) - 2, ROW_VERSION_CELL: len(items) - 1}
+    for number, item in enumerate(statement.selected):
+        first.setdefault(item.expression, number)
+    places = []
+    for order in total_order(statement):
+        if order.expression not in first:
+            first[order.expression] = len(items)
+            items.append(order.expression)
+        places.append(first[order.expression])
+    return items, places
 
 
 def texts_of_json(statement: Statement) -> list[Expression]:

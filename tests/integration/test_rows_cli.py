@@ -129,7 +129,8 @@ def test_pages_of_a_query(run: Run) -> None:
     following = told(run, "query", "t", "--page", page["next_page"])
     assert following["rows"] == [["r2"], ["r1"]]
     assert "r4" in run("query", "t", "select * from t order by n desc")[1]
-    code, said = failed(run, "query", "t", "--page", "x" + page["next_page"][1:])
+    token = page["next_page"]
+    code, said = failed(run, "query", "t", "--page", ("y" if token[0] == "x" else "x") + token[1:])
     assert (code, "token" in said) == (1, True)
     assert failed(run, "query", "t", "delete from t")[0] == 2
     text = "select name from t where n >= $least and name <> $1"
