@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,13 @@ class FirstOfKeys:
         if not batch.num_rows:
             return batch
         keys = [batch.column(name) for name in self._names]
-        first = np.zeros(batch.num_rows, dtype=bool)
-        first[0] = self._last is None or tuple(key[0].as_py() for key in keys) != self._last
-        for key in keys:
-            differs = pc.not_equal(key.slice(1), key.slice(0, len(key) - 1))
-            first[1:] |= differs.to_numpy(zero_copy_only=False)
+        is_new = self._last is None or tuple(key[0].as_py() for key in keys) != self._last
         self._last = tuple(key[-1].as_py() for key in keys)
-        return batch if first.all() else batch.filter(pa.array(first))
+        differs = reduce(pc.or_, (pc.not_equal(key.slice(1), key.slice(0, len(key) - 1)) for key in keys))
+        # most batches stay as they are, which costs little to see
+        if is_new and differs.true_count == len(differs):
+            return batch
+        return batch.filter(pa.concat_arrays([pa.array([is_new]), differs]))
 
 
 def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -81,7 +81,10 @@ class KeyedScans:
         first = FirstOfKeys(self.schema.row_key_names)
         for batch in batches:
             found = first.of(batch)
-            yield found.filter(pc.invert(found.column(GONE))).select(self.names)
+            gone = found.column(GONE)
+            # to filter copies all that stays
+            left = found if gone.false_count == len(gone) else found.filter(pc.invert(gone))
+            yield left.select(self.names)
 
     def _ways(self) -> dict[tuple[Deletion, ...], list[Scan]]:
         """Scans by the deletions of them; without those that leave out rows as they are read."""
