@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -105,24 +104,6 @@ def test_a_page_of_two_statements_is_of_one_version(
     monkeypatch.setattr(Builds, "rows_at", changed_after)
     assert rows.query(text, page_rows).rows == expected
     assert is_changed
-
-
-def test_that_there_are_no_rows_is_told_without_a_look_at_the_build(
-    rows: RowTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    texts = ("select n from t where n = -500", "select count(*) as c from t where n = -500 group by name")
-    for text in texts:
-        assert asked(rows, text).rows == []
-    with monkeypatch.context() as patched:
-        patched.setattr(Builds, "read", Mock(side_effect=AssertionError("a transaction")))
-        for text in texts:
-            page = rows.query(text)
-            assert (page.rows, page.next_page) == ([], None)
-        assert rows.query("select n from t where n = -500 or n = -501 order by n", 10).rows == []
-    rows.change([dm.Patch([(1, None, {"n": -500})])])
-    # an index that is behind has none either, and must not say so
-    for text in texts:
-        assert len(rows.query(text, wait_seconds=60).rows) == 1
 
 
 def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None:

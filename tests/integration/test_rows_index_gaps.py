@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -54,6 +55,24 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     expected = [(row[0], row[1], row[3]) for row in of_files(rows, page.version)]
     assert (sorted(found), page.count) == (expected, len(expected))
     assert is_overtaken
+
+
+def test_that_there_are_no_rows_is_told_without_a_look_at_the_build(
+    rows: RowTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ("select n from t where n = -500", "select count(*) as c from t where n = -500 group by name")
+    for text in texts:
+        assert asked(rows, text).rows == []
+    with monkeypatch.context() as patched:
+        patched.setattr(Builds, "read", Mock(side_effect=AssertionError("a transaction")))
+        for text in texts:
+            page = rows.query(text)
+            assert (page.rows, page.next_page) == ([], None)
+        assert rows.query("select n from t where n = -500 or n = -501 order by n", 10).rows == []
+    rows.change([dm.Patch([(1, None, {"n": -500})])])
+    # an index that is behind has none either, and must not say so
+    for text in texts:
+        assert len(rows.query(text, wait_seconds=60).rows) == 1
 
 
 def is_ended(rows: RowTable) -> bool:
