@@ -182,12 +182,13 @@ def test_a_leaf_is_a_partition_of_spark_until_they_reach_split_bytes(table: Tabl
 def test_each_action_reads_the_newest_rows_and_a_moment_stays(
     spark: SparkSession, table: Table, load: Load
 ) -> None:
-    fresh, before, kept = load(), load(as_of="before"), dormouse.spark.read(spark, table)
+    fresh, later, before, kept = load(), load(), load(as_of="before"), dormouse.spark.read(spark, table)
     counts = [frame.count() for frame in (fresh, before, kept)]
     table.ingest(rows(1_000, 10))
     table.compact()
     table.collect_garbage()
-    assert [frame.count() for frame in (fresh, before, kept)] == [counts[0] + 10, counts[1], counts[2]]
+    counts[0] += 10 * (spark.version < "4.1")  # which plans a frame once, at its first action
+    assert [frame.count() for frame in (fresh, before, kept, later)] == [*counts, counts[2] + 10]
 
 
 @pytest.mark.slow
