@@ -21,6 +21,7 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
 )
 from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.transaction import fetched
 
 
 def ref(filename: str, partition_id: str = "root", rows: int = 100, **more: Any) -> FileReference:
@@ -81,8 +82,7 @@ def remove(store: FileReferenceStore, *filenames: str, partition_id: str = "root
 
 def query(supplier: Any, text: str, *values: Any) -> list[Any]:
     with supplier.connection() as conn:
-        cursor = conn.execute(text, values)
-        return cursor.fetchall() if cursor.description else []
+        return fetched(conn.execute(text, values))
 
 
 @contextmanager
