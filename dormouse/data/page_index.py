@@ -30,6 +30,10 @@ from dormouse.data.thrift import (
 TAIL_BYTES = 8
 MAGIC = b"PAR1"
 _DATA_PAGE_V2 = 3
+_BYTE_ARRAY = 6
+_OFFSET_BYTES = 4
+_VALUE_BYTES_MAX = 16
+"""Of all other types that tables have."""
 
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
@@ -71,8 +75,11 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
+    """`byte_count`: about the most that its values take in memory; None where texts are not measured."""
+
     row_count: int
     chunks: Mapping[str, Chunk]
+    byte_count: int | None
 
 
 def footer_bytes(tail: bytes) -> int:
@@ -150,9 +157,10 @@ def _elements(raw: list[bytes]) -> dict[str, tuple[bytes, bool]]:
 
 
 def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> RowGroup:
-    chunks = {}
+    chunks, sizes = {}, []
     for chunk in group[1]:
         said = chunk[3]
+        sizes.append(_values_bytes(said, group[3]))
         name = said[3][0].decode()
         statistics = said.get(12, {})
         bounds = (statistics[6], statistics[5]) if 5 in statistics and 6 in statistics else None
@@ -169,7 +177,15 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
             (chunk[6], chunk[7]) if 6 in chunk else None,
             bounds,
         )
-    return RowGroup(group[3], chunks)
+    known = [size for size in sizes if size is not None]
+    return RowGroup(group[3], chunks, sum(known) if len(known) == len(sizes) else None)
+
+
+def _values_bytes(chunk: Struct, row_count: int) -> int | None:
+    """What a column's values take in memory, at the most; None of texts where that is not written."""
+    if chunk[1] != _BYTE_ARRAY:
+        return row_count * _VALUE_BYTES_MAX
+    return int(chunk[16][1]) + row_count * _OFFSET_BYTES if 16 in chunk and 1 in chunk[16] else None
 
 
 def _said(chunk: Struct) -> bytes:

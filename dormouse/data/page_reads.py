@@ -90,6 +90,19 @@ def row_group_starts(
     return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
 
 
+def row_group_bytes(store: ObjectStore, name: str, byte_count: int) -> int | None:
+    """What the largest row group of a table's file on this machine takes in memory; None: not known."""
+    if store.local_path(name) is None:
+        return None
+    try:
+        with opened(store, name, byte_count) as source:
+            found = [group.byte_count for group in KEPT.file(source).groups]
+    except _FAILURES:
+        return None
+    known = [size for size in found if size is not None]
+    return max(known, default=0) if len(known) == len(found) else None
+
+
 class _Rows(NamedTuple):
     """Rows of a row group: from which on, and which is the first after them."""
 

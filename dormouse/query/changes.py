@@ -38,7 +38,7 @@ from dormouse.query.keyed_changes import KeyedChanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import is_of
 from dormouse.query.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
-from dormouse.query.streams import one_ahead
+from dormouse.query.streams import batches_ahead
 from dormouse.query.table_view import gone_of_moment, plan_query
 from dormouse.query.where import question
 
@@ -80,7 +80,7 @@ def changes(
     else:
         steps = _steps(pages, events)
         rows = _Reading(context, names, schema, after, interruption).rows(steps)
-    found = one_ahead(rows, interruption.set)
+    found = batches_ahead(rows, interruption.set)
     return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
 
 
@@ -103,7 +103,7 @@ class ChangesPart:
         schema = columns_of_changes(context, self.columns)
         reading = _Reading(context, schema.names[:-1], schema, self.after, found)
         one = self.only if isinstance(self.only, PastEvent) else iter([list(self.only)])
-        yield from one_ahead(reading.rows([one]), found.set)
+        yield from batches_ahead(reading.rows([one]), found.set)
 
 
 def changes_parts(

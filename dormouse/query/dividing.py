@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dormouse.data.page_reads import row_group_starts
+from dormouse.data.page_reads import row_group_bytes, row_group_starts
 from dormouse.data.written import written_schema
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
+from dormouse.model.reshaping import is_as_stored
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.query.planner import Scan
@@ -17,6 +18,8 @@ from dormouse.query.planner import Scan
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
 """Of a group, as stored: a plan for each part costs milliseconds."""
+ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
+"""In memory, of one row group of each file: an answer may take as much for a batch of many rows."""
 FILES_MAX = 64
 """Of a group: of more files each is read too little for parts to pay."""
 
@@ -35,6 +38,19 @@ def divided(
 def is_large(scans: Sequence[Scan]) -> bool:
     """Whether a group has files of so many bytes that more than a moment is spent on them."""
     return sum(scan.byte_count or 0 for scan in scans) >= PART_BYTES_MIN
+
+
+def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> bool:
+    """Whether a batch may have many of the rows, which are of a large group, as they were written."""
+    byte_count = 0
+    for scan in scans if is_large(scans) else ():
+        written = written_schema(schema, scan.filename)
+        found = row_group_bytes(objects, scan.filename, scan.byte_count or 0)
+        # a column that came later may have a long value for all rows
+        if found is None or not (written is schema or is_as_stored(written, schema)):
+            return False
+        byte_count += found
+    return 0 < byte_count <= ROW_GROUPS_BYTES_MAX
 
 
 def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[tuple[Scan, ...]]:

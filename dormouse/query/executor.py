@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from operator import and_
 from threading import Event
 
@@ -26,7 +26,7 @@ from dormouse.model.cut import Position, When, milliseconds_at
 from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
-from dormouse.query.dividing import divided, is_large
+from dormouse.query.dividing import are_narrow, divided, is_large
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
@@ -38,7 +38,7 @@ from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
 from dormouse.query.scan_session import key_session, planned, rows
 from dormouse.query.schemas import on_current
-from dormouse.query.streams import one_ahead
+from dormouse.query.streams import Ahead, batches_ahead
 from dormouse.query.table_view import Moment, gone_of_moment, plan_query
 from dormouse.query.where import Question, Where, question
 
@@ -99,7 +99,7 @@ def _query(
     moment = Moment(context.schema)
     groups = plan_query(context, asked.ranges, moment, at=at)
     schema = columns_of(context.schema, asked.columns)
-    found = one_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
+    found = batches_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -213,10 +213,16 @@ class _Execution:
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""
         if self._asked.limit is not None:  # the next group may be needless
-            prepared = self._prepared(groups, start)
-        else:
-            parts = divided(groups, self._context.objects, lambda: self._moment.schema)
-            prepared = one_ahead(self._begun(self._prepared(parts, start)))
+            yield from self._used(self._prepared(groups, start))
+            return
+        parts = divided(groups, self._context.objects, lambda: self._moment.schema)
+        first = list(islice(parts, 2))
+        with Ahead(self._begun(self._prepared(chain(first, parts), start))) as prepared:
+            if len(first) == 2 and is_large(first[0]):
+                prepared.begin()
+            yield from self._used(prepared)
+
+    def _used(self, prepared: _Prepared) -> Iterator[pa.RecordBatch]:
         while True:
             self._is_awaited.set()
             found = next(prepared, None)
@@ -243,7 +249,10 @@ class _Execution:
 
     def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
         self._interruption.check()
-        stream = key_session(self._context.objects).execute(physical, 0)
+        # who asks for few rows waits for the first
+        may_be_many = self._asked.limit is None and not self._transform.aggregates
+        are_many = may_be_many and are_narrow(scans, self._context.objects, self._moment.schema)
+        stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
         if self._may_search or any(scan.deletions for scan in scans):
             return interruptible(stream, self._interruption)
         return self._checked(stream)

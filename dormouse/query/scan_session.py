@@ -28,6 +28,8 @@ from dormouse.query.planner import Scan
 from dormouse.query.predicates import in_slices, remains
 
 KEY_SESSIONS_MAX = 8
+LARGE_BATCH_ROWS = 32_768
+"""Of narrow rows: each batch costs what hundreds of their values do."""
 FILES_A_SCAN = 64
 _FILES = re.compile(r"file_groups=\{(\d+) group")
 _lock = Lock()
@@ -57,8 +59,10 @@ def session(store: ObjectStore) -> SessionContext:
     return open_session(_OPTIONS, runtime, store)
 
 
-def key_session(store: ObjectStore) -> SessionContext:
+def key_session(store: ObjectStore, *, of_large_batches: bool = False) -> SessionContext:
     """The process's session for queries of the store in key order, which knows footers from before.
+
+    What is planned in it may be executed in the session of large batches, which shares all but that with it.
 
     Files are never changed, and their names never given to others, so what is known of one stays true; it is
     forgotten, least recently used first, beyond 50 MB. Queries share the memory that a session may use.
@@ -70,7 +74,7 @@ def key_session(store: ObjectStore) -> SessionContext:
         _key_sessions[key] = known
         while len(_key_sessions) > KEY_SESSIONS_MAX:
             del _key_sessions[next(iter(_key_sessions))]
-    return known.renewed()
+    return known.renewed(of_large_batches)
 
 
 class _KeySession:
@@ -80,14 +84,17 @@ class _KeySession:
         self._store = store
         self._credentials = credentials(store)
         self._ctx = session(store)
+        # what DataFusion has to copy a session, with its runtime; no SQL of others comes here
+        self._of_large_batches = self._ctx.enable_url_table()
+        self._of_large_batches.sql(f"SET datafusion.execution.batch_size = {LARGE_BATCH_ROWS}")
 
-    def renewed(self) -> SessionContext:
+    def renewed(self, of_large_batches: bool) -> SessionContext:
         """The session, with the credentials as they are now."""
         now = credentials(self._store)
         if now != self._credentials:
             register(self._ctx, self._store)
             self._credentials = now
-        return self._ctx
+        return self._of_large_batches if of_large_batches else self._ctx
 
 
 def rows(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 ENDING_AT_ONCE = 4
+IDLE_MAX = 16
 EXIT_SECONDS_MAX = 1.0
 
 
@@ -46,16 +48,38 @@ class Source(Generic[T]):
         worker, self.worker = self.worker, None
         if worker is not None:
             self._interrupt()
-        if isinstance(self.items, Generator):
-            try:
+        try:
+            if isinstance(self.items, Generator):
                 (worker or threads).submit(self.items.close)
-            except RuntimeError:  # at the end of the process there are no more threads
-                with suppress(Exception):
-                    self.items.close()
-        if worker is not None:
-            worker.shutdown(wait=False)
+            if worker is not None:
+                worker.submit(_note_idle, worker)
+        except RuntimeError:  # at the end of the process there are no more threads
+            with suppress(Exception):
+                self.items.close()  # type: ignore[attr-defined]
 
 
+def worker() -> ThreadPoolExecutor:
+    """A thread for a source, one that another is done with if there is: a new one has no memory yet."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        return ThreadPoolExecutor(1, thread_name_prefix="dormouse-query")
+
+
+def end_idle() -> None:
+    """Ends the threads that no source needs."""
+    while _idle:
+        worker().shutdown()
+
+
+def _note_idle(worker: ThreadPoolExecutor) -> None:
+    if len(_idle) < IDLE_MAX:
+        _idle.append(worker)
+    else:
+        worker.shutdown(wait=False)
+
+
+_idle: deque[ThreadPoolExecutor] = deque()
 # what is read is not the collector's: it would end the source of a dropped reader beside the reader
 _read: set[Source[Any]] = set()
 
@@ -69,7 +93,8 @@ class _Ending:
 
     @classmethod
     def anew(cls) -> None:
-        """In a forked child, which has no such thread, and a queue that was waited for."""
+        """In a forked child, which has no such threads, and a queue that was waited for."""
+        _idle.clear()
         cls.dropped, cls._lock, cls._thread = SimpleQueue(), threading.Lock(), None
 
     @classmethod

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
-from typing import TypeVar, cast
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from dormouse.query.sources import Source
+from dormouse.query.sources import Source, worker
 
 T = TypeVar("T")
 SIGNALS_SECONDS = 0.2
 """How long a signal may go unheard."""
+AHEAD_BYTES = 4 * 1024 * 1024
+"""Of batches that are made and not taken, before no more is made."""
 
 
 def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
@@ -44,30 +47,30 @@ def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchRead
 
 
 def one_ahead(items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> Iterator[T]:
-    """The same items; from the second on, each is made in a thread while the one before it is used.
+    """The same items; from the third on, each is made in a thread while the one before it is used.
 
     So an answer of one item needs no thread. Dropping it ends the source, in a thread, when that has made
     what it is at, or has heeded `interrupt`.
     """
-    source, end = Source(items, interrupt), object()
-    try:
-        yield from islice(items, 1)
-        second: T | object = next(items, end)
-        if second is not end:
-            yield from _made_in_thread(source, [cast(T, second)])
-    finally:
-        source.drop()
+    with Ahead(items, interrupt) as made:
+        yield from made
+
+
+def batches_ahead(
+    batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
+) -> Iterator[pa.RecordBatch]:
+    """As `one_ahead`, but some at once where batches are small: the thread need not wait to be asked."""
+    with Ahead(batches, interrupt, lambda batch: int(batch.nbytes), AHEAD_BYTES) as made:
+        yield from made
 
 
 def in_thread(
-    items: Iterator[T], interrupt: Callable[[], object] = lambda: None, given: Iterable[T] = ()
-) -> Iterator[T]:
-    """What is given, and the items, each made in a thread while the one before it is used."""
-    source = Source(items, interrupt)
-    try:
-        yield from _made_in_thread(source, given)
-    finally:
-        source.drop()
+    batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
+) -> Iterator[pa.RecordBatch]:
+    """As `batches_ahead`, but in the thread from the first on."""
+    with Ahead(batches, interrupt, lambda batch: int(batch.nbytes), AHEAD_BYTES) as made:
+        made.begin()
+        yield from made
 
 
 def undisturbed(items: Iterator[T]) -> Iterator[T]:
@@ -79,14 +82,96 @@ def undisturbed(items: Iterator[T]) -> Iterator[T]:
         source.drop()
 
 
-def _made_in_thread(source: Source[T], given: Iterable[T]) -> Iterator[T]:
-    end = object()
-    worker = source.worker = ThreadPoolExecutor(1, thread_name_prefix="dormouse-query")
-    upcoming: Future[T | object] = worker.submit(next, source.items, end)
-    yield from given
-    while (item := _result(upcoming)) is not end:
-        upcoming = worker.submit(next, source.items, end)
-        yield item  # type: ignore[misc]
+class Ahead(Generic[T]):
+    """Items, of which the first two are made where they are asked for, and the others in a thread.
+
+    That makes more as long as what was not taken yet weighs less than `most`. It is a context, which ends the
+    source: within a generator also when that is dropped.
+    """
+
+    def __init__(
+        self,
+        items: Iterator[T],
+        interrupt: Callable[[], object] = lambda: None,
+        weigh: Callable[[T], int] = lambda _: 1,
+        most: int = 1,
+    ) -> None:
+        self._source = Source(items, interrupt)
+        self._weigh = weigh
+        self._most = most
+        self._has_first = False
+        self._is_left = False
+        self._changed = threading.Condition()
+        self._made: deque[tuple[T, int]] = deque()
+        """What was not taken yet, and what it weighs."""
+        self._weight = 0
+        self._is_making = False
+        self._end: BaseException | None = None
+        """Why no more is made."""
+
+    def __enter__(self) -> Ahead[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_left = True
+        self._source.drop()
+
+    def __iter__(self) -> Ahead[T]:
+        return self
+
+    def __next__(self) -> T:
+        if self._source.worker is not None:
+            return self._taken()
+        item = next(self._source.items)
+        if self._has_first:
+            self.begin()
+        self._has_first = True
+        return item
+
+    def begin(self) -> None:
+        """Has the thread make the next ones from now on."""
+        if self._source.worker is None:
+            self._source.worker = worker()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        assert self._source.worker is not None
+        self._is_making = True
+        self._source.worker.submit(self._make)
+
+    def _taken(self) -> T:
+        with self._changed:
+            while not self._made and self._is_making:
+                # a signal ends the wait even if a library has it begun anew, as Polars does
+                self._changed.wait(SIGNALS_SECONDS)
+            if not self._made:
+                assert self._end is not None
+                raise self._end
+            item, weight = self._made.popleft()
+            self._weight -= weight
+            if not self._is_making and self._end is None and self._weight <= self._most // 2:
+                self._go_on()
+            return item
+
+    def _make(self) -> None:
+        """Items, in the thread, until there are enough or no more."""
+        while not self._is_left:
+            try:
+                item = next(self._source.items)
+                weight = self._weigh(item)
+            except BaseException as error:
+                with self._changed:
+                    self._end, self._is_making = error, False
+                    self._changed.notify()
+                return
+            with self._changed:
+                self._made.append((item, weight))
+                del item
+                self._weight += weight
+                self._is_making = self._weight < self._most
+                self._changed.notify()
+                if not self._is_making:
+                    return
 
 
 def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T:

@@ -21,7 +21,7 @@ from dormouse.errors import ObjectNotFound, ObjectStoreError, QueryOvertaken
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, run_transaction
-from dormouse.query import executor, query, scan_session
+from dormouse.query import executor, query, scan_session, streams
 from dormouse.query.held_back import HeldBack
 
 _names = count()
@@ -37,7 +37,8 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, so that plans end in the midst of everything."""
+    """Batches of a few rows, of which one is made ahead, so that plans end in the midst of everything."""
+    monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
 

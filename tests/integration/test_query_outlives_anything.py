@@ -14,7 +14,7 @@ from outliving import EVENTS, GONE, NewLake, bag, event, key, replace_all_files
 from query_lake import Lake
 
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, scan_session
+from dormouse.query import query, scan_session, streams
 from dormouse.rounds.splitting import split
 
 _names = count()
@@ -30,7 +30,8 @@ def new_lake(shared_supplier: tuple[str, ConnectionSupplier], tmp_path: Path) ->
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of a few rows, so that plans end in the midst of everything."""
+    """Batches of a few rows, of which one is made ahead, so that plans end in the midst of everything."""
+    monkeypatch.setattr(streams, "AHEAD_BYTES", 1)
     monkeypatch.setattr(scan_session, "_key_sessions", {})
     monkeypatch.setitem(scan_session._OPTIONS, "datafusion.execution.batch_size", "16")
 

@@ -10,13 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dormouse.query.interruption import Interruption
 from dormouse.query.sources import _read
-from dormouse.query.streams import in_thread, one_ahead, undisturbed
+from dormouse.query.streams import batches_ahead, in_thread, one_ahead, undisturbed
 
-STREAMS = {"ahead": one_ahead, "in a thread": in_thread, "here": undisturbed}
+STREAMS = {"one ahead": one_ahead, "ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
+BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]
 
 
 def dropped_in_a_cycle(stream: Any, taken: int) -> None:
@@ -33,9 +35,9 @@ def dropped_in_a_cycle(stream: Any, taken: int) -> None:
 def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: str, taken: int) -> None:
     lock, closed = threading.Lock(), threading.Event()
 
-    def items() -> Iterator[int]:
+    def items() -> Iterator[pa.RecordBatch]:
         try:
-            yield from range(10)
+            yield from BATCHES
         finally:
             with lock:
                 closed.set()
@@ -46,7 +48,7 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: st
             gc.collect()
 
     gc.collect()
-    make: Callable[[Iterator[int]], Iterator[int]] = STREAMS[streamed]
+    make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = STREAMS[streamed]
     dropped_in_a_cycle(make(items()), taken)
     collector = threading.Thread(target=collect, daemon=True)
     collector.start()
@@ -57,8 +59,8 @@ def test_a_reader_that_is_collected_waits_for_no_lock_of_the_thread(streamed: st
 
 @pytest.mark.parametrize("streamed", STREAMS)
 def test_nothing_is_kept_of_what_was_read_to_its_end_or_failed(streamed: str) -> None:
-    def failing() -> Iterator[int]:
-        yield from range(3)
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from BATCHES[:3]
         raise ValueError
 
     def emptied() -> bool:
@@ -69,16 +71,12 @@ def test_nothing_is_kept_of_what_was_read_to_its_end_or_failed(streamed: str) ->
         return False
 
     before = len(_read)
-    make: Callable[[Iterator[int]], Iterator[int]] = STREAMS[streamed]
-    assert list(make(iter_of(3))) == [0, 1, 2]
-    assert list(make(iter([0, 1, 2]))) == [0, 1, 2]
+    make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = STREAMS[streamed]
+    assert list(make(batch for batch in BATCHES)) == BATCHES
+    assert list(make(iter(BATCHES))) == BATCHES
     with pytest.raises(ValueError):
         list(make(failing()))
     assert emptied()
-
-
-def iter_of(count: int) -> Iterator[int]:
-    yield from range(count)
 
 
 def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
