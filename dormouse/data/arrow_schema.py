@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -88,7 +88,12 @@ def arrow_field(field: Field) -> pa.Field:
 
 def arrow_schema(schema: Schema) -> pa.Schema:
     """The columns of the table's files and query results, in order, with exact nullability."""
-    return pa.schema([arrow_field(field) for field in schema.fields])
+    # kept with the schema, as its own cached properties are: each query asks for it
+    known: dict[str, Any] = schema.__dict__
+    if "_arrow" not in known:
+        known["_arrow"] = pa.schema([arrow_field(field) for field in schema.fields])
+    found: pa.Schema = known["_arrow"]
+    return found
 
 
 def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:

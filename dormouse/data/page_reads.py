@@ -293,6 +293,8 @@ class _Lookup:
 
 def _as_in_index(key: Field, value: pa.Scalar) -> Any:
     """A key's value, in what compares as a decoded bound does."""
+    if key.type in (INT, LONG):
+        return value.as_py()
     if key.type in _NUMBERS:
         return value.cast(pa.int32() if key.type in (INT, DATE) else pa.int64()).as_py()
     return value.as_buffer().to_pybytes()

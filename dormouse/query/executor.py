@@ -138,7 +138,7 @@ def parts(
 def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
     """Some columns of a table as Arrow has them."""
     whole = arrow_schema(schema)
-    return pa.schema([whole.field(name) for name in names])
+    return whole if tuple(names) == schema.names else pa.schema([whole.field(name) for name in names])
 
 
 def _bytes_of(group: Sequence[Scan]) -> int:
@@ -165,6 +165,8 @@ class _Execution:
         self.now_ms = milliseconds_at(at)
         self._remaining = asked.limit
         self._is_keyed = is_keyed(context.properties)
+        self._futile: Sequence[Scan] | None = None
+        """What no look-up gave the rows of."""
         self._is_awaited = Event()
         self._held = HeldBack(context.schema.key_names)
 
@@ -217,6 +219,10 @@ class _Execution:
             return
         parts = divided(groups, self._context.objects, lambda: self._moment.schema)
         first = list(islice(parts, 2))
+        found = self._looked_up(first[0], start) if len(first) == 1 else None
+        if found is not None:  # nothing comes after it
+            yield from found
+            return
         with Ahead(self._begun(self._prepared(chain(first, parts), start))) as prepared:
             if len(first) == 2 and is_large(first[0]):
                 prepared.begin()
@@ -296,10 +302,13 @@ class _Execution:
             yield scans, chain(made, rest)
 
     def _looked_up(self, scans: Sequence[Scan], start: Reached | None) -> Iterable[pa.RecordBatch] | None:
-        if start is not None:
+        if start is not None or self._futile == scans:
             return None
         self._interruption.check()
-        return looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
+        with self._naming(scans):
+            found = looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
+        self._futile = scans if found is None else None
+        return found
 
     def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:
         return named_failures(self._context, scans, self._transform)

@@ -246,8 +246,8 @@ class _Planner:
             if node is None or node not in self.group_of:
                 return None
             wanted = self._cut(node, node)
-            slices = (self._slice(node, node),)
-            found = self._owns[partition_id] = _Own(node, self.group_of[node], wanted, slices)
+            kept = self._of_region(node, node) if self._filtered_again else wanted
+            found = self._owns[partition_id] = _Own(node, self.group_of[node], wanted, (kept,))
         return found
 
     def _scattered(self, references: Sequence[PlannedReference]) -> Iterator[tuple[int, Scan]]:

@@ -18,6 +18,8 @@ SIGNALS_SECONDS = 0.2
 """How long a signal may go unheard."""
 AHEAD_BYTES = 4 * 1024 * 1024
 """Of batches that are made and not taken, before no more is made."""
+BATCH_BYTES = 1_024
+"""That a batch takes besides its values, of which it may have none."""
 
 
 def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
@@ -46,21 +48,15 @@ def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchRead
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
-def one_ahead(items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> Iterator[T]:
-    """The same items; from the third on, each is made in a thread while the one before it is used.
-
-    So an answer of one item needs no thread. Dropping it ends the source, in a thread, when that has made
-    what it is at, or has heeded `interrupt`.
-    """
-    with Ahead(items, interrupt) as made:
-        yield from made
-
-
 def batches_ahead(
     batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
 ) -> Iterator[pa.RecordBatch]:
-    """As `one_ahead`, but some at once where batches are small: the thread need not wait to be asked."""
-    with Ahead(batches, interrupt, lambda batch: int(batch.nbytes), AHEAD_BYTES) as made:
+    """The same batches; from the third on, some are made in a thread while those before them are used.
+
+    So an answer of one batch needs no thread. Dropping it ends the source, in a thread, when that has made
+    what it is at, or has heeded `interrupt`.
+    """
+    with Ahead(batches, interrupt, _weight, AHEAD_BYTES) as made:
         yield from made
 
 
@@ -68,7 +64,7 @@ def in_thread(
     batches: Iterator[pa.RecordBatch], interrupt: Callable[[], object] = lambda: None
 ) -> Iterator[pa.RecordBatch]:
     """As `batches_ahead`, but in the thread from the first on."""
-    with Ahead(batches, interrupt, lambda batch: int(batch.nbytes), AHEAD_BYTES) as made:
+    with Ahead(batches, interrupt, _weight, AHEAD_BYTES) as made:
         made.begin()
         yield from made
 
@@ -80,6 +76,10 @@ def undisturbed(items: Iterator[T]) -> Iterator[T]:
         yield from islice(items, None)  # through which closing does not reach them
     finally:
         source.drop()
+
+
+def _weight(batch: pa.RecordBatch) -> int:
+    return int(batch.nbytes) + BATCH_BYTES
 
 
 class Ahead(Generic[T]):
@@ -107,7 +107,7 @@ class Ahead(Generic[T]):
         self._weight = 0
         self._is_making = False
         self._end: BaseException | None = None
-        """Why no more is made."""
+        """What the source ended with."""
 
     def __enter__(self) -> Ahead[T]:
         return self
@@ -121,7 +121,7 @@ class Ahead(Generic[T]):
 
     def __next__(self) -> T:
         if self._source.worker is not None:
-            return self._taken()
+            return self._taken(self._source.worker)
         item = next(self._source.items)
         if self._has_first:
             self.begin()
@@ -132,25 +132,23 @@ class Ahead(Generic[T]):
         """Has the thread make the next ones from now on."""
         if self._source.worker is None:
             self._source.worker = worker()
-            self._go_on()
+            self._go_on(self._source.worker)
 
-    def _go_on(self) -> None:
-        assert self._source.worker is not None
+    def _go_on(self, worker: ThreadPoolExecutor) -> None:
         self._is_making = True
-        self._source.worker.submit(self._make)
+        worker.submit(self._make)
 
-    def _taken(self) -> T:
+    def _taken(self, worker: ThreadPoolExecutor) -> T:
         with self._changed:
             while not self._made and self._is_making:
                 # a signal ends the wait even if a library has it begun anew, as Polars does
                 self._changed.wait(SIGNALS_SECONDS)
             if not self._made:
-                assert self._end is not None
-                raise self._end
+                raise self._end or StopIteration
             item, weight = self._made.popleft()
             self._weight -= weight
             if not self._is_making and self._end is None and self._weight <= self._most // 2:
-                self._go_on()
+                self._go_on(worker)
             return item
 
     def _make(self) -> None:

@@ -97,3 +97,35 @@ def test_a_key_is_called_as_another_column_was(instance: Instance, parts: list[i
     table.rename_column("k", "note")
     assert table.query().read_all()["note"].to_pylist() == list(range(2_400))
     assert max(parts) > 1
+
+
+WIDE = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("text", dm.STRING, nullable=True)])
+
+
+@pytest.mark.parametrize("length", [10, 1_000])
+def test_batches_are_large_where_rows_are_narrow(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """A dictionary has a long text once: only the footer tells what it takes for all rows."""
+    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(dividing, "ROW_GROUPS_BYTES_MAX", 20_000_000)
+    table = instance.create_table("texts", WIDE)
+    table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
+    # the first row comes alone, as who waits for one is given it
+    sizes = {batch.num_rows for batch, _ in zip(table.query(), range(3), strict=False)}
+    assert max(sizes) > 8_192 if length == 10 else max(sizes) <= 8_192
+    found = table.query(columns=["k"], limit=20_000)
+    assert max(batch.num_rows for batch in found) <= 8_192  # who asks for few waits for the first
+
+
+def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    table = instance.create_table("later", WIDE)
+    table.ingest(pa.table({"k": range(40_000), "text": ["x"] * 40_000}))
+    assert max(batch.num_rows for batch in table.query()) > 8_192
+    table.add_column(dm.Field("more", dm.STRING, nullable=True))
+    found = list(table.query())
+    assert max(batch.num_rows for batch in found) <= 8_192
+    assert sum(batch.num_rows for batch in found) == 40_000

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,6 @@ from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import query
-from dormouse.query.streams import one_ahead
 
 
 @pytest.fixture
@@ -112,58 +109,6 @@ def test_objects_in_s3_are_queried(
         query(lake.context).read_all()
     with pytest.raises(ObjectNotFound, match=r"is gone: it was|is lost, not"):
         tuples(sql({"t": lake.context}, "select count(*) from t where word = 'z'"))
-
-
-def test_one_batch_is_made_ahead_and_no_more() -> None:
-    """So that a slow consumer holds two batches, however many there are; an answer of one needs no thread."""
-    made: list[int] = []
-    third = threading.Event()
-
-    def items() -> Iterator[int]:
-        for number in range(5):
-            made.append(number)
-            if number == 2:
-                third.set()
-            yield number
-
-    stream = one_ahead(items())
-    assert made == []
-    assert next(stream) == 0
-    assert made == [0]
-    assert next(stream) == 1
-    assert third.wait(60)
-    time.sleep(0.05)
-    assert made == [0, 1, 2]
-    assert list(stream) == [2, 3, 4]
-
-
-def test_an_error_comes_after_what_was_made_before_it() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise ObjectNotFound("gone")
-
-    stream = one_ahead(items())
-    assert next(stream) == 1
-    with pytest.raises(ObjectNotFound, match="gone"):
-        next(stream)
-
-
-def test_a_stream_that_is_closed_ends_its_thread_and_its_source() -> None:
-    closed = threading.Event()
-
-    def items() -> Iterator[int]:
-        try:
-            yield from range(1_000)
-        finally:
-            closed.set()
-
-    for used in (1, 2, 3):
-        closed.clear()
-        stream = one_ahead(items())
-        for _ in range(used):
-            next(stream)
-        del stream
-        assert closed.wait(60)
 
 
 def test_a_file_is_read_on_the_partitions_that_refer_to_it_and_nowhere_else(new_lake: NewLake) -> None:

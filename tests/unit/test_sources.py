@@ -15,9 +15,9 @@ import pytest
 
 from dormouse.query.interruption import Interruption
 from dormouse.query.sources import _read
-from dormouse.query.streams import batches_ahead, in_thread, one_ahead, undisturbed
+from dormouse.query.streams import batches_ahead, in_thread, undisturbed
 
-STREAMS = {"one ahead": one_ahead, "ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
+STREAMS = {"ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
 BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]
 
 
@@ -96,13 +96,15 @@ def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
 def test_what_a_program_drops_last_is_ended(taken: int) -> None:
     code = f"""
 import gc
-from dormouse.query.streams import one_ahead
+import pyarrow as pa
+from dormouse.query.streams import batches_ahead
 def items():
     try:
-        yield from range(10)
+        for number in range(10):
+            yield pa.record_batch({{"n": [number]}})
     finally:
         print("ended", flush=True)
-stream = one_ahead(items())
+stream = batches_ahead(items())
 for _ in range({taken}):
     next(stream)
 del stream
@@ -115,17 +117,24 @@ del stream
 
 def test_a_forked_child_ends_what_it_drops() -> None:
     code = """
-import os, threading
-from dormouse.query.streams import one_ahead
-assert list(one_ahead(n for n in range(2))) == [0, 1]  # the thread is there
+import os, threading, time
+import pyarrow as pa
+from dormouse.query import sources
+from dormouse.query.streams import batches_ahead
+batches = [pa.record_batch({"n": [number]}) for number in range(4)]
+assert list(batches_ahead(iter(batches))) == batches
+while not sources._idle:  # the threads are there, and one waits for a reader
+    time.sleep(0.01)
 if not (child := os.fork()):
     closed = threading.Event()
     def items():
         try:
-            yield from range(3)
+            yield from batches
         finally:
             closed.set()
-    next(stream := one_ahead(items()))
+    stream = batches_ahead(items())
+    for _ in range(3):
+        next(stream)
     del stream
     os._exit(0 if closed.wait(30) else 1)
 assert os.waitpid(child, 0)[1] == 0
