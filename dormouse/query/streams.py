@@ -136,7 +136,7 @@ class Ahead(Generic[T]):
 
     def _go_on(self, worker: ThreadPoolExecutor) -> None:
         self._is_making = True
-        worker.submit(self._make)
+        worker.submit(self._make, worker)
 
     def _taken(self, worker: ThreadPoolExecutor) -> T:
         with self._changed:
@@ -151,25 +151,26 @@ class Ahead(Generic[T]):
                 self._go_on(worker)
             return item
 
-    def _make(self) -> None:
-        """Items, in the thread, until there are enough or no more."""
-        while not self._is_left:
-            try:
-                item = next(self._source.items)
-                weight = self._weigh(item)
-            except BaseException as error:
-                with self._changed:
-                    self._end, self._is_making = error, False
-                    self._changed.notify()
-                return
+    def _make(self, worker: ThreadPoolExecutor) -> None:
+        """An item, in the thread, and then the next, if there are to be more.
+
+        Each is a job of its own: when the program ends the thread is waited for, and has no more jobs.
+        """
+        try:
+            item = next(self._source.items)
+            weight = self._weigh(item)
             with self._changed:
                 self._made.append((item, weight))
                 del item
                 self._weight += weight
-                self._is_making = self._weight < self._most
+                self._is_making = self._weight < self._most and not self._is_left
                 self._changed.notify()
-                if not self._is_making:
-                    return
+                if self._is_making:
+                    worker.submit(self._make, worker)
+        except BaseException as error:
+            with self._changed:
+                self._end, self._is_making = error, False
+                self._changed.notify()
 
 
 def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T:

@@ -143,3 +143,23 @@ assert os.waitpid(child, 0)[1] == 0
         [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
     )
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_program_that_ends_with_a_reader_waits_for_one_batch_of_it() -> None:
+    code = """
+import time
+import pyarrow as pa
+from dormouse.query.streams import batches_ahead
+def items():
+    while True:
+        yield pa.record_batch({"n": [1]})
+        time.sleep(0.3)
+stream = batches_ahead(items())
+for _ in range(3):
+    next(stream)
+print("the end", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("the end\n", "", 0)
