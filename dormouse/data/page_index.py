@@ -31,9 +31,11 @@ TAIL_BYTES = 8
 MAGIC = b"PAR1"
 _DATA_PAGE_V2 = 3
 _BYTE_ARRAY = 6
-_OFFSET_BYTES = 4
-_VALUE_BYTES_MAX = 16
-"""Of all other types that tables have."""
+_TEXT_BYTES = 5
+"""Of a text, besides its own: where it begins, and whether it is null."""
+_VALUE_BYTES = {0: 1, 1: 5, 2: 9, 4: 5, 5: 9}
+"""Of numbers, by their physical type, with whether they are null."""
+_DECIMAL_BYTES = 17
 
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
@@ -75,7 +77,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """`byte_count`: about the most that its values take in memory; None where texts are not measured."""
+    """`byte_count`: what its values take in memory; None where texts are not measured."""
 
     row_count: int
     chunks: Mapping[str, Chunk]
@@ -182,10 +184,10 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
 
 
 def _values_bytes(chunk: Struct, row_count: int) -> int | None:
-    """What a column's values take in memory, at the most; None of texts where that is not written."""
+    """What a column's values take in memory; None of texts where that is not written."""
     if chunk[1] != _BYTE_ARRAY:
-        return row_count * _VALUE_BYTES_MAX
-    return int(chunk[16][1]) + row_count * _OFFSET_BYTES if 16 in chunk and 1 in chunk[16] else None
+        return row_count * _VALUE_BYTES.get(chunk[1], _DECIMAL_BYTES)
+    return int(chunk[16][1]) + row_count * _TEXT_BYTES if 16 in chunk and 1 in chunk[16] else None
 
 
 def _said(chunk: Struct) -> bytes:

@@ -90,17 +90,20 @@ def row_group_starts(
     return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
 
 
-def row_group_bytes(store: ObjectStore, name: str, byte_count: int) -> int | None:
-    """What the largest row group of a table's file on this machine takes in memory; None: not known."""
+def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
+    """The rows of each row group of a table's file on this machine, and their bytes in memory.
+
+    None when that is not known.
+    """
     if store.local_path(name) is None:
         return None
     try:
         with opened(store, name, byte_count) as source:
-            found = [group.byte_count for group in KEPT.file(source).groups]
+            found = [(group.row_count, group.byte_count) for group in KEPT.file(source).groups]
     except _FAILURES:
         return None
-    known = [size for size in found if size is not None]
-    return max(known, default=0) if len(known) == len(found) else None
+    known = [(rows, size) for rows, size in found if size is not None and rows > 0]
+    return known if len(known) == len(found) else None
 
 
 class _Rows(NamedTuple):

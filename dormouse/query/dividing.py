@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dormouse.data.page_reads import row_group_bytes, row_group_starts
+from dormouse.data.page_reads import row_group_starts, row_groups_in_memory
 from dormouse.data.written import written_schema
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
@@ -18,8 +18,10 @@ from dormouse.query.planner import Scan
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
 """Of a group, as stored: a plan for each part costs milliseconds."""
+BATCHES_BYTES_MAX = 64 * 1024 * 1024
+"""In memory, of a batch of each file of a group, and of one made of them: many queries share 2 GiB."""
 ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
-"""In memory, of one row group of each file: an answer may take as much for a batch of many rows."""
+"""Of a row group of each file: a few rows may have all its bytes, and then a batch has, too."""
 FILES_MAX = 64
 """Of a group: of more files each is read too little for parts to pay."""
 
@@ -40,17 +42,23 @@ def is_large(scans: Sequence[Scan]) -> bool:
     return sum(scan.byte_count or 0 for scan in scans) >= PART_BYTES_MIN
 
 
-def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> bool:
-    """Whether a batch may have many of the rows, which are of a large group, as they were written."""
-    byte_count = 0
+def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batch_rows: int) -> bool:
+    """Whether a batch may have so many rows, which are of a large group, as they were written.
+
+    Those of one file are of one row group. What is merged of several is of as many as have its rows: of each
+    file rows in succession, if all are wanted.
+    """
+    batches = groups = merged = 0.0
     for scan in scans if is_large(scans) else ():
         written = written_schema(schema, scan.filename)
-        found = row_group_bytes(objects, scan.filename, scan.byte_count or 0)
+        found = row_groups_in_memory(objects, scan.filename, scan.byte_count or 0)
         # a column that came later may have a long value for all rows
-        if found is None or not (written is schema or is_as_stored(written, schema)):
+        if not found or not (written is schema or is_as_stored(written, schema)):
             return False
-        byte_count += found
-    return 0 < byte_count <= ROW_GROUPS_BYTES_MAX
+        batches += max(size * min(1.0, batch_rows / rows) for rows, size in found)
+        groups += max(size for _, size in found)
+        merged = max(merged, *(size * batch_rows / rows for rows, size in found))
+    return 0 < batches + merged <= BATCHES_BYTES_MAX and groups <= ROW_GROUPS_BYTES_MAX
 
 
 def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[tuple[Scan, ...]]:

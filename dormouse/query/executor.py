@@ -36,7 +36,7 @@ from dormouse.query.keyed import KeyedScans
 from dormouse.query.page_lookups import looked_up
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
-from dormouse.query.scan_session import key_session, planned, rows
+from dormouse.query.scan_session import LARGE_BATCH_ROWS, key_session, planned, rows
 from dormouse.query.schemas import on_current
 from dormouse.query.streams import Ahead, batches_ahead
 from dormouse.query.table_view import Moment, gone_of_moment, plan_query
@@ -255,13 +255,23 @@ class _Execution:
 
     def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
         self._interruption.check()
-        # who asks for few rows waits for the first
-        may_be_many = self._asked.limit is None and not self._transform.aggregates
-        are_many = may_be_many and are_narrow(scans, self._context.objects, self._moment.schema)
+        are_many = self._may_be_many(scans)
         stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
         if self._may_search or any(scan.deletions for scan in scans):
             return interruptible(stream, self._interruption)
         return self._checked(stream)
+
+    def _may_be_many(self, scans: Sequence[Scan]) -> bool:
+        """Whether batches may have many rows: more of them than of any rows in succession of a file."""
+        if (
+            self._asked.limit is not None or self._transform.aggregates
+        ):  # who asks for few waits for the first
+            return False
+        if len(scans) > 1 and (self._may_search or any(scan.deletions for scan in scans)):
+            return False
+        if len(scans) > 1 and self._is_keyed and not self._keyed(scans).merges:  # without those that are gone
+            return False
+        return are_narrow(scans, self._context.objects, self._moment.schema, LARGE_BATCH_ROWS)
 
     def _checked(self, stream: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
         for batch in stream:

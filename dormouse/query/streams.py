@@ -6,7 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -86,7 +89,7 @@ class Ahead(Generic[T]):
     """Items, of which the first two are made where they are asked for, and the others in a thread.
 
     That makes more as long as what was not taken yet weighs less than `most`. It is a context, which ends the
-    source: within a generator also when that is dropped.
+    source: within a generator also when that is dropped. There is no lock that a signal could leave taken.
     """
 
     def __init__(
@@ -101,19 +104,19 @@ class Ahead(Generic[T]):
         self._most = most
         self._has_first = False
         self._is_left = False
-        self._changed = threading.Condition()
-        self._made: deque[tuple[T, int]] = deque()
-        """What was not taken yet, and what it weighs."""
-        self._weight = 0
-        self._is_making = False
-        self._end: BaseException | None = None
-        """What the source ended with."""
+        self._made: SimpleQueue[tuple[T, int] | _End] = SimpleQueue()
+        """What was not taken yet, with what it weighs."""
+        self._made_weight = self._taken_weight = 0
+        """Of all items: the first is counted by the thread, the other by the reader."""
+        self._pauses: deque[None] = deque()
+        """Has one as long as the thread makes none: who takes it out has it go on."""
 
     def __enter__(self) -> Ahead[T]:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_left = True
+        self._made = SimpleQueue()
         self._source.drop()
 
     def __iter__(self) -> Ahead[T]:
@@ -132,24 +135,24 @@ class Ahead(Generic[T]):
         """Has the thread make the next ones from now on."""
         if self._source.worker is None:
             self._source.worker = worker()
-            self._go_on(self._source.worker)
-
-    def _go_on(self, worker: ThreadPoolExecutor) -> None:
-        self._is_making = True
-        worker.submit(self._make, worker)
+            self._source.worker.submit(self._make, self._source.worker)
 
     def _taken(self, worker: ThreadPoolExecutor) -> T:
-        with self._changed:
-            while not self._made and self._is_making:
+        while True:
+            with suppress(Empty):
                 # a signal ends the wait even if a library has it begun anew, as Polars does
-                self._changed.wait(SIGNALS_SECONDS)
-            if not self._made:
-                raise self._end or StopIteration
-            item, weight = self._made.popleft()
-            self._weight -= weight
-            if not self._is_making and self._end is None and self._weight <= self._most // 2:
-                self._go_on(worker)
-            return item
+                found = self._made.get(timeout=SIGNALS_SECONDS)
+                break
+        if isinstance(found, _End):
+            self._made.put(_End())
+            try:
+                raise found.error or StopIteration
+            finally:
+                del found  # the error has this frame, which would have the error
+        item, weight = found
+        self._taken_weight += weight
+        self._go_on(worker)
+        return item
 
     def _make(self, worker: ThreadPoolExecutor) -> None:
         """An item, in the thread, and then the next, if there are to be more.
@@ -159,18 +162,32 @@ class Ahead(Generic[T]):
         try:
             item = next(self._source.items)
             weight = self._weigh(item)
-            with self._changed:
-                self._made.append((item, weight))
-                del item
-                self._weight += weight
-                self._is_making = self._weight < self._most and not self._is_left
-                self._changed.notify()
-                if self._is_making:
-                    worker.submit(self._make, worker)
+            self._made_weight += weight
+            self._made.put((item, weight))
+            del item
+            if self._made_weight - self._taken_weight < self._most and not self._is_left:
+                worker.submit(self._make, worker)
+            else:
+                self._pauses.append(None)
+                self._go_on(worker)  # all may have been taken meanwhile
+        except StopIteration:
+            self._made.put(_End())
         except BaseException as error:
-            with self._changed:
-                self._end, self._is_making = error, False
-                self._changed.notify()
+            if not self._is_left:
+                self._made.put(_End(error))
+
+    def _go_on(self, worker: ThreadPoolExecutor) -> None:
+        if self._made_weight - self._taken_weight <= self._most // 2 and not self._is_left:
+            with suppress(IndexError):
+                self._pauses.popleft()
+                worker.submit(self._make, worker)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Of a source: by an error, or because there is no more."""
+
+    error: BaseException | None = None
 
 
 def heeding_signals(call: Callable[[], T], interrupt: Callable[[], object]) -> T:

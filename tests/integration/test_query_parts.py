@@ -102,13 +102,12 @@ def test_a_key_is_called_as_another_column_was(instance: Instance, parts: list[i
 WIDE = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("text", dm.STRING, nullable=True)])
 
 
-@pytest.mark.parametrize("length", [10, 1_000])
+@pytest.mark.parametrize("length", [10, 1_100])
 def test_batches_are_large_where_rows_are_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     """A dictionary has a long text once: only the footer tells what it takes for all rows."""
     monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
-    monkeypatch.setattr(dividing, "ROW_GROUPS_BYTES_MAX", 20_000_000)
     table = instance.create_table("texts", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
     # the first row comes alone, as who waits for one is given it
@@ -129,3 +128,36 @@ def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
     found = list(table.query())
     assert max(batch.num_rows for batch in found) <= 8_192
     assert sum(batch.num_rows for batch in found) == 40_000
+
+
+@pytest.fixture
+def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
+    """Of many row groups each, in which one row of 64 has nearly all bytes."""
+    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    table = instance.create_table("two", WIDE, properties=dm.TableProperties(row_group_bytes=1 << 20))
+    for half, end in enumerate((160_000, 106_000)):
+        for part in range(4):
+            keys = range(2 * part + half, end, 8)
+            texts = pa.array(["x" * 2_000 if key % 64 < 2 else "y" for key in keys])
+            table.ingest(pa.table({"k": keys, "text": texts}))
+        table.compact()
+    assert table.explain().files == 2
+    return table
+
+
+def test_what_is_merged_of_many_row_groups_is_of_the_width_of_all(
+    two_files: dm.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches have as many rows as they may, of however many row groups that is."""
+    assert max(batch.num_rows for batch in two_files.query()) > 8_192
+    monkeypatch.setattr(dividing, "BATCHES_BYTES_MAX", 3_000_000)
+    assert max(batch.num_rows for batch in two_files.query()) <= 8_192
+
+
+def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.Table) -> None:
+    found = list(two_files.query({"text": dm.Range(min="x")}))
+    assert sum(batch.num_rows for batch in found) == 133_000
+    assert max(batch.num_rows for batch in found) <= 8_192
+    assert max(batch.num_rows for batch in two_files.query({"k": dm.Range(min=10)})) > 8_192
+    two_files.delete({"text": "z"})
+    assert max(batch.num_rows for batch in two_files.query()) <= 8_192

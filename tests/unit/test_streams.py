@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count
 
 import pyarrow as pa
@@ -124,6 +126,31 @@ def test_a_failure_comes_after_what_was_made_before_it_and_again_when_asked_agai
     assert [next(stream).num_rows for _ in range(20)] == [1] * 20
     with pytest.raises(LookupError, match="gone"):
         next(stream)
+
+
+@pytest.mark.parametrize("read", ["whole", "failed", "dropped"])
+def test_what_a_reader_had_is_gone_with_it(read: str) -> None:
+    """No memory waits for the garbage collector, which does not know how much of Arrow's there is."""
+
+    def items() -> Iterator[pa.RecordBatch]:
+        yield from (batch(100_000) for _ in range(20))
+        if read == "failed":
+            raise LookupError("gone")
+
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    gc.disable()
+    try:
+        for _ in range(20):
+            stream = batches_ahead(items())
+            with suppress(LookupError):
+                for number, _ in enumerate(stream):
+                    if read == "dropped" and number == 3:
+                        break
+            del stream, _
+        _wait_until(lambda: pa.total_allocated_bytes() <= before)
+    finally:
+        gc.enable()
 
 
 def test_a_thread_serves_one_reader_after_another() -> None:
