@@ -262,15 +262,13 @@ class _Execution:
         return self._checked(stream)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
-        """Whether batches may have many rows: more of them than of any rows in succession of a file."""
-        if (
-            self._asked.limit is not None or self._transform.aggregates
-        ):  # who asks for few waits for the first
-            return False
-        if len(scans) > 1 and (self._may_search or any(scan.deletions for scan in scans)):
-            return False
-        if len(scans) > 1 and self._is_keyed and not self._keyed(scans).merges:  # without those that are gone
-            return False
+        """Whether batches may have many rows; of several files where they are merged as they lie in them."""
+        if self._asked.limit is not None or self._transform.aggregates:
+            return False  # who asks for few rows waits for the first
+        if len(scans) > 1:
+            leaves_marks_out = self._is_keyed and not self._keyed(scans).merges
+            if self._may_search or leaves_marks_out or any(scan.deletions for scan in scans):
+                return False
         return are_narrow(scans, self._context.objects, self._moment.schema, LARGE_BATCH_ROWS)
 
     def _checked(self, stream: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
