@@ -159,6 +159,8 @@ class Ahead(Generic[T]):
 
         Each is a job of its own: when the program ends the thread is waited for, and has no more jobs.
         """
+        if self._is_left:
+            return
         try:
             item = next(self._source.items)
             weight = self._weigh(item)
