@@ -30,7 +30,7 @@ from dormouse.data.thrift import (
 TAIL_BYTES = 8
 MAGIC = b"PAR1"
 _DATA_PAGE_V2 = 3
-_BYTE_ARRAY = 6
+BYTE_ARRAY = 6
 _TEXT_BYTES = 5
 """Of a text, besides its own: where it begins, and whether it is null."""
 _VALUE_BYTES = {0: 1, 1: 5, 2: 9, 4: 5, 5: 9}
@@ -185,7 +185,7 @@ def _row_group(group: Struct, elements: Mapping[str, tuple[bytes, bool]]) -> Row
 
 def _values_bytes(chunk: Struct, row_count: int) -> int | None:
     """What a column's values take in memory; None of texts where that is not written."""
-    if chunk[1] != _BYTE_ARRAY:
+    if chunk[1] != BYTE_ARRAY:
         return row_count * _VALUE_BYTES.get(chunk[1], _DECIMAL_BYTES)
     return int(chunk[16][1]) + row_count * _TEXT_BYTES if 16 in chunk and 1 in chunk[16] else None
 

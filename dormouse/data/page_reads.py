@@ -80,11 +80,10 @@ def row_group_starts(
     The key is as the file calls it. None of a file that is elsewhere, of one that cannot be read, and of keys
     of other types than numbers.
     """
-    if key.type not in (INT, LONG) or store.local_path(name) is None:
+    if key.type not in (INT, LONG):
         return []
     try:
-        with opened(store, name, byte_count) as source:
-            groups = [(group.chunks[key.name].bounds, group.row_count) for group in KEPT.file(source).groups]
+        groups = [(one.chunks[key.name].bounds, one.row_count) for one in _groups(store, name, byte_count)]
     except _FAILURES:
         return []
     return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
@@ -93,17 +92,22 @@ def row_group_starts(
 def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
     """The rows of each row group of a table's file on this machine, and their bytes in memory.
 
-    None when that is not known.
+    None when that is not known; empty of a file that is elsewhere.
     """
-    if store.local_path(name) is None:
-        return None
     try:
-        with opened(store, name, byte_count) as source:
-            found = [(group.row_count, group.byte_count) for group in KEPT.file(source).groups]
+        found = [(one.row_count, one.byte_count) for one in _groups(store, name, byte_count)]
     except _FAILURES:
         return None
     known = [(rows, size) for rows, size in found if size is not None and rows > 0]
     return known if len(known) == len(found) else None
+
+
+def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
+    """Those of a file on this machine, none of one that is elsewhere; one of `_FAILURES`."""
+    if store.local_path(name) is None:
+        return []
+    with opened(store, name, byte_count) as source:
+        return KEPT.file(source).groups
 
 
 class _Rows(NamedTuple):

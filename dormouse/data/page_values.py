@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dormouse.data.page_index import Chunk, page_header, struct_of
+from dormouse.data.page_index import BYTE_ARRAY, Chunk, page_header, struct_of
 from dormouse.data.thrift import NotUnderstood, Struct, read_varint
 
 TEXTS_MAX = 256
 _CODED = (2, 8)
 _PLAIN = (0, 2)
-_BYTE_ARRAY = 6
 _NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}
 _TEXTS = (pa.string(), pa.binary())
 _CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
@@ -88,7 +87,7 @@ def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
 def _kind(schema: bytes) -> pa.DataType | None:
     """As what pyarrow reads a column; None for one that is more than its type of Parquet says."""
     said = struct_of(schema)
-    if said[1] == _BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
+    if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
         return pa.string() if 6 in said or 10 in said else pa.binary()
     return None if 6 in said or 10 in said else _NUMBERS.get(said[1])
 

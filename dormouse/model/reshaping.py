@@ -93,7 +93,7 @@ def pairs(stored: Schema, schema: Schema) -> Iterator[tuple[Field, Column, Field
 
 def is_as_stored(stored: Schema, schema: Schema) -> bool:
     """Whether each column is there under its name, with its type."""
-    return all(
+    return stored is schema or all(
         before is not None and (before.name, before.type) == (field.name, field.type)
         for field, _, before in pairs(stored, schema)
     )

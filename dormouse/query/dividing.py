@@ -50,10 +50,9 @@ def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batc
     """
     batches = groups = merged = 0.0
     for scan in scans if is_large(scans) else ():
-        written = written_schema(schema, scan.filename)
         found = row_groups_in_memory(objects, scan.filename, scan.byte_count or 0)
         # a column that came later may have a long value for all rows
-        if not found or not (written is schema or is_as_stored(written, schema)):
+        if not found or not is_as_stored(written_schema(schema, scan.filename), schema):
             return False
         batches += max(size * min(1.0, batch_rows / rows) for rows, size in found)
         groups += max(size for _, size in found)

@@ -165,8 +165,6 @@ class _Execution:
         self.now_ms = milliseconds_at(at)
         self._remaining = asked.limit
         self._is_keyed = is_keyed(context.properties)
-        self._futile: Sequence[Scan] | None = None
-        """What no look-up gave the rows of."""
         self._is_awaited = Event()
         self._held = HeldBack(context.schema.key_names)
 
@@ -219,14 +217,14 @@ class _Execution:
             return
         parts = divided(groups, self._context.objects, lambda: self._moment.schema)
         first = list(islice(parts, 2))
-        found = self._looked_up(first[0], start) if len(first) == 1 else None
-        if found is not None:  # nothing comes after it
-            yield from found
-            return
-        with Ahead(self._begun(self._prepared(chain(first, parts), start))) as prepared:
-            if len(first) == 2 and is_large(first[0]):
-                prepared.begin()
+        prepared = self._prepared(chain(first, parts), start)
+        if len(first) < 2:  # nothing is to be made ahead
             yield from self._used(prepared)
+            return
+        with Ahead(self._begun(prepared)) as made:
+            if is_large(first[0]):
+                made.begin()
+            yield from self._used(made)
 
     def _used(self, prepared: _Prepared) -> Iterator[pa.RecordBatch]:
         while True:
@@ -310,13 +308,10 @@ class _Execution:
             yield scans, chain(made, rest)
 
     def _looked_up(self, scans: Sequence[Scan], start: Reached | None) -> Iterable[pa.RecordBatch] | None:
-        if start is not None or self._futile == scans:
+        if start is not None:
             return None
         self._interruption.check()
-        with self._naming(scans):
-            found = looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
-        self._futile = scans if found is None else None
-        return found
+        return looked_up(self._context, self._moment.schema, self._asked, self._transform, scans)
 
     def _naming(self, scans: Sequence[Scan]) -> AbstractContextManager[None]:
         return named_failures(self._context, scans, self._transform)

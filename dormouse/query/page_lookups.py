@@ -55,7 +55,7 @@ def _is_plain(schema: Schema, scan: Scan) -> bool:
     """Whether all rows of a file count, as they were written."""
     written = written_schema(schema, scan.filename)
     is_whole = not scan.deletions and bool(scan.byte_count)
-    return is_whole and (written is schema or is_as_stored(written, schema))
+    return is_whole and is_as_stored(written, schema)
 
 
 def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:

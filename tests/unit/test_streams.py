@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 
 import pyarrow as pa
 import pytest
+from state import wait_until
 
 from dormouse.query import sources
 from dormouse.query.streams import AHEAD_BYTES, Ahead, batches_ahead, in_thread
@@ -117,7 +118,7 @@ def test_a_thread_that_makes_many_ends_when_its_reader_is_gone() -> None:
     assert closed.wait(20)
 
 
-def test_a_failure_comes_after_what_was_made_before_it_and_again_when_asked_again() -> None:
+def test_a_failure_comes_after_all_batches_that_the_thread_made_before_it() -> None:
     def items() -> Iterator[pa.RecordBatch]:
         yield from (batch(1) for _ in range(20))
         raise LookupError("gone")
@@ -148,13 +149,13 @@ def test_what_a_reader_had_is_gone_with_it(read: str) -> None:
                     if read == "dropped" and number == 3:
                         break
             del stream, _
-        _wait_until(lambda: pa.total_allocated_bytes() <= before)
+        wait_until(lambda: pa.total_allocated_bytes() <= before)
     finally:
         gc.enable()
 
 
 def test_a_thread_serves_one_reader_after_another() -> None:
-    _wait_until(lambda: len(_threads()) == len(sources._idle))  # no reader of another test has one
+    wait_until(lambda: len(_threads()) == len(sources._idle))  # no reader of another test has one
     sources.end_idle()
 
     def thread_of_a_reader() -> int:
@@ -169,9 +170,9 @@ def test_a_thread_serves_one_reader_after_another() -> None:
         return thread
 
     first = thread_of_a_reader()
-    _wait_until(lambda: len(sources._idle) == 1)
+    wait_until(lambda: len(sources._idle) == 1)
     assert thread_of_a_reader() == first
-    _wait_until(lambda: len(sources._idle) == 1)
+    wait_until(lambda: len(sources._idle) == 1)
     sources.end_idle()
     assert not any(thread.ident == first for thread in threading.enumerate())
 
@@ -183,16 +184,9 @@ def test_few_threads_are_kept() -> None:
     threads = _threads()
     assert len(threads) >= len(streams)
     del stream, streams
-    _wait_until(lambda: sum(thread.is_alive() for thread in threads) <= sources.IDLE_MAX)
-    _wait_until(lambda: len(sources._idle) == sources.IDLE_MAX)
+    wait_until(lambda: sum(thread.is_alive() for thread in threads) <= sources.IDLE_MAX)
+    wait_until(lambda: len(sources._idle) == sources.IDLE_MAX)
 
 
 def _threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("dormouse-query")]
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
