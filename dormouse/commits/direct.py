@@ -5,6 +5,7 @@ What threads commit at once is one statement for each table.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from dormouse.commits.apply import apply, apply_whole
@@ -42,6 +43,7 @@ class DirectCommits:
         ]
 
     def _apply(self, requests: Sequence[CommitRequest]) -> list[CommitOutcome]:
+        began = time.monotonic()
         tables = self._tables.named((None, request.table) for request in requests)
         if len(self._ids) > KEPT_MAX:
             self._ids.clear()
@@ -52,5 +54,5 @@ class DirectCommits:
             self._ids[request.table] = tables[None, request.table].record.table_id
         outcomes = apply(self._tables, [Envelope(r, self._ids[r.table]) for r in requests])
         # what a committer has applied before may not be on disk yet
-        settle(self._tables.supplier, [outcome for outcome in outcomes if outcome.state != "applied"])
-        return outcomes
+        settled = iter(settle(self._tables.supplier, [o for o in outcomes if o.state != "applied"], began))
+        return [o if o.state == "applied" else next(settled) for o in outcomes]

@@ -70,8 +70,10 @@ class Handler:
     ) -> list[Handled]:
         """What became of each, in their order.
 
-        Raises only when a refusal could not be kept, and `InstanceTooNew`.
+        A commit that a crash of the server undid waits, and comes again. Raises only when a refusal could not
+        be kept, and `InstanceTooNew`.
         """
+        began = time.monotonic()
         read = [self._read(message) for message in messages]
         envelopes = [item for item in read if isinstance(item, Envelope)]
         portions = batches(envelopes, lambda envelope: len(envelope.request.items), ITEMS_MAX)
@@ -84,8 +86,11 @@ class Handler:
             else item
             for message, item in zip(messages, read, strict=True)
         ]
-        settle(self._tables.supplier, [item.outcome for item in handled])
-        return handled
+        settled = settle(self._tables.supplier, [item.outcome for item in handled], began)
+        return [
+            item if outcome == item.outcome else Handled(item.message, outcome, "waits")
+            for item, outcome in zip(handled, settled, strict=True)
+        ]
 
     def _read(self, message: Message) -> Envelope | Handled:
         try:
@@ -106,7 +111,9 @@ class Handler:
                 # its object went with an earlier delivery
                 if status.state == "applied":
                     return Handled(
-                        message, CommitOutcome(commit_id, "", "applied_before", status.error), "done"
+                        message,
+                        CommitOutcome(commit_id, "", "applied_before", status.error, table_id=table_id),
+                        "done",
                     )
                 if status.state == "rejected" and status.error != text_of(error):
                     known = (status.error, CommitRejected.__name__, table_id)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -30,8 +31,11 @@ from dormouse.model.text import check_text, is_text, narrow_bytes
 from dormouse.postgres.arrays import Uuids, integers
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
+from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement
+
+logger = logging.getLogger(__name__)
 
 State = Literal["applied", "applied_before", "rejected", "try_later"]
 
@@ -255,27 +259,58 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
     return [DeadLetter(*row) for row in rows]
 
 
-def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
-    """Keeps what was refused where the submitter finds it, and has what was applied on disk; one statement.
+def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) -> list[CommitOutcome]:
+    """Has the outcomes on disk, in one statement; returns those that hold, in the order given.
 
-    Only then may a message be deleted, or its sender be told.
+    Commits are applied by sessions that do not wait for the disk. A crash of the server, or a standby that
+    takes over, may undo them before this statement, which then reaches the server that runs by now. A session
+    that was open at `since` (`time.monotonic`, before the first was applied) proves that there was no crash,
+    as sessions end with their server. In any other session the statement looks for each applied commit. One
+    that is missing becomes `try_later`, and so does each refusal beside it: it may rest on what was undone.
+    Only a message whose outcome is returned as applied or refused may be deleted, and only such an outcome
+    may be reported to its sender.
     """
-    named = [o for o in outcomes if o.commit_id and is_text(o.commit_id)]
-    refused = {o.commit_id: o for o in named if o.state == "rejected"}
-    applied = [o for o in outcomes if o.state == "applied" and o.commit_id not in refused]
-    if not refused and all(outcome.state == "try_later" for outcome in outcomes):
-        return
-    rows = sorted((narrow_bytes(name), name, outcome) for name, outcome in refused.items())
+    named = {n: o for n, o in enumerate(outcomes) if o.commit_id and is_text(o.commit_id)}
+    refused = {o.commit_id: n for n, o in named.items() if o.state == "rejected"}
+    applied = [n for n, o in named.items() if o.state in ("applied", "applied_before")]
+    if not refused and not applied:
+        return list(outcomes)
+    rows = sorted((narrow_bytes(name), name, outcomes[n]) for name, n in refused.items())
     values = {
-        "applied_keys": Uuids([narrow_bytes(outcome.commit_id) for outcome in applied]),
-        "applied_table_ids": integers([outcome.table_id for outcome in applied]),
+        "applied_keys": Uuids([narrow_bytes(outcomes[n].commit_id) for n in applied]),
+        "applied_table_ids": integers([outcomes[n].table_id for n in applied]),
         "commit_keys": Uuids([key for key, _, _ in rows]),
         "commit_ids": [name for _, name, _ in rows],
         "table_ids": [outcome.table_id for _, _, outcome in rows],
         "error_classes": [outcome.error_class for _, _, outcome in rows],
         "errors": [outcome.error for _, _, outcome in rows],
     }
-    run_statement(supplier, rows_of(_SETTLE, values), operation="settle commits")
+
+    def work(conn: psycopg.Connection[Any]) -> list[Any]:
+        # behind a pooler one session is many of the server
+        is_same = isinstance(conn, Connection) and not conn.is_pooled and conn.open_since < since
+        return rows_of(_SETTLE, {**values, "is_same_server": is_same})(conn)
+
+    ((lost, *_),) = run_statement(supplier, work, operation="settle commits")
+    if not lost:
+        return list(outcomes)
+    again = {applied[number - 1] for number in lost}
+    again |= {n for n, outcome in named.items() if outcome.state == "rejected"}
+    logger.warning(
+        "a crash or a failover of the database undid %d commits before they were on disk; they come again",
+        len(lost),
+    )
+    return [_undone(outcome) if n in again else outcome for n, outcome in enumerate(outcomes)]
+
+
+def _undone(outcome: CommitOutcome) -> CommitOutcome:
+    return replace(
+        outcome,
+        state="try_later",
+        error="a crash or a failover of the database undid it before it was on disk; it is applied again",
+        error_class=InstanceError.__name__,
+        waits=True,
+    )
 
 
 def forget_rejected(supplier: Supplier) -> None:

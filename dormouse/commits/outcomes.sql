@@ -49,31 +49,48 @@ substring(left(m.body, 4000) from '"table_id":(\d{1,9})[,}]')::integer
 select await_messages(%(awaited_keys)s::uuid[], %(usual)s, %(seconds)s);
 
 -- name: settle
--- Keeps why commits were refused, and forgets it of those that are applied after all; what they changed is on disk then.
-with applied as (
+-- Keeps why commits were refused, and forgets it of those that are applied after all. Gives the numbers, from 1, of the
+-- commits that were applied and are not there, as the server crashed since, or another that lacks them took over; they are
+-- looked for unless this session has seen the server since before they were applied. If one is lost, nothing is kept of
+-- refusals, as what they were decided by may be lost, too. All that is there is on disk when this ends.
+with sent as materialized (
+    select k.number, k.commit_key, k.table_id, coalesce(c.is_there, %(is_same_server)s) as is_there
+    from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[])
+        with ordinality k (commit_key, table_id, number)
+    left join lateral (
+        select true as is_there
+        from applied_commit c
+        where c.commit_key = k.commit_key and c.table_id = coalesce(k.table_id, c.table_id) and not %(is_same_server)s
+        limit 1
+    ) c on true
+), lost as materialized (
+    select array_agg(number order by number) as numbers from sent where not is_there
+), applied as (
     delete from rejected_commit
     where ctid = any(array(
         select l.place
-        from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[]) as a (commit_key, table_id)
+        from sent s
         cross join lateral (
             select r.ctid as place
             from rejected_commit r
-            where r.commit_key = a.commit_key and (r.table_id is null or r.table_id = a.table_id)
+            where r.commit_key = s.commit_key and (r.table_id is null or r.table_id = s.table_id)
             offset 0
         ) l
+        where s.is_there
     ))
 ), refused as (
     insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
-    select *
+    select r.*
     from unnest(
         %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(table_ids)s::integer[], %(error_classes)s::text[],
         %(errors)s::text[]
-    )
+    ) r
+    where (select numbers from lost) is null
     on conflict (commit_key) do update set
         table_id = excluded.table_id, error_class = excluded.error_class, error = excluded.error,
         rejected_at = clock_timestamp()
 )
-{durably}
+select (select numbers from lost), durable.* from ({durably}) durable;
 
 -- name: forget_rejected
 -- Forgets commits that were refused long ago.

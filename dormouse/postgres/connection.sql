@@ -35,4 +35,4 @@ select set_config(
         true
     ),
     -- one that writes nothing does not wait; the log is one sequence, so all that was committed before goes with it
-    pg_logical_emit_message(true, 'dormouse', '');
+    pg_logical_emit_message(true, 'dormouse', '')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import pytest
 import dormouse as dm
 from dormouse.commits import handling
 from dormouse.commits.job_commits import QueuedJobCommits
-from dormouse.commits.outcomes import settle
+from dormouse.commits.outcomes import CommitOutcome, settle
+from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.commits.queue import Message
 from dormouse.commits.requests import AddFiles
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import DormouseError
@@ -94,6 +96,100 @@ def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
         query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
 
     return run
+
+
+def crash_once(server: Server) -> Callable[[], None]:
+    """Returns a function that crashes the server and starts it again, the first time that it is called."""
+    left = [True]
+
+    def crash() -> None:
+        if left and left.pop():
+            server.crash()
+            server.start()
+            query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+
+    return crash
+
+
+def crash_when_received(server: Server, patch: pytest.MonkeyPatch) -> None:
+    crash, receive = crash_once(server), PostgresQueue.receive
+
+    def received(queue: PostgresQueue, limit: int, wait_seconds: float) -> list[Message]:
+        if messages := receive(queue, limit, wait_seconds):
+            crash()
+        return messages
+
+    patch.setattr(PostgresQueue, "receive", received)
+
+
+def crash_when_applied(server: Server, patch: pytest.MonkeyPatch) -> None:
+    crash, apply = crash_once(server), handling.apply
+
+    def applied(*given: Any) -> list[CommitOutcome]:
+        # the deliveries are on disk, so that the messages can be deleted after the crash
+        query(server.instance._supplier, "select pg_logical_emit_message(true, 'test', '')")
+        outcomes = apply(*given)
+        crash()
+        return outcomes
+
+    patch.setattr(handling, "apply", applied)
+
+
+def crash_when_settled(server: Server, patch: pytest.MonkeyPatch) -> None:
+    crash = crash_once(server)
+
+    def settled(*given: Any) -> list[CommitOutcome]:
+        outcomes = settle(*given)
+        crash()
+        return outcomes
+
+    patch.setattr(handling, "settle", settled)
+
+
+def crash_when_deleted(server: Server, patch: pytest.MonkeyPatch) -> None:
+    crash, delete = crash_once(server), PostgresQueue.delete
+
+    def deleted(queue: PostgresQueue, messages: Sequence[Message]) -> None:
+        delete(queue, messages)
+        crash()
+
+    patch.setattr(PostgresQueue, "delete", deleted)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "crashing", [crash_when_applied, crash_when_received, crash_when_settled, crash_when_deleted]
+)
+def test_a_committer_that_goes_on_after_a_crash_of_the_server_loses_no_commit(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    crashing: Callable[[Server, pytest.MonkeyPatch], None],
+) -> None:
+    instance = server.instance
+    instance.commit([add("t", "there")])
+    names = [f"add {table}" for table in TABLES]
+    instance.submit([add(table, "a", commit_id=name) for table, name in zip(TABLES, names, strict=True)])
+    # a refusal that rests on a commit that the crash undoes
+    instance.submit([add("t", "a", commit_id="again")])
+    crashing(server, monkeypatch)
+    answered: set[str] = set()
+    for _ in range(5):
+        with suppress(DormouseError):
+            outcomes = instance.committer(concurrency=1).drain()
+            answered |= {o.commit_id for o in outcomes if o.state in ("applied", "applied_before")}
+        if all(instance.commit_status(name).state == "applied" for name in names):
+            break
+    assert answered <= set(names) | {"again"}
+    server.crash()
+    server.start()
+    assert {table: files_of(instance, table) for table in TABLES} == {
+        "t": ["a", "there"], "u": ["a"], "v": ["a"]
+    }  # fmt: skip
+    # the crash may bring messages back, which are then found to be applied
+    query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+    instance.committer(concurrency=1).drain()
+    assert [instance.commit_status(name).state for name in names] == ["applied"] * 3
+    assert instance.commit_status("again").state == "rejected"
 
 
 @pytest.mark.slow

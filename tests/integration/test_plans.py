@@ -181,12 +181,12 @@ def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
     refused = [CommitOutcome(f"other {n}", "t", "rejected", "why", "Why") for n in range(others)]
     for _ in range(2):
         queue.send([outcome.commit_id for outcome in refused])
-        settle(supplier, refused)
+        settle(supplier, refused, 0.0)
         for table in ("commit_message", "rejected_commit"):
             query(supplier, f"delete from {table} where ctid < (select max(ctid) from {table})")
             query(supplier, f"vacuum analyze {table}")
     queue.send([outcome.commit_id for outcome in refused])
-    settle(supplier, refused)
+    settle(supplier, refused, 0.0)
     names = [f"mine {n}" for n in range(few)]
     commits = [CommitOutcome(name, "t", "rejected", "why", "Why") for name in names]
     taken = iter(queue.receive(5 * few))
@@ -201,8 +201,11 @@ def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
         ("retry later", lambda: queue.retry_later(some(), 60)),
         ("send again", lambda: queue.send_again(some(), 60)),
         ("bury", lambda: queue.bury(some(), "why")),
-        ("reject", lambda: settle(supplier, commits)),
-        ("apply", lambda: settle(supplier, [changed(one, state="applied", table_id=1) for one in commits])),
+        ("reject", lambda: settle(supplier, commits, 0.0)),
+        (
+            "apply",
+            lambda: settle(supplier, [changed(one, state="applied", table_id=1) for one in commits], 0.0),
+        ),
         ("statuses", lambda: commit_statuses(supplier, names)),
     ]
     work = {}
