@@ -21,6 +21,7 @@ from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
+from dormouse.postgres.limits import LONG
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_alone, run_transaction
 
@@ -64,7 +65,10 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
             context.store.keep_writers_out(conn)
         return _restored(context, position, conn, dry_run=dry_run)
 
-    own, run = context.store.own, partial(run_transaction, read_only=True) if dry_run else run_alone
+    own, run = (
+        context.store.own,
+        (partial(run_transaction, read_only=True) if dry_run else partial(run_alone, limits=LONG)),
+    )
     return own.following(lambda: run(context.supplier, work, operation=f"restore {context.table.name}"))
 
 
