@@ -30,6 +30,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.postgres import limits
 from dormouse.settings import load_settings
 from dormouse.table import Table
 

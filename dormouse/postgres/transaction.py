@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors, sql
@@ -29,6 +27,7 @@ from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits, SessionLimits
 from dormouse.postgres.opening import Connection, is_alive
 from dormouse.postgres.queries import Query
+from dormouse.postgres.retries import RETRIES, Retries
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +43,6 @@ ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.5
 In the end for longer than `deadlock_timeout`, a second, after which PostgreSQL stops an autovacuum for it.
 """
 
-RetryEvent = Literal["retries", "exhausted", "unknown"]
-RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
-"""Tried again; given up after the last attempt; died between the commit and its answer."""
-
 _BEGIN = {
     (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
     for isolation in Isolation
@@ -57,37 +52,6 @@ _WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS) + (
     # planned for the sizes of now: to scan again and again is quick only while a table is small
     "; set local work_mem = '64MB'; set local plan_cache_mode = force_custom_plan"
 )
-
-
-class Retries:
-    """How often work was tried again, given up or left unknown, by operation. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[str, Counter[str]] = {}
-
-    def add(self, operation: str, event: RetryEvent = "retries") -> None:
-        with self._lock:
-            self._counts.setdefault(operation, Counter())[event] += 1
-
-    def count(self, operation: str | None = None, event: RetryEvent = "retries") -> int:
-        """The retries, or other events, of one operation, or of all."""
-        with self._lock:
-            counts = self._counts.values() if operation is None else [self._counts.get(operation, Counter())]
-            return sum(counter[event] for counter in counts)
-
-    def by_operation(self) -> dict[str, int]:
-        """The retries of each operation that had one."""
-        return {name: events["retries"] for name, events in self.snapshot().items() if events["retries"]}
-
-    def snapshot(self) -> dict[str, dict[RetryEvent, int]]:
-        """For metrics: of each operation that met any, its retries, its give-ups, its unknown outcomes."""
-        with self._lock:
-            return {name: {e: counter[e] for e in RETRY_EVENTS} for name, counter in self._counts.items()}
-
-
-RETRIES = Retries()
-"""The retries of this process."""
 
 
 def run_transaction(
