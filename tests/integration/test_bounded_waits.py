@@ -66,7 +66,7 @@ i.payloads.offload(DAY)
 """,
     "collection": "t.collect_garbage()",
 }
-QUICK = {"deletion", "ingest", "change of rows"}
+QUICK = {"deletion"}
 
 
 def milliseconds(conn: psycopg.Connection) -> dict[str, int]:
@@ -217,11 +217,9 @@ def test_others_go_on_while_a_process_is_frozen_before_any_commit(
         if change != "restore":
             expected = {1, 3, 4, *range(100, 100 + added)} ^ mine
             assert sorted(found) == sorted(expected)
-        done = [] if "lost" in frozen.said else [1]
-        if change == "change of rows":
-            assert rows.state().version  # it can be read
-            counts = added + len(done) + 1
-            assert len(list(rows.rows())) == counts
+        done = change == "change of rows" and "lost" not in frozen.said
+        inserted = sum(one.inserted for one in rows.store.history(1_000_000, 1_000))
+        assert inserted == 1 + added + done
 
 
 def test_another_process_maintains_when_the_first_is_frozen(dsn: str, instance: Instance) -> None:
