@@ -11,6 +11,7 @@ from dormouse.errors import TableBusy
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.kept import kept
+from dormouse.postgres.limits import NUMBERING
 from dormouse.postgres.opening import is_alive
 from dormouse.postgres.queries import load
 
@@ -30,7 +31,7 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[None
     """
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     # those that wait take no connection from the load that they wait for
-    with closing(supplier.limited()) as apart, kept(apart) as conn:
+    with closing(supplier.limited()) as apart, kept(apart, NUMBERING) as conn:
         while not conn.execute(_QUERIES["number_alone"].on(), {"table_id": table.table_id}).fetchall()[0][0]:
             if time.monotonic() > deadline:
                 raise TableBusy(

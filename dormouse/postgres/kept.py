@@ -19,14 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def kept(supplier: Supplier) -> Iterator[psycopg.Connection[Any]]:
+def kept(supplier: Supplier, kind: limits.Limits = limits.KEPT) -> Iterator[psycopg.Connection[Any]]:
     """Opens a transaction that stays open until the context ends, for advisory locks alone.
 
     A thread asks the server something every `KEPT_PULSE_SECONDS`. A process that is frozen does not, so its
-    session ends after the limit of KEPT, and its locks with it. A transaction keeps its session through a
+    session ends after the limit of its kind, and its locks with it. A transaction keeps its session through a
     pooler, too, and between statements it has no snapshot.
     """
-    with supplier.connection() as conn, bounded(conn, limits.KEPT):
+    with supplier.connection() as conn, bounded(conn, kind):
         ended = threading.Event()
         beating = threading.Thread(target=_beat, args=(conn, ended), name="kept transaction", daemon=True)
         beating.start()
