@@ -13,10 +13,10 @@ from aws_lambda_powertools.utilities.batch import (
 
 from dormouse.commits import sqs_event
 from dormouse.commits.sqs_event import Answer
-from dormouse.commits.table_cache import LIMITS_MS
 from dormouse.errors import CommitRejected
 from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.limits import COMMIT
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.metrics import COMMITS_APPLIED, COMMITS_DEAD, COMMITS_LATER, COMMITS_REJECTED
@@ -58,7 +58,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
     with called(CommitEnvironment, "commit", context) as call:
         field(event, "Records", list)  # or the database would be woken for nothing
         objects = open_store(call.environment.objects)
-        with database(call, objects, **LIMITS_MS) as (supplier, owned):
+        with database(call, objects, **COMMIT) as (supplier, owned):
             batch = CommitBatch(supplier, owned, call.environment)
             answer = process_partial_response(
                 event=event, record_handler=lambda record: None, processor=batch, context=context

@@ -17,7 +17,7 @@ import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 
 from dormouse.commits import committer as committer_module
-from dormouse.commits import job_commits, table_cache
+from dormouse.commits import job_commits
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.requests import AssignJobIds, ReplaceFileReferences, SplitPartition
@@ -30,6 +30,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.postgres import limits
 from dormouse.settings import load_settings
 from dormouse.table import Table
 
@@ -150,7 +151,7 @@ def set_clock_ahead() -> None:
 
 def hurry() -> None:
     """What takes seconds, so that nobody is hasty, is over sooner in this process."""
-    table_cache.LIMITS_MS |= {"lock_timeout": 500, "idle_in_transaction_session_timeout": 1_000}
+    limits.COMMIT |= {"lock_timeout": 500, "idle_in_transaction_session_timeout": 1_000}
     committer_module.AGAIN_SECONDS = 0.2
     committer_module.RETRY_SECONDS_MAX = committer_module.FAILURE_SECONDS_MAX = 0.5
     job_commits.ANSWER_SECONDS_MAX = 40.0

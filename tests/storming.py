@@ -24,6 +24,7 @@ class Workers:
         self._command = [sys.executable, "-c", program, *arguments, str(folder)]
         self._folder, self._roles = folder, roles
         self.running = [self._start(role) for role in roles]
+        self._frozen: subprocess.Popen[bytes] | None = None
 
     def _start(self, role: str) -> subprocess.Popen[bytes]:
         with (self._folder / "errors").open("a") as errors:
@@ -38,8 +39,9 @@ class Workers:
     ) -> None:
         """Turns, amid which all goes on, for a while, and until it is enough on a machine that is busy.
 
-        With random numbers, one of the processes is killed every so many turns, once all work. In the end all
-        have ended.
+        With random numbers, one of the processes is killed every so many turns, once all work, and another is
+        frozen at a random place for a few turns; some of those are killed while they are. In the end all have
+        ended.
         """
         began, turns = time.monotonic(), 0
         try:
@@ -50,6 +52,7 @@ class Workers:
                 self.check()
                 if rng is not None and turns % TURNS_A_KILL == 0 and self._have_begun():
                     self.kill_one(rng)
+                    self.freeze_one(rng)
             self.end()
         finally:
             self.leave_nobody()
@@ -60,6 +63,17 @@ class Workers:
         self._ended(self.running[at], -signal.SIGKILL)
         self.running[at] = self._start(self._roles[at])
 
+    def freeze_one(self, rng: random.Random) -> None:
+        """Has a process that was frozen before go on, and freezes another wherever it is."""
+        self.go_on()
+        self._frozen = self.running[rng.randrange(len(self._roles))]
+        self._frozen.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        if self._frozen is not None:
+            self._frozen.send_signal(signal.SIGCONT)  # nothing, when it was killed meanwhile
+            self._frozen = None
+
     def _have_begun(self) -> bool:
         """Whether each has come to its work: on a busy machine none would, if others were killed sooner."""
         return all((self._folder / f"begun {one.pid}").exists() for one in self.running)
@@ -69,6 +83,7 @@ class Workers:
             assert process.poll() is None, (self._folder / "errors").read_text()
 
     def end(self) -> None:
+        self.go_on()
         (self._folder / "stop").touch()
         for process in self.running:
             self._ended(process, 0)

@@ -25,7 +25,7 @@ from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.commits.queue import CommitQueue, QueueDepth, TableName, TablesRenamed, queue_number
 from dormouse.commits.requests import CommitRequest, encode
-from dormouse.commits.table_cache import KEPT_MAX, LIMITS_MS, Tables
+from dormouse.commits.table_cache import KEPT_MAX, Tables
 from dormouse.commits.together import Together
 from dormouse.errors import (
     InstanceReadOnly,
@@ -39,6 +39,7 @@ from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.postgres.limits import COMMIT
 from dormouse.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class CommitQueues:
         self._check_owner = check
         self._objects = objects
         self._settings = settings
-        self._limited = supplier.limited(**LIMITS_MS)
+        self._limited = supplier.limited(**COMMIT)
         if not settings.commit_queue_urls:
             # what is seen before it is on disk is told to be pending, by its message in the database
             self._limited = self._limited.hurried()

@@ -21,7 +21,7 @@ from dormouse.errors import (
     InvalidCommitRequest,
     TableOfAnotherTimeline,
 )
-from dormouse.postgres.transaction import RETRIES
+from dormouse.postgres.retries import RETRIES
 
 RECEIVES_MAX = 10
 PATIENCE_SECONDS = 150.0

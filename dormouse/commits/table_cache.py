@@ -18,12 +18,6 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
 KEPT_MAX = 10_000
-LIMITS_MS = {
-    "lock_timeout": 3_000,
-    "idle_in_transaction_session_timeout": 15_000,
-    "transaction_timeout": 300_000,  # a statement that was sent in part; PostgreSQL has it since 17
-}
-"""Of a committer's sessions: one that waits for a table, or is frozen, must not stop the others."""
 
 TRUSTED_SECONDS = 5.0
 """How late a change of a table's properties may be noticed."""

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from dormouse.errors import InstanceLocked, one_line
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.kept import kept
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
@@ -65,8 +66,7 @@ class InstanceRounds:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps others from maintaining the instance meanwhile; `InstanceLocked` when another does."""
-        # a transaction keeps its session through a pooler, too, and while it is idle no snapshot
-        with self._supplier.connection() as conn, conn.transaction():
+        with kept(self._supplier) as conn:
             if not conn.execute(_QUERIES["alone"].on()).fetchall()[0][0]:
                 raise InstanceLocked("another process maintains this instance: one is enough")
             yield

@@ -36,7 +36,5 @@ select not exists (
 );
 
 -- name: alone
--- Whether nobody else maintains the instance; the lock ends with the transaction, which is idle for all of it.
-select
-    pg_try_advisory_xact_lock(7236154098213003),
-    set_config('idle_in_transaction_session_timeout', '0', true);
+-- Takes the right to maintain the instance, unless another process has it; the lock ends with the transaction.
+select pg_try_advisory_xact_lock(7236154098213003);

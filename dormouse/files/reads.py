@@ -31,7 +31,8 @@ from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text, narrow_bytes, narrow_id
 from dormouse.postgres.arrays import Uuids, bytes_
 from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.transaction import fetched, run_statement, run_transaction
+from dormouse.postgres.limits import PAGED
+from dormouse.postgres.transaction import bounded, fetched, run_statement, run_transaction
 
 T = TypeVar("T")
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]
@@ -332,7 +333,7 @@ class FileReferenceReads:
     def _open(self, name: str, values: Parameters) -> tuple[psycopg.ServerCursor[Any], ExitStack]:
         with ExitStack() as stack:
             conn = stack.enter_context(self._supplier.connection())
-            stack.enter_context(conn.transaction())
+            stack.enter_context(bounded(conn, PAGED))
             cursor = stack.enter_context(conn.cursor(name=f"dormouse_{name}"))
             cursor.itersize = PAGE_ROWS
             cursor.execute(self.own.on(name), self._values(values))

@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager
 from dormouse.errors import TableBusy
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.postgres.kept import kept
+from dormouse.postgres.limits import NUMBERING
 from dormouse.postgres.opening import is_alive
 from dormouse.postgres.queries import load
 
@@ -28,9 +30,8 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[None
     rows were added by then.
     """
     deadline = time.monotonic() + WAIT_SECONDS_MAX
-    # a session that is idle within a transaction keeps its lock through a pooler, too, and no snapshot;
-    # those that wait take none from the load that they wait for
-    with closing(supplier.limited()) as apart, apart.connection() as conn, conn.transaction():
+    # those that wait take no connection from the load that they wait for
+    with closing(supplier.limited()) as apart, kept(apart, NUMBERING) as conn:
         while not conn.execute(_QUERIES["number_alone"].on(), {"table_id": table.table_id}).fetchall()[0][0]:
             if time.monotonic() > deadline:
                 raise TableBusy(

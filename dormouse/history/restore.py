@@ -21,6 +21,7 @@ from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
+from dormouse.postgres.limits import LONG
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_alone, run_transaction
 
@@ -64,8 +65,13 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
             context.store.keep_writers_out(conn)
         return _restored(context, position, conn, dry_run=dry_run)
 
-    own, run = context.store.own, partial(run_transaction, read_only=True) if dry_run else run_alone
-    return own.following(lambda: run(context.supplier, work, operation=f"restore {context.table.name}"))
+    def once() -> RestoreReport:
+        name = f"restore {context.table.name}"
+        if dry_run:
+            return run_transaction(context.supplier, work, read_only=True, operation=name)
+        return run_alone(context.supplier, work, limits=LONG, operation=name)
+
+    return context.store.own.following(once)
 
 
 def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: bool) -> RestoreReport:

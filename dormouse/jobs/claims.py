@@ -122,12 +122,11 @@ class Claims:
             return run_statement(self.supplier, rows_of(claim, values), operation="jobs: claim")
 
         def work(conn: Any) -> list[Any]:
-            limits = {"lock_ms": LOCK_MS_MAX, "frozen_ms": FROZEN_MS_MAX}
-            conn.execute(_QUERIES["lock_limits"].on(), {**values, **limits})
+            conn.execute(_QUERIES["lock_limits"].on(), {**values, "frozen_ms": FROZEN_MS_MAX})
             return list(conn.execute(claim, values).fetchall())
 
         try:
-            return run_transaction(self.supplier, work, operation="jobs: claim")
+            return run_transaction(self.supplier, work, lock_ms=LOCK_MS_MAX, operation="jobs: claim")
         except pg.LockNotAvailable:
             raise KindsBusy from None
 

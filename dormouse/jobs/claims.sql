@@ -30,8 +30,7 @@ where k.running_max is not null
 select k.kind_id
 from job_kind k,
     (
-        select set_config('lock_timeout', %(lock_ms)s::text, true),
-            set_config('idle_in_transaction_session_timeout', %(frozen_ms)s::text, true)
+        select set_config('idle_in_transaction_session_timeout', %(frozen_ms)s::text, true)
     ) as quick
 where k.kind_id = any(%(kind_ids)s::smallint[]) and k.running_max is not null
 order by k.kind_id

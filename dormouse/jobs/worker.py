@@ -143,6 +143,7 @@ class Worker:
     def stop(self) -> None:
         """Takes no more jobs; `run` returns when those that run have ended. Again: others run them."""
         self._stops += 1
+        self._line.end_soon()
         self._line.wake()
 
     def run(self, *, drain: bool = False) -> WorkerReport:
@@ -173,7 +174,7 @@ class Worker:
         return self.report
 
     def _is_over(self, *, drain: bool) -> bool:
-        if self._stops > 1:
+        if self._stops > 1 or self._line.is_cut:
             return True
         works = self._running or self._to_finish or not self._ended.empty()
         return not works and (self._stops > 0 or (drain and self._found_nothing))

@@ -29,6 +29,7 @@ from dormouse.model.text import check_text, is_text
 from dormouse.partitions.division import Division, checked_ids, checked_splits, counts, lies_in
 from dormouse.partitions.rows import partition_from_row, partition_values
 from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.limits import LONG
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import fetched, run_alone, run_transaction
 
@@ -83,11 +84,13 @@ class Scaling:
             return self._own.following(work, conn)
         if not scale.merges:
             return self._own.following(
-                lambda: run_transaction(self._supplier, scale.work, operation="split partition")
+                lambda: run_transaction(self._supplier, scale.work, limits=LONG, operation="split partition")
             )
         isolation = Isolation(self._own.table.properties.isolation)
         return self._own.following(
-            lambda: run_alone(self._supplier, scale.work, isolation=isolation, operation="merge partitions")
+            lambda: run_alone(
+                self._supplier, scale.work, limits=LONG, isolation=isolation, operation="merge partitions"
+            )
         )
 
     def _add(

@@ -21,8 +21,9 @@ from dormouse.payloads.objects import PayloadObjects
 from dormouse.payloads.pack import Entry, Packed, Packer, Row
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.limits import IDLE, PAGED, PEER_OF_PAGES
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import bounded, run_transaction
 
 _QUERIES = load(__package__ or "", "copying")
 _TYPES = ["text", "text", "timestamptz", "text", "bytea", "text", "int8", "int4", "bytea"]
@@ -103,7 +104,8 @@ class Pages:
         """Those after a key, and up to another; who takes no more ends the page that is being read."""
         while True:
             count = 0
-            with self._supplier.connection() as conn, conn.transaction(), conn.cursor() as cursor:
+            with self._supplier.connection() as conn, bounded(conn, PAGED), conn.cursor() as cursor:
+                conn.execute(f"set local {PEER_OF_PAGES} = {PAGED[IDLE]}")
                 mark_reader(conn, self._day)
                 for found in self._page(cursor, after, till):
                     count, after = count + 1, found.key

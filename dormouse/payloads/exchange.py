@@ -324,16 +324,16 @@ class Exchange:
 
         `before` each try, and `done` after the last, others are not held up.
         """
-        began, wait = time.monotonic(), f"set local lock_timeout = '{self._options.lock_timeout_ms:d}ms'"
-
-        def patient(conn: psycopg.Connection[Any]) -> Any:
-            conn.execute(wait)
-            return work(conn)
-
+        began = time.monotonic()
         while True:
             before()
             try:
-                result = run_transaction(self._lease.supplier, patient, operation=operation)
+                result = run_transaction(
+                    self._lease.supplier,
+                    work,
+                    lock_ms=self._options.lock_timeout_ms,
+                    operation=operation,
+                )
             except pg.LockNotAvailable:
                 if self._is_over() or time.monotonic() - began > READERS_SECONDS_MAX:
                     raise PayloadDayBusy(

@@ -56,7 +56,14 @@ set phase = %(phase)s, after_kind = %(after_kind)s, after_tenant = %(after_tenan
     bytes_out = bytes_out + %(bytes_out)s, objects = objects + %(objects)s,
     leased_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), changed_at = clock_timestamp()
 where day = %(day)s and token = %(token)s and worker is not null
-returning set_config('idle_in_transaction_session_timeout', round(1000 * %(lease_seconds)s)::text, true);
+returning set_config(
+    'idle_in_transaction_session_timeout',
+    least(
+        round(1000 * %(lease_seconds)s),
+        1000 * extract(epoch from nullif(current_setting('idle_in_transaction_session_timeout'), '0')::interval)
+    )::integer::text,
+    true
+);
 
 -- name: end
 -- As the last of the work with a day: what it is from now on.

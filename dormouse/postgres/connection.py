@@ -20,6 +20,14 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
+from dormouse.postgres.limits import (
+    SHORT,
+    Limits,
+    SessionLimits,
+    lower,
+    peer_parameters,
+    peer_settings,
+)
 from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
 from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
 from dormouse.postgres.queries import load
@@ -52,13 +60,7 @@ _QUERIES = load(__package__, "connection")
 DURABLY = _QUERIES["durably"]
 """Within a transaction: it waits for the disk, and so is what was committed before it."""
 
-_DEFAULTS = {
-    "connect_timeout": 10,
-    # A peer that vanished without a word is noticed within about a minute.
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-}
+_CONNECT_SECONDS_MAX = 10
 
 
 class Isolation(StrEnum):
@@ -111,7 +113,7 @@ class ConnectionSupplier:
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
         self._revive = revive
-        self._limits_ms: Mapping[str, int] = {}
+        self._limits_ms: Limits = {}
         self._waits_for_disk = True
         self._scans = False
         self._reached_before = False
@@ -142,9 +144,10 @@ class ConnectionSupplier:
             pool.close()
 
     def limited(self, **limits_ms: int) -> ConnectionSupplier:
-        """Another supplier alike, whose sessions have these settings of milliseconds, such as `lock_timeout`.
+        """Returns another supplier, whose sessions have these limits in milliseconds, such as `lock_timeout`.
 
-        A setting of the server's or the role's own is kept when it is lower.
+        No transaction of theirs exceeds them, whatever its kind. A limit of the server's or the role's own is
+        kept when it is lower. What they end raises psycopg's error, for the caller to handle.
         """
         made = self._another()
         made._limits_ms = limits_ms
@@ -212,9 +215,6 @@ class ConnectionSupplier:
             conn = connect(self._conninfo, reached_before=True)
         try:
             self._look(conn)
-            if self._limits_ms and not conn.is_pooled:
-                limits = {"names": list(self._limits_ms), "milliseconds": list(self._limits_ms.values())}
-                conn.execute(_QUERIES["limit"].on(), limits)
             if not self._waits_for_disk and not conn.is_pooled:
                 conn.execute(_QUERIES["hurry"].on())
             if self._scans and not conn.is_pooled:
@@ -228,20 +228,44 @@ class ConnectionSupplier:
         return conn
 
     def _look(self, conn: Connection) -> None:
-        """Sees what is between; `InstanceError` when the session is not as it was asked for."""
-        wanted = {"names": list(SESSION_SETTINGS), "values": list(SESSION_SETTINGS.values())}
-        found = conn.execute(_QUERIES["look"].on(), wanted, prepare=False).fetchone()
+        """Sees what is between, and bounds the session.
+
+        Raises InstanceError when the session is not as it was asked for.
+        """
+        usual = {**SHORT, **self._limits_ms}
+        values = {
+            "names": list(SESSION_SETTINGS),
+            "values": list(SESSION_SETTINGS.values()),
+            "limits": list(usual),
+            "milliseconds": list(usual.values()),
+            "process_id": conn.info.backend_pid,
+        }
+        found = conn.execute(_QUERIES["look"].on(), values, prepare=False).fetchone()
         assert found is not None  # noqa: S101 it is one row
-        conn.is_spare, process_id, lost = found
+        conn.is_spare, process_id, lost, limits = found
         if lost:
             raise InstanceError(
                 f"{describe(self._conninfo)}: a pooler takes the settings of sessions away; connect "
                 f"to PostgreSQL itself, or give the role each by ALTER ROLE … SET: {', '.join(lost)}"
             )
-        if process_id != conn.info.backend_pid and not is_by_rds_proxy(self._conninfo):
+        is_own = process_id == conn.info.backend_pid
+        if not is_own and not is_by_rds_proxy(self._conninfo):
             # the next statement may be another session's, in which names of ours mean statements of others
             conn.is_pooled = True
             conn.prepare_threshold = None
+        conn.limits = self._limits_of(dict(zip(usual, limits, strict=True)), usual, is_own=is_own)
+
+    def _limits_of(self, found: Mapping[str, int | None], usual: Limits, *, is_own: bool) -> SessionLimits:
+        """Returns the limits of a session from those that the role and the server gave it."""
+        own = {name: limit for name, limit in found.items() if limit is not None}
+        # `roles.make_roles` gives roles those of SHORT, which bound no other kind
+        highest = {name: 0 if limit == SHORT[name] else limit for name, limit in own.items()}
+        return SessionLimits(
+            usual,
+            {name: lower(limit, self._limits_ms.get(name, 0)) for name, limit in highest.items()},
+            {name: lower(limit, usual[name]) for name, limit in own.items()} if is_own else own,
+            frozenset(self._limits_ms),
+        )
 
     def _borrow(self, pool: Pool) -> Connection:
         deadline = time.monotonic() + self._wait_seconds_max
@@ -283,10 +307,17 @@ def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolat
         "default_transaction_isolation": isolation.value,
         "default_transaction_read_only": "on" if read_only else "off",
     }
-    options = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
-    options.insert(0, str(given.get("options") or ""))
-    defaults = {"application_name": application_name, **_DEFAULTS}
-    return make_conninfo("", **{**defaults, **given, "options": " ".join(options).strip()})
+    options = [
+        *(f"-c {name}={value}" for name, value in peer_settings().items()),  # the DSN may say otherwise
+        str(given.get("options") or ""),
+        *(f"-c {name}={_escaped(value)}" for name, value in settings.items()),
+    ]
+    defaults = {
+        "application_name": application_name,
+        "connect_timeout": _CONNECT_SECONDS_MAX,
+        **peer_parameters(),
+    }
+    return make_conninfo("", **{**defaults, **given, "options": " ".join(filter(None, options))})
 
 
 def _escaped(value: str) -> str:

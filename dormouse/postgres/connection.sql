@@ -1,18 +1,25 @@
--- name: limit
--- Bounds a session by settings of milliseconds, where the server has them, unless its own are lower.
-select set_config(s.name, l.milliseconds::text, false)
-from unnest(%(names)s::text[], %(milliseconds)s::integer[]) l (name, milliseconds)
-join pg_settings s on s.name = l.name and (s.setting = '0' or s.setting::integer > l.milliseconds);
-
 -- name: look
 -- Of a session that was just opened: whether the server has connections to spare, as a pool keeps none of the last
--- quarter for later; the process that answers; which settings did not come with the session.
+-- quarter for later; the process that answers; which settings did not come with the session; and the limits that the role
+-- or the server gave it, null where the server does not know one. A session that no pooler shares gets ours where they are
+-- lower.
+with own as materialized (
+    select n, name, wanted, (1000 * extract(epoch from current_setting(name, true)::interval))::integer as found
+    from unnest(%(limits)s::text[], %(milliseconds)s::integer[]) with ordinality l (name, wanted, n)
+), bounded as materialized (
+    select n, found, case
+            when wanted > 0 and (found = 0 or found > wanted) and pg_backend_pid() = %(process_id)s
+                then set_config(name, wanted::text, false)
+        end
+    from own
+)
 select sum(numbackends) <= 0.75 * current_setting('max_connections')::integer, pg_backend_pid(),
     array(
         select name || ' = ' || value
         from unnest(%(names)s::text[], %(values)s::text[]) wanted (name, value)
         where current_setting(name) <> value
-    )
+    ),
+    array(select found from bounded order by n)
 from pg_stat_database;
 
 -- name: scan

@@ -11,7 +11,9 @@ from typing import Any
 
 import psycopg
 
+from dormouse.postgres.limits import ALONE
 from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import bounded
 
 _QUERIES = load(__file__, "copied")
 _RENUMBERING = ("renumber_references", "renumber_removals", "renumber_collections", "forget_looks")
@@ -19,7 +21,7 @@ _RENUMBERING = ("renumber_references", "renumber_removals", "renumber_collection
 
 def settle(conn: psycopg.Connection[Any]) -> None:
     """Makes the database at home in its cluster; for a user that may write all of it, alone with it."""
-    with conn.transaction():
+    with bounded(conn, ALONE):
         if conn.execute(_QUERIES["is_ahead"].on()).fetchall()[0][0]:
             for name in _RENUMBERING:
                 conn.execute(_QUERIES[name].on())

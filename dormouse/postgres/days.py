@@ -61,7 +61,7 @@ class DayPartitions:
         """Does what must have a partition, or the table, alone for a moment; False: it was busy."""
         for _ in range(attempts):
             try:
-                run_transaction(supplier, _patient(work), operation=f"days of {self.table}")
+                run_transaction(supplier, work, lock_ms=LOCK_WAIT_MS_MAX, operation=f"days of {self.table}")
             except (pg.LockNotAvailable, pg.DuplicateTable, pg.UndefinedTable):
                 continue  # busy, or done by another: no row is lost
             return True
@@ -75,11 +75,3 @@ class DayPartitions:
 def days_ahead(today: date) -> set[date]:
     """The days whose partitions are made ahead."""
     return {today + timedelta(days=n) for n in range(DAYS_AHEAD)}
-
-
-def _patient(work: Callable[[psycopg.Connection[Any]], None]) -> Callable[[psycopg.Connection[Any]], None]:
-    def patient(conn: psycopg.Connection[Any]) -> None:
-        conn.execute(f"set local lock_timeout = '{LOCK_WAIT_MS_MAX}ms'")
-        work(conn)
-
-    return patient

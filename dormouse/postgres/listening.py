@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -11,8 +14,12 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import TupleRow
 
+from dormouse.errors import InstanceError
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.opening import is_alive
+
+END_SECONDS_MAX = 10.0
+"""How long a line that is to end waits for a server that does not answer."""
 
 
 class Listening:
@@ -26,20 +33,68 @@ class Listening:
         self._channel = channel
         self._lent = ExitStack()
         self._conn: psycopg.Connection[TupleRow] | None = None
+        self._asking_since: float | None = None
+        self._is_cut = False
+        self._ending: threading.Thread | None = None
+        self._closed = threading.Event()
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
 
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[TupleRow]]:
-        """As `Supplier.connection`; it is kept for later."""
+        """As `Supplier.connection`; it is kept for later. Raises InstanceError when it was cut."""
+        self._asking_since = time.monotonic()
+        try:
+            conn = self._conn
+            if conn is None or not is_alive(conn):
+                self.let_go()
+                self._check()
+                conn = self._lent.enter_context(self._supplier.connection())
+                self._conn = conn
+                try:
+                    self._check()
+                    conn.execute(sql.SQL("listen {}").format(sql.Identifier(self._channel)))
+                except BaseException:
+                    self.let_go()
+                    raise
+            yield conn
+        finally:
+            self._asking_since = None
+
+    def end_soon(self) -> None:
+        """Has a server that does not answer for `END_SECONDS_MAX` end the use of the line from now on.
+
+        The thread that waits for the answer gets an error, and no other connection is lent.
+        """
+        if self._ending is None:
+            self._ending = threading.Thread(target=self._watch, name="dormouse-line", daemon=True)
+            self._ending.start()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the server did not answer in time, and the line lends nothing any more."""
+        return self._is_cut
+
+    def _watch(self) -> None:
+        while not self._closed.wait(END_SECONDS_MAX / 10):
+            since = self._asking_since
+            if since is not None and time.monotonic() - since > END_SECONDS_MAX:
+                self._cut()
+                return
+
+    def _cut(self) -> None:
+        self._is_cut = True
         conn = self._conn
-        if conn is None or not is_alive(conn):
-            self.let_go()
-            conn = self._lent.enter_context(self._supplier.connection())
-            conn.execute(sql.SQL("listen {}").format(sql.Identifier(self._channel)))
-            self._conn = conn
-        yield conn
+        # the thread may close it at any time, so this one has a descriptor of its own
+        with suppress(OSError, psycopg.Error):
+            if conn is not None and not conn.closed:
+                with socket.socket(fileno=os.dup(conn.fileno())) as same:
+                    same.shutdown(socket.SHUT_RDWR)
+
+    def _check(self) -> None:
+        if self._is_cut:
+            raise InstanceError("the database does not answer, and this worker is being stopped")
 
     def wait(self, seconds: float) -> list[str]:
         """Waits to be notified or woken; gives what the notifications say. A dead connection ends it, too."""
@@ -68,6 +123,7 @@ class Listening:
         self._lent.close()
 
     def close(self) -> None:
+        self._closed.set()
         self.let_go()
         self._waker.close()
         self._woken.close()

@@ -15,9 +15,10 @@ from psycopg.rows import TupleRow
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.copied import settle
+from dormouse.postgres.limits import ALONE, MIGRATING_IDLE_MS_MAX
 from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import Queries, load
-from dormouse.postgres.transaction import ALONE_SECONDS_MAX, CONFLICTS, impatiently, run_lookup
+from dormouse.postgres.transaction import ALONE_SECONDS_MAX, CONFLICTS, bounded, impatiently, run_lookup
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """Dormouse's own migrations."""
@@ -171,10 +172,9 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
     """Tried again and again, as by `run_alone`: processes of the version before may be at work."""
     record = {"version": migration.version, "name": migration.name, "checksum": migration.checksum}
     busy: psycopg.Error | None = None
-    for limit in impatiently(ALONE_SECONDS_MAX):
+    for lock_ms in impatiently(ALONE_SECONDS_MAX):
         try:
-            with conn.transaction():
-                conn.execute(limit)
+            with bounded(conn, ALONE, lock_ms=lock_ms):
                 conn.execute(migration.text.encode())
                 conn.execute(_queries["record"].on(), record)
         except psycopg.errors.ReadOnlySqlTransaction:
@@ -199,9 +199,16 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
             "the database must be brought up to date, and a pooler is between, which keeps no lock: open "
             "the instance once by PostgreSQL's own address"
         )
-    conn.execute(queries["lock"].on())
+    try:
+        conn.execute(queries["lock"].on(), {"idle_ms": MIGRATING_IDLE_MS_MAX})
+    except psycopg.errors.LockNotAvailable as error:
+        raise InstanceError(
+            "another process brings the database up to date, for longer than this one waits; nothing was "
+            f"changed, try again later ({one_line(error)})"
+        ) from error
     try:
         yield
     finally:
         if not conn.closed:
             conn.execute(queries["unlock"].on())
+            conn.execute("reset idle_session_timeout")

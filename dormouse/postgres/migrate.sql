@@ -11,7 +11,8 @@ order by version;
 
 -- name: lock
 -- Waits until no other process migrates this database; the lock ends with the session, too.
-select pg_advisory_lock(7236154098213001);
+-- A process that is frozen loses it, as its session ends when it says nothing for too long.
+select pg_advisory_lock(7236154098213001), set_config('idle_session_timeout', %(idle_ms)s::text, false);
 
 -- name: unlock
 -- Lets the next process migrate.

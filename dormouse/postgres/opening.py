@@ -16,6 +16,7 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
 from dormouse.postgres.arrays import Uuids, UuidsDumper, UuidsTextDumper
+from dormouse.postgres.limits import SessionLimits
 from dormouse.postgres.rds_iam import to_conninfo, with_token
 
 POSTGRES_VERSION_MIN = 150000
@@ -52,6 +53,7 @@ class Connection(psycopg.Connection[TupleRow]):
         """Whether the server has so many more that this one may be kept for later."""
         self.is_pooled = False
         """Whether each transaction may be another session's, as a pooler gives them out."""
+        self.limits = SessionLimits()
 
     def __del__(self, *_: Any) -> None:
         """A pooled connection ends with the program, which is nothing to warn of."""

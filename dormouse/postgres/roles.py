@@ -19,6 +19,7 @@ from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import InstanceError, one_line
 from dormouse.postgres.connection import SESSION_SETTINGS, Isolation, Supplier
+from dormouse.postgres.limits import SHORT, TRANSACTION, peer_settings
 from dormouse.postgres.migrate import locked
 from dormouse.postgres.opening import parameters
 from dormouse.postgres.queries import load
@@ -28,7 +29,15 @@ OWNER_ROLE = "dormouse_owner"
 RUN_ROLE = "dormouse_run"
 READ_ROLE = "dormouse_read"
 _LOGINS = (OWNER_ROLE, RUN_ROLE, READ_ROLE)
-_SETTINGS = {**SESSION_SETTINGS, "default_transaction_isolation": Isolation.READ_COMMITTED.value}
+_SETTINGS = {
+    **SESSION_SETTINGS,
+    "default_transaction_isolation": Isolation.READ_COMMITTED.value,
+    **peer_settings(),
+    **{name: str(limit) for name, limit in SHORT.items()},
+}
+_VERSIONS = {TRANSACTION: 170_000}
+"""Settings that came with a later version of PostgreSQL than the oldest that is supported."""
+
 _QUERIES = load(__file__, "roles")
 
 
@@ -43,7 +52,8 @@ def make_roles(conn: psycopg.Connection[Any]) -> None:
     for role in _LOGINS:
         # an RDS Proxy takes no settings from those that connect
         for name, value in _SETTINGS.items():
-            _set(conn, role, name, value)
+            if conn.info.server_version >= _VERSIONS.get(name, 0):
+                _set(conn, role, name, value)
     _set(conn, OWNER_ROLE, "role", SCHEMA_ROLE)
 
 

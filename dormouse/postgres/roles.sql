@@ -1,6 +1,7 @@
 -- name: lock
 -- Waits until no other brings this database up to date; the lock ends with the session, too.
-select pg_advisory_lock(7236154098213002);
+-- A process that is frozen loses it, as its session ends when it says nothing for too long.
+select pg_advisory_lock(7236154098213002), set_config('idle_session_timeout', %(idle_ms)s::text, false);
 
 -- name: unlock
 -- Lets the next one in.

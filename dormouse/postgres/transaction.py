@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from typing import Any, Literal, TypeVar, get_args
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors, sql
@@ -26,8 +24,10 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
-from dormouse.postgres.opening import is_alive
+from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits, SessionLimits
+from dormouse.postgres.opening import Connection, is_alive
 from dormouse.postgres.queries import Query
+from dormouse.postgres.retries import RETRIES, Retries
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,6 @@ ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.5
 In the end for longer than `deadlock_timeout`, a second, after which PostgreSQL stops an autovacuum for it.
 """
 
-RetryEvent = Literal["retries", "exhausted", "unknown"]
-RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
-"""Tried again; given up after the last attempt; died between the commit and its answer."""
-
 _BEGIN = {
     (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
     for isolation in Isolation
@@ -58,37 +54,6 @@ _WITH_SCANS = "".join(f"; set local {name} = on" for name in SCAN_SETTINGS) + (
 )
 
 
-class Retries:
-    """How often work was tried again, given up or left unknown, by operation. Threads may share it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: dict[str, Counter[str]] = {}
-
-    def add(self, operation: str, event: RetryEvent = "retries") -> None:
-        with self._lock:
-            self._counts.setdefault(operation, Counter())[event] += 1
-
-    def count(self, operation: str | None = None, event: RetryEvent = "retries") -> int:
-        """The retries, or other events, of one operation, or of all."""
-        with self._lock:
-            counts = self._counts.values() if operation is None else [self._counts.get(operation, Counter())]
-            return sum(counter[event] for counter in counts)
-
-    def by_operation(self) -> dict[str, int]:
-        """The retries of each operation that had one."""
-        return {name: events["retries"] for name, events in self.snapshot().items() if events["retries"]}
-
-    def snapshot(self) -> dict[str, dict[RetryEvent, int]]:
-        """For metrics: of each operation that met any, its retries, its give-ups, its unknown outcomes."""
-        with self._lock:
-            return {name: {e: counter[e] for e in RETRY_EVENTS} for name, counter in self._counts.items()}
-
-
-RETRIES = Retries()
-"""The retries of this process."""
-
-
 def run_transaction(
     supplier: Supplier,
     work: Callable[[psycopg.Connection[TupleRow]], T],
@@ -97,6 +62,8 @@ def run_transaction(
     attempts_max: int = 10,
     read_only: bool = False,
     scans: bool = False,
+    limits: Limits | None = None,
+    lock_ms: int | None = None,
     operation: str = "transaction",
     retries: Retries = RETRIES,
 ) -> T:
@@ -109,23 +76,44 @@ def run_transaction(
     `scans`: its statements read much of a table, and the planner may scan, hash and merge. Other statements
     look rows up by keys, whatever the statistics say: a plan made while a table was small outlives that.
 
+    `limits` names the kind of work, by which PostgreSQL bounds the transaction (`dormouse.postgres.limits`).
+    Without it, work that `scans` or is `read_only` has those of LONG, and other work those of the supplier.
+    A wait for a lock that takes too long raises TableBusy. With `lock_ms`, which replaces that limit, it
+    raises psycopg's LockNotAvailable, which the caller handles.
+
     Raises TooManyRetries after `attempts_max` attempts, CommitOutcomeUnknown when the connection died between
     COMMIT and its answer (what is `read_only` is tried again), CommitFailed when `work` hid a failed
     statement or ended the transaction itself, InstanceReadOnly when the database only takes reads,
     InstanceForbidden when its role has no right, InstanceError when the database's disk is full; and what
     `Supplier.connection` raises.
     """
-    begin = _BEGIN[isolation, read_only] + (_WITH_SCANS if scans else "")
+    begin, more = _BEGIN[isolation, read_only], _WITH_SCANS if scans else ""
+    kind = LONG if limits is None and (scans or read_only) else limits
 
     def once(conn: psycopg.Connection[TupleRow]) -> T:
         try:
-            return _run_once(conn, work, begin, operation)
+            bounds = limits_of(conn).local(kind, lock_ms=lock_ms)
+            return _run_once(conn, work, begin + bounds + more, operation)
         except CommitOutcomeUnknown as error:
             if not read_only:
                 raise
             raise _ConnectionLost from error
 
-    return _try_until_done(supplier, once, attempts_max, operation, retries)
+    return _try_until_done(supplier, once, attempts_max, operation, retries, waits=lock_ms is None)
+
+
+def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
+    """Returns the limits of a session; none for a connection that no supplier opened."""
+    return conn.limits if isinstance(conn, Connection) else SessionLimits()
+
+
+@contextmanager
+def bounded(conn: psycopg.Connection[Any], limits: Limits, *, lock_ms: int | None = None) -> Iterator[None]:
+    """Opens a transaction of a kind, which no function tries again, and commits it at the end."""
+    with conn.transaction():
+        if bounds := limits_of(conn).local(limits, lock_ms=lock_ms):
+            conn.execute(bounds.removeprefix("; "), prepare=False)
+        yield
 
 
 def run_alone(
@@ -133,6 +121,7 @@ def run_alone(
     work: Callable[[psycopg.Connection[TupleRow]], T],
     *,
     seconds_max: float = ALONE_SECONDS_MAX,
+    limits: Limits = ALONE,
     operation: str,
     **options: Any,
 ) -> T:
@@ -141,26 +130,26 @@ def run_alone(
     A lock that is waited for holds up all that come later. So each try waits for a moment only, and the
     whole is tried again. Raises `TableBusy` after `seconds_max`.
     """
-    for limit in impatiently(seconds_max):
-
-        def impatient(conn: psycopg.Connection[TupleRow], limit: sql.Composed = limit) -> T:
-            conn.execute(limit)
-            return work(conn)
-
+    for lock_ms in impatiently(seconds_max):
         with suppress(errors.LockNotAvailable):
-            return run_transaction(supplier, impatient, operation=operation, **options)
+            return run_transaction(
+                supplier, work, limits=limits, lock_ms=lock_ms, operation=operation, **options
+            )
     raise TableBusy(
         f"{operation}: for {seconds_max:g} s others have used what it must have alone (a long query, a "
         "backup, a process that hangs); nothing was changed, try again later"
     )
 
 
-def impatiently(seconds_max: float) -> Iterator[sql.Composed]:
-    """For each try what bounds its waits for locks, with pauses between, until time is over."""
+def impatiently(seconds_max: float) -> Iterator[int]:
+    """Yields for each try the limit of its waits for locks, in milliseconds, until time is over.
+
+    It pauses between the tries.
+    """
     deadline = time.monotonic() + seconds_max
     seconds = ALONE_LOCK_SECONDS_MIN
     while True:
-        yield sql.SQL("set local lock_timeout = {}").format(round(1_000 * seconds))
+        yield round(1_000 * seconds)
         if time.monotonic() >= deadline:
             return
         time.sleep(seconds)
@@ -178,22 +167,24 @@ def run_statement(
     *,
     isolation: Isolation = Isolation.READ_COMMITTED,
     attempts_max: int = 10,
+    lock_ms: int | None = None,
     operation: str = "statement",
     retries: Retries = RETRIES,
 ) -> T:
     """Runs `work`, which executes exactly one statement, in one round trip; returns what it returned.
 
-    At read committed the statement is a transaction of its own, without BEGIN and COMMIT; at other levels
-    this is `run_transaction`. Conflicts, and a connection that was dead before the statement was sent, are
-    tried again likewise, with the same errors. A connection that dies later is CommitOutcomeUnknown, since
-    the server says that the statement is complete before it commits it.
+    At read committed the statement is a transaction of its own, without BEGIN and COMMIT; at other levels,
+    and with `lock_ms`, this is `run_transaction`. Conflicts, and a connection that was dead before the
+    statement was sent, are tried again likewise, with the same errors. A connection that dies later is
+    CommitOutcomeUnknown, since the server says that the statement is complete before it commits it.
     """
-    if isolation is not Isolation.READ_COMMITTED:
+    if isolation is not Isolation.READ_COMMITTED or lock_ms is not None:
         return run_transaction(
             supplier,
             work,
             isolation=isolation,
             attempts_max=attempts_max,
+            lock_ms=lock_ms,
             operation=operation,
             retries=retries,
         )
@@ -237,7 +228,10 @@ def _try_until_done(
     attempts_max: int,
     operation: str,
     retries: Retries,
+    *,
+    waits: bool = True,
 ) -> T:
+    """Tries `once` again and again. `waits`: an error of a wait for a lock is not the caller's to handle."""
     for attempt in range(1, attempts_max + 1):
         try:
             with supplier.connection() as conn:
@@ -250,6 +244,12 @@ def _try_until_done(
                     if attempt == attempts_max:
                         raise
                     raise _ConnectionLost from error
+                except (errors.LockNotAvailable, errors.QueryCanceled) as error:
+                    is_lock = isinstance(error, errors.LockNotAvailable)
+                    name = LOCK if is_lock else STATEMENT
+                    if name in limits_of(conn).given or (is_lock and not waits):
+                        raise
+                    raise _over_limit(operation, name, error) from error
         except (*CONFLICTS, _ConnectionLost) as error:
             reason = error.__cause__ or error if isinstance(error, _ConnectionLost) else error
             logger.info(
@@ -283,6 +283,18 @@ def _try_until_done(
         # Outside the handler: the connection is back with its supplier while this thread waits.
         time.sleep(backoff_seconds(attempt))
     raise ValueError("attempts_max must be at least 1")
+
+
+def _over_limit(operation: str, name: str, error: psycopg.Error) -> TableBusy:
+    if name == LOCK:
+        return TableBusy(
+            f"{operation}: it waited too long for another transaction ({_first_line(error)}); nothing was "
+            "changed, try again later"
+        )
+    return TableBusy(
+        f"{operation}: a statement took longer than statement_timeout allows, or was cancelled "
+        f"({_first_line(error)}); nothing was changed, try again later"
+    )
 
 
 class _ConnectionLost(Exception):

@@ -16,7 +16,7 @@ select pg_try_advisory_xact_lock(7236154, hashtext(%(table_uuid)s::text));
 
 -- name: patiently
 -- A copy of many rows may take its time, which no query may.
-set local statement_timeout = 0;
+set local statement_timeout = '6h';
 
 -- name: add
 -- Another build.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psycopg
@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 from dormouse.errors import InstanceError, InvalidInput, one_line
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.migrate import migrate
-from dormouse.postgres.opening import connect, parameters
+from dormouse.postgres.opening import parameters
 
 MIGRATIONS = Path(__file__).with_name("index_migrations")
 DATABASES = 2
@@ -100,7 +100,7 @@ class IndexCluster:
         """Makes a database that is not there; whether there was none. `InstanceError`."""
         assert self._own is not None  # noqa: S101 others are not made
         database = str(parameters(self._addresses[name])["dbname"])
-        with connect(self._own) as conn:
+        with closing(ConnectionSupplier(self._own, connections_max=1)) as own, own.connection() as conn:
             rows = conn.execute("select 1 from pg_catalog.pg_database where datname = %s", [database])
             if rows.fetchone():
                 return False

@@ -6,6 +6,7 @@ Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.ht
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -21,6 +22,7 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 import psycopg
+from psycopg import errors
 
 from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, RowLockHeld, TableNotFound
@@ -31,6 +33,9 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
 LEASE_SECONDS = 30.0
 QUEUE_SECONDS_MAX = 1.0
+ASKED_SECONDS_MIN = 1.0
+"""How long even a caller that does not wait is held up by a transaction that is just changing the lock."""
+
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 Kind = Literal["read", "write"]
 _QUERIES = load(__package__ or "", "locks")
@@ -115,7 +120,7 @@ class RowLocks:
 
     def _waited_for(self, kind: Kind, token: UUID, deadline: float) -> HeldLock:
         for number in count():
-            found = self._take(kind, token)
+            found = self._take(kind, token, max(deadline - time.monotonic(), ASKED_SECONDS_MIN))
             if isinstance(found, HeldLock):
                 return found
             left = deadline - time.monotonic()
@@ -124,10 +129,16 @@ class RowLocks:
             time.sleep(min(left, backoff_seconds(number, POLL_SECONDS_MIN, POLL_SECONDS_MAX)))
         raise AssertionError
 
-    def _take(self, kind: Kind, token: UUID) -> HeldLock | RowLockHeld:
-        """The lock, or why it is not given now; a writer that readers hold up leaves a precursor."""
+    def _take(self, kind: Kind, token: UUID, seconds_max: float) -> HeldLock | RowLockHeld:
+        """Returns the lock, or why it is not given now; a writer that readers hold up leaves a precursor."""
         values = {**self._of(token), "kind": kind, "holder": f"{socket.gethostname()}:{os.getpid()}"}
-        state, held_kind, holder, until, version, next_id = self._run("take", values)[0]
+        try:
+            rows = self._run("take", values, lock_ms=math.ceil(1_000 * seconds_max))
+        except errors.LockNotAvailable:
+            return RowLockHeld(
+                f"table {self._table.name!r}: a transaction that changes it has not ended; try again later"
+            )
+        state, held_kind, holder, until, version, next_id = rows[0]
         if state == "gone":
             raise TableNotFound.gone(self._table.name)
         if state == "granted":
@@ -151,8 +162,9 @@ class RowLocks:
         with suppress(DormouseError, psycopg.Error):
             self._run("release", self._of(token))
 
-    def _run(self, query: str, values: dict[str, Any]) -> list[Any]:
-        return run_statement(self._supplier, rows_of(_QUERIES[query], values), operation=f"row lock {query}")
+    def _run(self, query: str, values: dict[str, Any], *, lock_ms: int | None = None) -> list[Any]:
+        work = rows_of(_QUERIES[query], values)
+        return run_statement(self._supplier, work, lock_ms=lock_ms, operation=f"row lock {query}")
 
     @property
     def _key(self) -> dict[str, Any]:

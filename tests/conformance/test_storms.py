@@ -14,7 +14,7 @@ from dormouse.context import TableContext
 from dormouse.errors import BatchFailed, FileReferenceError, TooManyRetries
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import FileReference
-from dormouse.postgres.transaction import RETRIES
+from dormouse.postgres.retries import RETRIES
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -18,11 +18,10 @@ from psycopg.sql import Composed
 
 import dormouse as dm
 from dormouse.commits import committer as committer_module
-from dormouse.commits import table_cache
 from dormouse.errors import TableBusy
 from dormouse.files import conversion
 from dormouse.instance import Instance
-from dormouse.postgres import ConnectionSupplier, Query, transaction
+from dormouse.postgres import ConnectionSupplier, Query, limits, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
 from tests.commits import add, assignment, files_of
 from tests.state import at_once, blocked, query, ref, wait_until
@@ -123,7 +122,7 @@ def test_a_wait_for_a_table_has_an_end(dsn: str, instance: Instance) -> None:
 def test_a_busy_table_is_put_off_and_the_others_go_on(
     dsn: str, tmp_path: Path, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(table_cache.LIMITS_MS, "lock_timeout", 50)
+    monkeypatch.setitem(limits.COMMIT, "lock_timeout", 50)
     monkeypatch.setattr(committer_module, "AGAIN_SECONDS", 0.1)
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as patient:
         committer = patient.committer(concurrency=1)
@@ -142,9 +141,9 @@ def test_a_busy_table_is_put_off_and_the_others_go_on(
 FROZEN = """
 import signal, sys
 import dormouse as dm
-from dormouse.commits import table_cache
+from dormouse.postgres import limits
 from dormouse.files.attempts import WriteAttempts
-table_cache.LIMITS_MS["idle_in_transaction_session_timeout"] = 500
+limits.COMMIT["idle_in_transaction_session_timeout"] = 500
 freeze = WriteAttempts.finish
 def finish(*values, **more):
     signal.raise_signal(signal.SIGSTOP)  # of this thread: of the process, another may be the first to stop
@@ -202,6 +201,6 @@ def test_a_lower_limit_of_the_role_is_kept(dsn: str) -> None:
     names = ("lock_timeout", "statement_timeout")
     found = [query(limited, f"show {name}")[0][0] for name in names]
     assert found == ["70ms", "9s"]
-    assert query(supplier, "show statement_timeout") == [("0",)]
+    assert query(supplier, "show statement_timeout") == [("15min",)]
     limited.close()
     supplier.close()
