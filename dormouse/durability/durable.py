@@ -14,7 +14,13 @@ from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
 from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership
-from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
+from dormouse.errors import (
+    CheckFailed,
+    InstanceReadOnly,
+    InvalidInput,
+    MaintenanceTakenOver,
+    TableNotFound,
+)
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.erasures import note_backup
 from dormouse.files.holds import Hold, holds, release
@@ -121,7 +127,8 @@ class Durable:
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
         to do and what fails, as Prometheus reads it.
 
-        Raises `InstanceLocked` when another process does it.
+        Raises `InstanceLocked` when another process does it, and `MaintenanceTakenOver`, whose `report` is
+        what was done, when another does it since this one lost its session of the database.
         """
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
@@ -152,7 +159,11 @@ class Durable:
             return {payload_upkeep.KIND: self._cool_payloads}
 
         maintainer = Maintainer(self._supplier, self.tables, daily, hourly, tell, after_cycle)
-        maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
+        try:
+            maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
+        except MaintenanceTakenOver as error:
+            error.report = maintainer.done
+            raise
         return maintainer.done
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
