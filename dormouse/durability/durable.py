@@ -22,7 +22,6 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.files.attempts import WriteAttempts
-from dormouse.files.erasures import note_backup
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
@@ -96,7 +95,7 @@ class Durable:
             raise InvalidInput(
                 f"{store.url} is in the instance's own folder, and is lost with it: give another"
             )
-        made = back_up(
+        return back_up(
             self._supplier,
             self._catalog,
             self._objects,
@@ -106,8 +105,6 @@ class Durable:
             despite_damage=despite_damage,
             progress=progress,
         )
-        note_backup(self._supplier, store.url, made.name)
-        return made
 
     def maintain(
         self,

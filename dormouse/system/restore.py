@@ -2,6 +2,9 @@
 
 The data bucket keeps deleted objects as earlier versions for as long as the database's backups reach. A
 deletion is undone by deleting its marker. What was written since stays, and nothing refers to it.
+
+Only data comes back: objects of tables, payloads, jobs, row files and commits. Records of what goes on now,
+such as announcements of deletions that ended, would be wrong of another time.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.objects.names import OF_NOW
 from dormouse.system.instance import DeployedInstance
 
 BATCH = 1_000
@@ -63,7 +67,11 @@ def restore_objects(
         raise InvalidInput(f"{objects} is no place of objects in S3: name it like s3://bucket/data")
     count = 0
     examples: list[str] = []
-    for markers in _deletions(instance.aws, url.netloc, f"{url.path.strip('/')}/", since - CLOCK_SLACK):
+    folder = f"{url.path.strip('/')}/"
+    for found in _deletions(instance.aws, url.netloc, folder, since - CLOCK_SLACK):
+        markers = [one for one in found if str(one["Key"])[len(folder) :].split("/")[0] not in OF_NOW]
+        if not markers:
+            continue
         if not dry_run:
             _undo(instance.aws, url.netloc, markers)
         count += len(markers)
