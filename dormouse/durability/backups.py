@@ -347,7 +347,7 @@ def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
     path = store.local_path(MANIFEST)
     if path is not None and not path.parent.is_dir():
         raise ObjectStoreError(
-            f"{store.url} is not there; if its backups are deleted for good, make an empty folder in its place"
+            f"{store.url} is not there; if its backups are deleted for good, put an empty folder there"
         )
     marks = (one.split("/") for one, _ in store.list("") if one.count("/") == 1)
     marked = {(name, mark) for name, mark in marks if NAME.fullmatch(name)}

@@ -16,6 +16,7 @@ from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership
 from dormouse.errors import (
     CheckFailed,
+    DormouseError,
     InstanceReadOnly,
     InvalidInput,
     MaintenanceTakenOver,
@@ -281,12 +282,15 @@ class Durable:
         The owner of before is told at its next write. What other timelines have written stays in the store,
         and for `keep_days` so does all that this database knows: going back misses nothing (`holds` has it).
         Deletions that the owner of before has begun are waited for, for `wait_seconds` at most, of which
-        `tell` is told; `force` then takes them for ended, and what they delete later is lost.
+        `tell` is told; `force` then takes them for ended, and what they delete later is lost. Pointers of
+        payloads whose objects are gone are led to others that have the same contents; `tell` is told of the
+        rest.
 
         Raises `InvalidInput` when this one owns it, `InstanceTakenOver` when another was faster, and
         `InstanceLocked` when a deletion may go on: then neither may write, until `adopt` is called again.
         """
         if self._refusal is None and self._ownership.completed is not None:
+            self._recover_payloads(tell)
             return self._ownership.completed
         if self._refusal is None:
             raise InvalidInput(f"this database owns {self._objects.url} already: there is nothing to adopt")
@@ -307,7 +311,17 @@ class Durable:
             self._supplier.forbid_writes()
             raise
         self._read_only = False
+        self._recover_payloads(tell)
         return number
+
+    def _recover_payloads(self, tell: Callable[[str], object]) -> None:
+        """Leads pointers of payloads to objects that the owner of before has left; the adoption has ended."""
+        try:
+            lines = self.payloads.recover()
+        except DormouseError as error:
+            lines = [f"objects of payloads were not looked for, maintenance does it later: {error}"]
+        for line in lines:
+            tell(line)
 
     def holds(self) -> list[Hold]:
         """Who needs files that collection would delete: readers and backups at work, adoptions for some days.
