@@ -41,9 +41,6 @@ RECORDS = frozenset(
 )
 """What is beside them, and no table's, by the first segment."""
 
-OF_NOW = frozenset({STAGING, "owner", "backups", "runs", "work", "activity"})
-"""Those of `RECORDS` that say what goes on now. The others, and files of tables, are data."""
-
 NAME_BYTES_MAX = 900
 SEGMENT_BYTES_MAX = 255
 _TABLES_OWN = re.compile(r"data/(t\d+|[0-9a-f]{32})(/|$)")  # `TableRecord.object_prefixes`

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -199,9 +199,17 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
             "the database must be brought up to date, and a pooler is between, which keeps no lock: open "
             "the instance once by PostgreSQL's own address"
         )
-    conn.execute(queries["lock"].on())
     try:
-        yield
-    finally:
+        conn.execute(queries["lock"].on())
+        try:
+            yield
+        finally:
+            with suppress(psycopg.OperationalError):  # the lock went with the session
+                conn.execute(queries["unlock"].on())
+    except psycopg.OperationalError as error:
         if not conn.closed:
-            conn.execute(queries["unlock"].on())
+            raise
+        raise InstanceError(
+            f"the database was lost while it was brought up to date ({one_line(error)}); each step of that is "
+            "done as a whole, or not at all: try again"
+        ) from error

@@ -16,8 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
-from dormouse.objects.names import OF_NOW
 from dormouse.system.instance import DeployedInstance
+
+OF_NOW = frozenset({".staging", "owner", "backups", "runs", "work", "activity"})
+"""Objects whose names begin so say what goes on now. All others are data."""
 
 BATCH = 1_000
 """How many versions one request deletes, at most."""

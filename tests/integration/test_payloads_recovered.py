@@ -158,7 +158,7 @@ def test_maintenance_looks_for_lost_objects_while_an_adoption_holds_files(
     assert instance.payloads.maintain().errors == ()
     model.check()
     assert query(instance._supplier, "select state from payload_object where object_key = %s", copy) == [
-        ("live",)
+        ("block",)
     ]
 
 
