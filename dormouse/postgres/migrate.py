@@ -210,6 +210,6 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
         if not conn.closed:
             raise
         raise InstanceError(
-            f"the database was lost while it was brought up to date ({one_line(error)}); each step is done as "
-            "a whole, or not at all: try again"
+            f"the database was lost while it was brought up to date ({one_line(error)}); each step is done "
+            "as a whole, or not at all: try again"
         ) from error
