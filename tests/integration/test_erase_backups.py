@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.durability.backups import MANIFEST
+from dormouse.durability.abandoned_backups import MANIFEST
 from dormouse.instance import Instance
 from dormouse.rounds.erasing import EraseReport
 from tests.state import query
@@ -49,7 +49,7 @@ def lake(tmp_path: Path) -> Path:
 
 
 def killed(lake: Path, step: object, when: str) -> int:
-    arguments = [sys.executable, "-c", KILLED, lake, lake.parent / "backups", str(step), when]
+    arguments = [sys.executable, "-c", KILLED, str(lake), str(lake.parent / "backups"), str(step), when]
     return subprocess.run(arguments, check=False, timeout=120).returncode
 
 
@@ -144,7 +144,9 @@ def test_a_backup_of_an_older_version_that_was_killed_is_named_where_it_has_file
 def test_a_backup_that_fails_is_not_noted(lake: Path) -> None:
     with dm.local(lake) as instance:
         context = instance.table("t")._context
-        context.objects.local_path(next(iter(context.store.file_references())).filename).write_bytes(b"x")
+        path = context.objects.local_path(next(iter(context.store.file_references())).filename)
+        assert path is not None
+        path.write_bytes(b"x")
         with pytest.raises(dm.errors.BackupDamaged):
             instance.backup(lake.parent / "backups")
         assert query(instance._supplier, "select name from backup_taken") == []

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.durability.backing_up import payload_objects
 from dormouse.errors import InvalidInput, PayloadCorrupt, PayloadNotFound
 from dormouse.instance import Instance
 from dormouse.model.properties import TableProperties
 from dormouse.payloads import PayloadKey, cooling
-from dormouse.payloads.objects import KEPT_SECONDS
+from dormouse.payloads.objects import KEPT_SECONDS, written
 from tests.cooling import AT, DAY, Model, key, names, tools
 from tests.state import query
 
@@ -165,12 +164,12 @@ def test_maintenance_looks_for_lost_objects_while_an_adoption_holds_files(
 def test_a_backup_has_no_objects_that_died_before_it(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     instance.payloads.expire(DAY + timedelta(1))
-    assert list(payload_objects(instance._supplier)) == []
+    assert list(written(instance._supplier)) == []
     query(
         instance._supplier,
         "insert into hold (holder, since, until) values ('backup', now() - interval '1 hour', 'infinity')",
     )
-    assert [needed for *_, needed in payload_objects(instance._supplier)].count(False) > 0
+    assert [needed for *_, needed in written(instance._supplier)].count(False) > 0
 
 
 def test_objects_may_be_deleted_sooner_on_demand(instance: Instance, model: Model) -> None:
