@@ -14,6 +14,7 @@ from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.round_reports import RoundReports
+from dormouse.files.row_numbers import Numbering
 from dormouse.files.shapes import Shapes
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.cut import Cut, Position, Remembered
@@ -74,7 +75,7 @@ class JobCommits(Protocol):
 class TableContext:
     """The services of one table; `commits` where a committer is known to run; `trees` may be shared.
 
-    `reports` where ingests are told of.
+    `reports` where ingests are told of; `numbering` where a load gives its rows running numbers.
     """
 
     dsn: str = field(repr=False)
@@ -84,6 +85,7 @@ class TableContext:
     commits: JobCommits | None = field(default=None, repr=False, compare=False)
     trees: TreeCache = field(default_factory=TreeCache, repr=False, compare=False)
     reports: RoundReports | None = field(default=None, repr=False, compare=False)
+    numbering: Numbering | None = field(default=None, repr=False, compare=False)
 
     @property
     def schema(self) -> Schema:

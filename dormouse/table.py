@@ -139,10 +139,12 @@ class Table(ShownTable, Reading, Changing):
 
         # a DataFrame may have a column of this name
         with self.changing(), ExitStack() as until_committed:
+            context = self._context
             if isinstance(data, Files) and data.row_number is not None:
-                until_committed.enter_context(numbering(self._tables.supplier, self._context.table))
+                alone = until_committed.enter_context(numbering(self._tables.supplier, context.table))
+                context = replace(context, numbering=alone)
                 data = replace(data, first_row_number=self._next_number(data.row_number))
-            return ingest(self._context, data, **how, on_spark=ingest_on_spark)
+            return ingest(context, data, **how, on_spark=ingest_on_spark)
 
     def _next_number(self, column: str) -> int:
         """One more than the largest of a column of running numbers, also of rows that a filter hides."""

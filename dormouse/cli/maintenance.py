@@ -14,10 +14,11 @@ from dormouse.cli.failures import say, stop_on_signals
 from dormouse.cli.loading import Engine
 from dormouse.cli.output import printable
 from dormouse.cli.verbs import Session, TableName, plural, verb
-from dormouse.errors import JobFailed
+from dormouse.errors import JobFailed, MaintenanceTakenOver
 
 if TYPE_CHECKING:
     from dormouse.durability.instance_rounds import InstanceRound
+    from dormouse.durability.maintaining import Maintenance
     from dormouse.files.holds import Hold
     from dormouse.files.last_rounds import RoundKind
     from dormouse.history.status import TableStatus
@@ -156,7 +157,17 @@ def maintain(
     with session.open() as instance, stop_on_signals() as stop:
         if not once:
             say(f"tables are maintained every {every:g} s; Ctrl-C ends it")
-        done = instance.maintain(once, stop=stop, cycle_seconds=every, tell=say, metrics=metrics)
+        try:
+            done = instance.maintain(once, stop=stop, cycle_seconds=every, tell=say, metrics=metrics)
+        except MaintenanceTakenOver as error:
+            _show_maintenance(session, error.report)
+            raise
+    _show_maintenance(session, done)
+    if once and done.failed:
+        raise JobFailed(f"failed: {done.failed}; the last: {done.failures[-1]}")
+
+
+def _show_maintenance(session: Session, done: Maintenance) -> None:
     session.show(
         done,
         lambda: (
@@ -165,8 +176,6 @@ def maintain(
             f"{plural(done.files_deleted, 'file')} deleted, {plural(done.failed, 'failure')}"
         ),
     )
-    if once and done.failed:
-        raise JobFailed(f"failed: {done.failed}; the last: {done.failures[-1]}")
 
 
 def status(

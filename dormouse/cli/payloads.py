@@ -158,7 +158,8 @@ def verify(
         f"read {plural(found.payloads, 'payload')} of {plural(found.objects, 'object')}, "
         f"{byte_size(found.bytes)}: {plural(len(found.problems), 'problem')}"
         + (f"; no pointer leads to {found.without_pointer:,}" if found.without_pointer else "")
-        + (f"; made {plural(found.rebuilt, 'object')} known again" if rebuild else "")
+        + (f"; pointers or blocks of {plural(found.rebuilt, 'object')} are made anew" if rebuild else "")
+        + (f"; {found.recovered:,} payloads of lost objects are found" if found.recovered else "")
     )
     rows = [(one.object_key, str(one.key or ""), one.detail) for one in found.problems]
     columns = ("object", "payload", "what is wrong")

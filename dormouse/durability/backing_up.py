@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from dormouse.catalog import Catalog
 from dormouse.commits.body_names import OBJECT_PREFIX
 from dormouse.commits.pointers import object_of
 from dormouse.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
+from dormouse.durability.incarnations import on_disk
 from dormouse.durability.job_objects import is_answer
 from dormouse.durability.owner_records import FOLDER, NOW
 from dormouse.durability.ownership import MARKER
-from dormouse.errors import InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
+from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.files.holds import held
 from dormouse.files.put_files import PutFiles
 from dormouse.files.store import FileReferenceStore
@@ -28,7 +32,7 @@ from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_na
 from dormouse.payloads.objects import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 PAGE_FILES = 10_000
 PAGE_MESSAGES = 100
@@ -48,9 +52,14 @@ def back_up(
     despite_damage: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Backup:
-    """`base_backup` writes the database's to a path. What fails leaves no backup."""
+    """`base_backup` writes the database's to a path. What fails leaves no backup.
+
+    The database notes the backup before any object is copied: an erasure looks at what it notes, so it never
+    misses a backup that is killed, whole or not.
+    """
     writer = BackupWriter(target, catalog.instance_id(), since, despite_damage=despite_damage)
     try:
+        _note(supplier, "note_backup", target, writer.name)
         with held(supplier, f"backup {writer.name}"):
             # a committer takes away the bodies of what it has applied, which the copy may still have to apply
             writer.objects(objects, (Wanted(name) for name, _ in objects.list(OBJECT_PREFIX)), progress)
@@ -62,7 +71,17 @@ def back_up(
         return writer.finish()
     except BaseException:
         writer.abandon()
+        with suppress(DormouseError):  # a note without a backup does no harm
+            _note(supplier, "forget_backup", target, writer.name)
         raise
+
+
+def _note(supplier: Supplier, query: str, target: ObjectStore, name: str) -> None:
+    def work(conn: psycopg.Connection[Any]) -> None:
+        on_disk(conn)
+        conn.execute(_QUERIES[query].on(), {"place": target.url, "name": name})
+
+    run_transaction(supplier, work, operation="note a backup")
 
 
 def wanted(

@@ -11,3 +11,11 @@ from commit_message
 where (commit_key, message_id) > (%(commit_key)s::uuid, %(message_id)s::uuid)
 order by commit_key, message_id
 limit %(limit)s;
+
+-- name: note_backup
+-- Notes that a backup is taken, before anything is in it.
+insert into backup_taken (place, name) values (%(place)s, %(name)s) on conflict do nothing;
+
+-- name: forget_backup
+-- Forgets a backup that failed, and whose objects are removed.
+delete from backup_taken where place = %(place)s and name = %(name)s;

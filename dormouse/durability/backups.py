@@ -14,7 +14,7 @@ import json
 import logging
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -337,6 +337,29 @@ class BackupWriter:
 
 class _Unreadable(Exception):
     """An object of the source cannot be read."""
+
+
+def listed_backups(store: ObjectStore) -> tuple[list[str], list[str]]:
+    """Returns the names of the backups that are whole, and of those that were only begun, each sorted.
+
+    Raises `ObjectStoreError` for a folder that is not there, as that of a disk that is not mounted.
+    """
+    path = store.local_path(MANIFEST)
+    if path is not None and not path.parent.is_dir():
+        raise ObjectStoreError(
+            f"{store.url} is not there; if its backups are deleted for good, put an empty folder there"
+        )
+    marks = (one.split("/") for one, _ in store.list("") if one.count("/") == 1)
+    marked = {(name, mark) for name, mark in marks if NAME.fullmatch(name)}
+    whole = {name for name, mark in marked if mark == MANIFEST}
+    begun = {name for name, mark in marked if mark in (BEGUN, SWEPT)}
+    return sorted(whole), sorted(begun - whole)
+
+
+def objects_in(store: ObjectStore, name: str) -> Iterator[str]:
+    """Yields the names of the objects that lie in a backup, whole or not."""
+    folder = f"{name}/{FOLDER}/"
+    return (one.removeprefix(folder) for one, _ in store.list(folder))
 
 
 def _names(store: ObjectStore) -> list[str]:

@@ -14,9 +14,15 @@ from dormouse.catalog import Catalog
 from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
 from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership
-from dormouse.errors import CheckFailed, InstanceReadOnly, InvalidInput, TableNotFound
+from dormouse.errors import (
+    CheckFailed,
+    DormouseError,
+    InstanceReadOnly,
+    InvalidInput,
+    MaintenanceTakenOver,
+    TableNotFound,
+)
 from dormouse.files.attempts import WriteAttempts
-from dormouse.files.erasures import note_backup
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
@@ -90,7 +96,7 @@ class Durable:
             raise InvalidInput(
                 f"{store.url} is in the instance's own folder, and is lost with it: give another"
             )
-        made = back_up(
+        return back_up(
             self._supplier,
             self._catalog,
             self._objects,
@@ -100,8 +106,6 @@ class Durable:
             despite_damage=despite_damage,
             progress=progress,
         )
-        note_backup(self._supplier, store.url, made.name)
-        return made
 
     def maintain(
         self,
@@ -121,7 +125,8 @@ class Durable:
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
         to do and what fails, as Prometheus reads it.
 
-        Raises `InstanceLocked` when another process does it.
+        Raises `InstanceLocked` when another process does it, and `MaintenanceTakenOver`, whose `report` is
+        what was done, when another does it since this one lost its session of the database.
         """
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
@@ -152,7 +157,11 @@ class Durable:
             return {payload_upkeep.KIND: self._cool_payloads}
 
         maintainer = Maintainer(self._supplier, self.tables, daily, hourly, tell, after_cycle)
-        maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
+        try:
+            maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
+        except MaintenanceTakenOver as error:
+            error.report = maintainer.done
+            raise
         return maintainer.done
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
@@ -273,12 +282,15 @@ class Durable:
         The owner of before is told at its next write. What other timelines have written stays in the store,
         and for `keep_days` so does all that this database knows: going back misses nothing (`holds` has it).
         Deletions that the owner of before has begun are waited for, for `wait_seconds` at most, of which
-        `tell` is told; `force` then takes them for ended, and what they delete later is lost.
+        `tell` is told; `force` then takes them for ended, and what they delete later is lost. Pointers of
+        payloads whose objects are gone are led to others that have the same contents; `tell` is told of the
+        rest.
 
         Raises `InvalidInput` when this one owns it, `InstanceTakenOver` when another was faster, and
         `InstanceLocked` when a deletion may go on: then neither may write, until `adopt` is called again.
         """
         if self._refusal is None and self._ownership.completed is not None:
+            self._recover_payloads(tell)
             return self._ownership.completed
         if self._refusal is None:
             raise InvalidInput(f"this database owns {self._objects.url} already: there is nothing to adopt")
@@ -299,7 +311,17 @@ class Durable:
             self._supplier.forbid_writes()
             raise
         self._read_only = False
+        self._recover_payloads(tell)
         return number
+
+    def _recover_payloads(self, tell: Callable[[str], object]) -> None:
+        """Leads pointers of payloads to objects that the owner of before has left; the adoption has ended."""
+        try:
+            lines = self.payloads.recover()
+        except DormouseError as error:
+            lines = [f"objects of payloads were not looked for, maintenance does it later: {error}"]
+        for line in lines:
+            tell(line)
 
     def holds(self) -> list[Hold]:
         """Who needs files that collection would delete: readers and backups at work, adoptions for some days.

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from dormouse.errors import InstanceLocked, one_line
+import psycopg
+
+from dormouse.errors import InstanceError, InstanceLocked, MaintenanceTakenOver, one_line
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.kept import kept
 from dormouse.postgres.queries import load
+from dormouse.postgres.session_lock import SessionLock
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 AGAIN_SECONDS = 3_600.0
@@ -29,6 +31,32 @@ class InstanceRound:
     ended_at: datetime
     error: str | None
     well_at: datetime | None
+
+
+class Alone:
+    """The right to maintain the instance. It ends with a session of the database, which may be lost."""
+
+    def __init__(self, lock: SessionLock) -> None:
+        self._lock = lock
+
+    def check(self) -> None:
+        """Takes the right anew when the session that had it was lost.
+
+        Raises `MaintenanceTakenOver` when another process has it now, and `InstanceError` when the database
+        cannot be reached.
+        """
+        if not self._lock.is_held() and not self.take():
+            raise MaintenanceTakenOver(
+                "the database was lost for a moment, and another process maintains this instance since: one "
+                "is enough, so this one ends"
+            )
+
+    def take(self) -> bool:
+        """Tries once to get the right, and returns whether this process has it; raises `InstanceError`."""
+        try:
+            return self._lock.take()
+        except (psycopg.OperationalError, psycopg.InternalError) as error:
+            raise InstanceError(f"the database ended the session: {one_line(error)}") from error
 
 
 class InstanceRounds:
@@ -64,12 +92,19 @@ class InstanceRounds:
         run_transaction(self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a round")
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keeps others from maintaining the instance meanwhile; `InstanceLocked` when another does."""
-        with kept(self._supplier) as conn:
-            if not conn.execute(_QUERIES["alone"].on()).fetchall()[0][0]:
+    def alone(self) -> Iterator[Alone]:
+        """Keeps other processes from maintaining the instance until the end.
+
+        Raises `InstanceLocked` when another process does it.
+        """
+        lock = SessionLock(self._supplier, _QUERIES["alone"])
+        try:
+            alone = Alone(lock)
+            if not alone.take():
                 raise InstanceLocked("another process maintains this instance: one is enough")
-            yield
+            yield alone
+        finally:
+            lock.release()
 
     def _record(self, kind: str, began: float, error: str | None) -> None:
         values = {"kind": kind, "seconds": time.monotonic() - began, "error": error}

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dormouse.durability.instance_rounds import InstanceRounds
-from dormouse.errors import InstanceReadOnly, TableNotFound, one_line
+from dormouse.durability.instance_rounds import Alone, InstanceRounds
+from dormouse.errors import InstanceReadOnly, MaintenanceTakenOver, TableNotFound, one_line
 from dormouse.model.properties import TableProperties
 from dormouse.partitions.leaves import REST_SECONDS
 from dormouse.postgres.connection import Supplier
@@ -71,6 +71,7 @@ class Maintainer:
     ) -> None:
         self._after_cycle = after_cycle
         self._rounds = InstanceRounds(supplier)
+        self._alone: Alone | None = None
         self._tables = tables
         self._due = [(DAY_SECONDS, daily), (HOUR_SECONDS, hourly)]
         self._tell = tell
@@ -78,8 +79,13 @@ class Maintainer:
         self.done = Maintenance()
 
     def run(self, stop: threading.Event, *, once: bool = False, cycle_seconds: float = CYCLE_SECONDS) -> None:
-        """Until `stop` is set, or once. Raises `InstanceReadOnly`, `InstanceLocked` if another does it."""
-        with self._rounds.alone():
+        """Works until `stop` is set, or once.
+
+        Raises `InstanceReadOnly`, `InstanceLocked` when another process does it, and `MaintenanceTakenOver`
+        when another process does it since this one lost its session of the database.
+        """
+        with self._rounds.alone() as alone:
+            self._alone = alone
             while not stop.is_set():
                 self._try("maintenance", lambda: self._cycle(stop, all_is_due=once))
                 self.done.cycles += 1
@@ -122,10 +128,15 @@ class Maintainer:
         return table.merge(rest_seconds=REST_SECONDS) if wanted else None
 
     def _try(self, what: str, work: Callable[[], Any]) -> Any:
-        """What it gives; None when it failed, which is noted."""
+        """Returns what `work` returns; notes a failure and returns None.
+
+        Before each it looks whether this process still maintains the instance alone.
+        """
         try:
+            if self._alone is not None:
+                self._alone.check()
             return work()
-        except InstanceReadOnly:
+        except (InstanceReadOnly, MaintenanceTakenOver):
             raise
         except TableNotFound:  # dropped meanwhile
             return None

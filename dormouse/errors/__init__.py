@@ -201,6 +201,12 @@ class InstanceLocked(InstanceError):
     """Another process sets the instance up; or another host or container has it open."""
 
 
+class MaintenanceTakenOver(InstanceLocked):
+    """Another process maintains the instance since this one lost the database; `report` is what it did."""
+
+    report: Any = None
+
+
 class InstanceReadOnly(InstanceError):
     """The instance cannot be written to."""
 

@@ -17,7 +17,7 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.model.text import narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import rows_of, run_lookup
 
 PAGE_FILES = 256
 _QUERIES = load(__package__ or "", "erasures")
@@ -173,11 +173,5 @@ def erased_by(store: FileReferenceStore, files: Sequence[str] | None, at: dateti
 
 
 def backups_taken(supplier: Supplier) -> dict[str, list[str]]:
-    """The places that backups of the instance were taken to, each with their names."""
+    """Returns the places that backups of the instance were begun in, each with their names."""
     return dict(run_lookup(supplier, rows_of(_QUERIES["backups_taken"]), operation="look for backups"))
-
-
-def note_backup(supplier: Supplier, place: str, name: str) -> None:
-    """Remembers that a backup was taken."""
-    work = rows_of(_QUERIES["note_backup"], {"place": place, "name": name})
-    run_transaction(supplier, work, operation="note a backup")

@@ -161,9 +161,5 @@ order by e.deletion_id desc
 limit 1;
 
 -- name: backups_taken
--- Where backups of the instance were taken to, and their names.
+-- Where backups of the instance were begun, and their names.
 select place, array_agg(name order by name) from backup_taken group by place order by place;
-
--- name: note_backup
--- Remembers that a backup was taken.
-insert into backup_taken (place, name) values (%(place)s, %(name)s) on conflict do nothing;

@@ -24,6 +24,12 @@ FOLDER = "payloads"
 DELAY_SECONDS = 900.0
 """A reader that has just looked where a payload is finds its object for so long."""
 
+KEPT_SECONDS = 86_400.0
+"""How long an object stays that payloads needed: as long as a table's file does by default.
+
+A database that is put back as it was in that time, and adopted, finds the objects that its pointers lead to.
+"""
+
 WRITER_SECONDS = 86_400.0
 """A writer that was frozen may write for so long after."""
 
@@ -145,12 +151,20 @@ class PayloadObjects:
         found = run_lookup(self._supplier, rows_of(_QUERIES["orphaned"]), operation="count objects")[0]
         return found[0], found[1]
 
-    def collect(self, delay_seconds: float = DELAY_SECONDS) -> CollectedObjects:
-        """Deletes what nothing relies on any more, and what writers that died have left."""
+    def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
+        """Deletes objects that payloads have not needed for so long, and what writers that died have left.
+
+        Readers have `DELAY_SECONDS` at least.
+        """
         run_transaction(self._supplier, rows_of(_QUERIES["give_up"]), operation="look for dead writers")
         done, after = CollectedObjects(), ""
         while True:
-            values = {"delay_seconds": delay_seconds, "after": after, "limit": PAGE_OBJECTS}
+            values = {
+                "delay_seconds": DELAY_SECONDS,
+                "kept_seconds": max(DELAY_SECONDS, kept_seconds),
+                "after": after,
+                "limit": PAGE_OBJECTS,
+            }
             rows = run_lookup(
                 self._supplier, rows_of(_QUERIES["deletable"], values), operation="look for objects"
             )
@@ -171,7 +185,10 @@ class PayloadObjects:
 
 
 def written(supplier: Supplier) -> Iterator[tuple[str, int, bytes, bool]]:
-    """The name, bytes and SHA-256 of every object, and whether payloads need it; streamed, by name."""
+    """Yields the name, bytes and SHA-256 of every object, and whether payloads need it; by name.
+
+    Of those that they do not need any more, only what a hold keeps, as a backup that is being taken does.
+    """
     after = ""
     while True:
         values = {"after": after, "limit": PAGE_OBJECTS}

@@ -69,11 +69,12 @@ where o.state = 'pending' and not exists (
 );
 
 -- name: deletable
--- Objects that nothing has relied on for a while, and that nobody holds; the oldest first.
+-- Objects that nothing has relied on for a while, and that no hold keeps; by name. Those that no payload ever needed go sooner.
 select object_key
 from payload_object
 where state = 'dead' and changed_at < least(
-        clock_timestamp() - make_interval(secs => %(delay_seconds)s),
+        clock_timestamp()
+            - make_interval(secs => case when byte_count is null then %(delay_seconds)s else %(kept_seconds)s end),
         (select min(since) from hold where until > clock_timestamp() and table_id is null)
     )
     and object_key > %(after)s
@@ -93,10 +94,15 @@ where object_key = any(%(object_keys)s) and state = 'dead'
 select object_key from payload_object where object_key = any(%(object_keys)s);
 
 -- name: written
--- All objects that transactions have relied on, a page at a time, and whether payloads need them.
+-- All objects that transactions have relied on, a page at a time, and whether payloads need them; not those that were needed
+-- no more when the oldest hold began, as the copy of the database that it is for does not need them either.
 select object_key, byte_count, digest, state <> 'dead'
 from payload_object
 where byte_count is not null and object_key > %(after)s
+    and (
+        state <> 'dead'
+        or changed_at >= (select min(since) from hold where until > clock_timestamp() and table_id is null)
+    )
 order by object_key
 limit %(limit)s;
 

@@ -7,6 +7,7 @@ from datetime import date, datetime
 from typing import Any
 
 from dormouse.errors import DormouseError, InvalidInput, InvalidPayload
+from dormouse.model.properties import SECONDS_MAX
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
 from dormouse.payloads.content import encode
@@ -15,9 +16,10 @@ from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.expiry import expire
 from dormouse.payloads.keys import PayloadKey, checked
 from dormouse.payloads.lookup import Lookup
-from dormouse.payloads.objects import CollectedObjects, PayloadObjects
+from dormouse.payloads.objects import KEPT_SECONDS, CollectedObjects, PayloadObjects
 from dormouse.payloads.offload import Progress, Tools, within
 from dormouse.payloads.reading import Reader
+from dormouse.payloads.rebuilding import recover_pointers
 from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
 from dormouse.payloads.upkeep import PayloadRound
 from dormouse.payloads.verifying import PayloadVerification, verify
@@ -148,8 +150,10 @@ class PayloadStore:
     ) -> PayloadVerification:
         """Reads all objects of a day, and compares the day's pointers or blocks with what they have.
 
-        With `rebuild`, what the database has lost of these is made anew from the objects; what was deleted of
-        payloads whose pointers are made anew is there again.
+        With `rebuild`, what the database has lost of these is made anew from the objects. Pointers and blocks
+        of objects that are gone lead to others then, as far as these have the payloads: `recovered` says how
+        many, and `problems` what is lost. What was deleted of payloads whose pointers are all lost is there
+        again.
         """
         if rebuild:
             self._check_writable()
@@ -177,10 +181,24 @@ class PayloadStore:
         """How much waits to be cooled down, and how the last days went."""
         return status(self._supplier, self._known, self._lookup.cold_reads)
 
-    def collect(self) -> CollectedObjects:
-        """Deletes the objects that no payload needs any more: of expired days, and of workers that died."""
+    def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
+        """Deletes the objects that no payload has needed for a day, or another time, and that are not held.
+
+        These are objects of expired days, those that a fold replaced, and those of workers that died. Readers
+        have a quarter of an hour at least. Raises `InvalidInput`.
+        """
+        if not 0 <= kept_seconds <= SECONDS_MAX:
+            raise InvalidInput(f"kept_seconds must be from 0 to {SECONDS_MAX:,.0f}, not {kept_seconds!r}")
         self._check_writable()
-        return self._known.collect()
+        return self._known.collect(kept_seconds)
+
+    def recover(self) -> list[str]:
+        """Leads pointers to objects that are gone to others that have the same payloads, as adoptions do.
+
+        Returns a line for each day that had such pointers: what was found, and what was not.
+        """
+        self._check_writable()
+        return recover_pointers(self._tools())
 
     def maintain(
         self, *, seconds_max: float | None = None, retention_days: int | None = None

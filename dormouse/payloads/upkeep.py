@@ -11,6 +11,7 @@ from dormouse.errors import PayloadRoundFailed, one_line
 from dormouse.payloads import cooling
 from dormouse.payloads.expiry import expire
 from dormouse.payloads.offload import Tools
+from dormouse.payloads.rebuilding import recover_pointers, was_adopted_lately
 from dormouse.payloads.rows import DAYS
 from dormouse.payloads.status import status
 from dormouse.postgres.days import days_ahead
@@ -66,6 +67,8 @@ def run(tools: Tools, retention_days: int | None) -> PayloadRound:
         gone = tried("expiry", lambda: expire(tools.supplier, before))
         expired = len(gone[0]) if isinstance(gone, tuple) else 0
     reports = []
+    if was_adopted_lately(tools.supplier):
+        tried("recovery", lambda: recover_pointers(tools))
     for what, work in (
         ("offload", lambda: cooling.offload(tools, None, dry_run=False)),
         ("fold", lambda: cooling.fold(tools, None)),

@@ -1,4 +1,4 @@
-"""Whether a day's objects have what its pointers and blocks say; and these again, from the objects alone."""
+"""Whether a day's objects have what its pointers and blocks say."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from datetime import date
 from hashlib import sha256
 from typing import Any
 
-import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import InvalidInput, ObjectNotFound
-from dormouse.payloads.copying import Unit, add_pointers
 from dormouse.payloads.keys import PayloadKey
-from dormouse.payloads.lease import Lease, leased, read
-from dormouse.payloads.objects import FOLDER, PAGE_OBJECTS, DayObject, PayloadObjects
+from dormouse.payloads.lease import read
+from dormouse.payloads.objects import DayObject
 from dormouse.payloads.offload import Tools
-from dormouse.payloads.pack import Damaged, Entry, Index, Packed, decompressor, index_start, unpacked
+from dormouse.payloads.pack import Damaged, Entry, Index, decompressor, index_start, unpacked
+from dormouse.payloads.rebuilding import Rebuilt, pointers_to, rebuild_day
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -37,10 +36,11 @@ class PayloadProblem:
 
 @dataclass(frozen=True, slots=True)
 class PayloadVerification:
-    """What was looked at of a day. `problems` are the first hundred; `rebuilt` are objects that were lost.
+    """What was looked at of a day; `problems` are the first hundred.
 
-    `without_pointer` are payloads of its objects that no pointer leads to: deleted or replaced since, of a
-    copy that is not done, or of pointers that are lost.
+    `rebuilt` are objects that pointers or blocks lead to only since the rebuild. `recovered` are payloads of
+    objects that are gone, which were found in these. `without_pointer` are payloads of the day's objects that
+    no pointer leads to: deleted or replaced since, of a copy that is not done, or of pointers that are lost.
     """
 
     day: date
@@ -50,6 +50,7 @@ class PayloadVerification:
     problems: tuple[PayloadProblem, ...]
     without_pointer: int = 0
     rebuilt: int = 0
+    recovered: int = 0
 
 
 @dataclass
@@ -66,19 +67,28 @@ class _Done:
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(PayloadProblem(object_key, key, detail))
 
-    def of(self, day: date, rebuilt: int) -> PayloadVerification:
+    def of(self, day: date, made: Rebuilt) -> PayloadVerification:
         return PayloadVerification(
-            day, self.objects, self.payloads, self.bytes, tuple(self.problems), self.without_pointer, rebuilt
+            day=day,
+            objects=self.objects,
+            payloads=self.payloads,
+            bytes=self.bytes,
+            problems=tuple(self.problems),
+            without_pointer=self.without_pointer,
+            rebuilt=made.objects,
+            recovered=made.payloads,
         )
 
 
 def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerification:
-    """Reads every object of a day. With `rebuild`, first the pointers or blocks of those that are lost.
+    """Reads every object of a day. With `rebuild`, it first makes lost pointers and blocks anew.
 
-    A payload that was deleted of an object that is lost, and is found again, is there again, too.
+    What was deleted of payloads whose pointers are all lost is there again.
     """
-    rebuilt = _rebuild(tools, day) if rebuild else 0
+    made = rebuild_day(tools, day) if rebuild else Rebuilt()
     done = _Done()
+    for object_key, detail in made.incomplete:
+        done.note(object_key, None, detail)
     for one in tools.known.of_day(day, "live", "block"):
         _object(tools, one, done)
         tools.progress(day, done.payloads)
@@ -91,7 +101,7 @@ def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerifica
             raise InvalidInput(f"there are no payloads of {day}") from None
     for object_key, count in lost:
         done.note(object_key, None, f"{count:,} pointers lead to it, and it is not known")
-    return done.of(day, rebuilt)
+    return done.of(day, made)
 
 
 def _object(tools: Tools, one: DayObject, done: _Done) -> None:
@@ -99,7 +109,7 @@ def _object(tools: Tools, one: DayObject, done: _Done) -> None:
     try:
         data = tools.objects.get(one.object_key)
     except ObjectNotFound:
-        return done.note(one.object_key, None, "it is not there")
+        return done.note(one.object_key, None, _gone(tools, one))
     done.bytes += len(data)
     if len(data) != one.byte_count:
         done.note(
@@ -122,6 +132,13 @@ def _object(tools: Tools, one: DayObject, done: _Done) -> None:
     elif len(index) != one.payloads:
         done.note(one.object_key, None, f"it has {len(index):,} payloads, and had {one.payloads:,}")
     return None
+
+
+def _gone(tools: Tools, one: DayObject) -> str:
+    if one.state == "block":
+        return f"it is not there, and had {one.payloads:,} payloads"
+    count = pointers_to(tools.supplier, one.first.day, [one.object_key]).get(one.object_key, 0)
+    return f"it is not there, and {count:,} pointers lead to it"
 
 
 def _entries(data: bytes, index: Index) -> Iterator[tuple[Entry, str | None]]:
@@ -158,65 +175,3 @@ def _pointers(tools: Tools, one: DayObject, entries: Mapping[PayloadKey, Entry],
             done.note(one.object_key, found, "its pointer does not lead to it")
     done.without_pointer += len(entries) - len(rows)
     return None
-
-
-def _rebuild(tools: Tools, day: date) -> int:
-    """Registers objects that are in the store and not known, and makes pointers anew where all are gone."""
-    states = ("open", "offloaded", "folded")
-    with leased(tools.supplier, day, "rebuild", states, tools.options.lease_seconds) as lease:
-        before = ends_as = lease.row().state
-        DAYS.attempt(tools.supplier, lambda conn: DAYS.add(conn, day), attempts=PROBLEMS_MAX)
-        state = "folded" if before == "folded" else "offloaded"
-        rebuilt = 0
-        try:
-            # of two that have a payload, the later one: it was written from the other
-            pointed_to = _pointed_to(tools, day)
-            for object_key in sorted(_stored(tools, day, pointed_to), reverse=True):
-                with_pointers = state != "folded" and object_key not in pointed_to
-                rebuilt += _readopt(tools, lease, object_key, state, with_pointers)
-            ends_as = state if rebuilt else before
-        finally:  # an object that cannot be read keeps the day from no other work
-            tools.exchange(lease).end(ends_as)
-    return rebuilt
-
-
-def _pointed_to(tools: Tools, day: date) -> set[str]:
-    """Of an object that some pointers lead to, the others were deleted or replaced."""
-    work = rows_of(_QUERIES["pointed_to"].on(day=DAYS.name(day)))
-    rows = run_transaction(tools.supplier, work, read_only=True, scans=True, operation="verify a day")
-    return {object_key for (object_key,) in rows}
-
-
-def _stored(tools: Tools, day: date, pointed_to: set[str]) -> list[str]:
-    """The objects of a day in the store that are not known, or have lost their pointers."""
-    names = [name for name, _ in tools.objects.list(f"{FOLDER}/{day.isoformat()}")]
-    states: dict[str, str] = {}
-    for at in range(0, len(names), PAGE_OBJECTS):
-        work = rows_of(_QUERIES["any_state"], {"object_keys": names[at : at + PAGE_OBJECTS]})
-        states.update(run_lookup(tools.supplier, work, operation="look for objects"))
-    without = [name for name, state in states.items() if state == "live" and name not in pointed_to]
-    return [*(name for name in names if name not in states), *without]
-
-
-def _readopt(tools: Tools, lease: Lease, object_key: str, state: str, with_pointers: bool) -> int:
-    data = tools.objects.get(object_key)
-    try:
-        start = index_start(data)
-        index = Index(data[start:])
-    except Damaged:
-        return 0  # which verification tells, if it is known
-    entries = list(index)
-    blocks = tools.known.of_day(lease.day, "block") if state == "folded" else []
-    first, last = entries[0].key.place, entries[-1].key.place
-    if any(one.first.place <= last and first <= one.last.place for one in blocks):
-        return 0
-    packed = Packed(data, entries, start, index.dictionaries, sum(entry.length for entry in entries))
-    unit = Unit(entries[-1].key, packed, object_key=object_key)
-
-    def work(conn: psycopg.Connection[Any]) -> int:
-        lease.advance(conn, "copy", payloads=len(entries), objects=1)
-        known = PayloadObjects.register(conn, object_key, lease.day, packed, state)
-        added = add_pointers(conn, DAYS.name(lease.day), unit) if with_pointers else 0
-        return int(not known or added > 0)
-
-    return run_transaction(tools.supplier, work, operation="rebuild a day")

@@ -5,10 +5,6 @@ from {day}
 where location = 'external' and object_key = %(object_key)s
 order by kind, tenant, id, inserted_at;
 
--- name: pointed_to
--- The objects that pointers of a day lead to.
-select distinct object_key from {day} where location = 'external';
-
 -- name: lost_objects
 -- The objects that pointers of a day lead to, and that are not known. Those that a fold replaced are there until it has
 -- exchanged the partition that leads to them.
@@ -23,7 +19,3 @@ where p.location = 'external'
             and (o.state in ('live', 'staged', 'block') or (d.work, d.phase) = ('fold', 'swap'))
     )
 group by p.object_key;
-
--- name: any_state
--- Which of some objects are known, and as what.
-select object_key, state from payload_object where object_key = any(%(object_keys)s);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,15 +200,23 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
             "the instance once by PostgreSQL's own address"
         )
     try:
-        conn.execute(queries["lock"].on(), {"idle_ms": MIGRATING_IDLE_MS_MAX})
-    except psycopg.errors.LockNotAvailable as error:
-        raise InstanceError(
-            "another process brings the database up to date, for longer than this one waits; nothing was "
-            f"changed, try again later ({one_line(error)})"
-        ) from error
-    try:
-        yield
-    finally:
+        try:
+            conn.execute(queries["lock"].on(), {"idle_ms": MIGRATING_IDLE_MS_MAX})
+        except psycopg.errors.LockNotAvailable as error:
+            raise InstanceError(
+                "another process brings the database up to date, for longer than this one waits; nothing was "
+                f"changed, try again later ({one_line(error)})"
+            ) from error
+        try:
+            yield
+        finally:
+            with suppress(psycopg.OperationalError):  # the lock went with the session
+                conn.execute(queries["unlock"].on())
+                conn.execute("reset idle_session_timeout")
+    except psycopg.OperationalError as error:
         if not conn.closed:
-            conn.execute(queries["unlock"].on())
-            conn.execute("reset idle_session_timeout")
+            raise
+        raise InstanceError(
+            f"the database was lost while it was brought up to date ({one_line(error)}); each step is done "
+            "as a whole, or not at all: try again"
+        ) from error

@@ -51,8 +51,9 @@ class EraseReport:
     `files_looked_at` of the table and its history, and `objects_looked_at` that the store has beside them.
     `rows` of the deletion were found in `files` of these, once for each copy: these files are deleted.
     `versions` of deleted objects went, too. `consumers` did not read the deletion in time, and are told
-    `CutExpired`. `backups` still hold rows, or, those of the metadata, keys of them; `unreadable` objects are
-    not of the table, and could not be looked at. `open` says what may have rows still: attempts of writers
+    `CutExpired`. `backups` still hold rows, or, those of the metadata, keys of them; of a backup that cannot
+    be looked at, or is not whole, it says so in brackets. `unreadable` objects are not of the table, and
+    could not be looked at. `open` says what may have rows still: attempts of writers
     that began before; erase again when they have ended. Without any the erasure `is_finished`. Of one that
     was only tried there is no `deletion_id` nor `deleted_at`, and only files of the table were looked at.
     """

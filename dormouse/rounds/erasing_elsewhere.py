@@ -9,10 +9,9 @@ from itertools import islice
 from pathlib import Path
 
 from dormouse.context import TableContext
-from dormouse.durability.backups import FOLDER, Backup, objects_of
-from dormouse.durability.backups import backups as backups_in
+from dormouse.durability.backups import FOLDER, backup_of, listed_backups, objects_in, objects_of
 from dormouse.durability.metadata_backups import metadata_backups
-from dormouse.errors import BackupDamaged, DormouseError, ObjectNotFound, ObjectStoreError
+from dormouse.errors import DormouseError, ObjectNotFound, ObjectStoreError
 from dormouse.files.checks import FileChecks
 from dormouse.files.erasures import Erasure, backups_taken
 from dormouse.objects import ObjectStore, open_store
@@ -68,38 +67,57 @@ class Elsewhere:
                     progress(self.looked)
 
     def backups(self, places: Sequence[str]) -> Iterator[str]:
-        """The backups that still hold rows, by name: of those that are known, and those in some other places.
+        """Yields the backups that still hold rows, by name, and those that may, with why it is not known.
 
-        Files of a backup that the table does not have any more are read; of the others it is known.
+        It looks in each place that a backup of the instance was begun in, and in `places`. Files of a backup
+        that the table does not have any more are read; of the others it is known.
         """
         files = set(self._erasure.filenames())
         known = backups_taken(self._context.supplier)
         for place in dict.fromkeys([*known, *(open_store(place).url for place in places)]):
-            try:
-                store = open_store(place)
-                for one in backups_in(store):
-                    if self._holds(store, one, files):
-                        yield f"{place}/{one.name}"
-            except BackupDamaged as error:
-                yield f"{place}: {error}"
-            except (ObjectStoreError, DormouseError) as error:
-                yield from (
-                    f"{place}/{name} (cannot be looked at: {error})" for name in known.get(place, ["?"])
-                )
+            for name, problem in self._in_place(place, known.get(place, ()), files):
+                yield f"{place}/{name}" + (f" ({problem})" if problem else "")
         for metadata in metadata_backups(self._context.objects):
             yield f"{self._context.objects.url}/{metadata.name} (keys of files, and no rows)"
         if files:
             yield from self._hidden.replicas()
 
-    def _holds(self, store: ObjectStore, backup: Backup, files: set[str]) -> bool:
+    def _in_place(
+        self, place: str, noted: Sequence[str], files: set[str]
+    ) -> Iterator[tuple[str, str | None]]:
+        """Yields the name of each backup that holds rows, and of each that may, with why that is not known.
+
+        `noted` are the names of backups of this instance that were begun there.
+        """
+        try:
+            store = open_store(place)
+            whole, unfinished = listed_backups(store)
+        except DormouseError as error:
+            yield from ((name, f"cannot be looked at: {error}") for name in noted or ["?"])
+            return
+        for name in whole:
+            try:
+                if self._holds(store, name, list(objects_of(store, backup_of(store, name))), files):
+                    yield name, None
+            except DormouseError as error:
+                yield name, f"cannot be looked at: {error}"
+        for name in unfinished:
+            try:
+                if name in noted or self._holds(store, name, objects_in(store, name), files):
+                    yield name, "not whole: it is being taken, or was killed; it may hold rows"
+            except DormouseError as error:
+                yield name, f"not whole, and cannot be looked at: {error}"
+
+    def _holds(self, store: ObjectStore, backup: str, objects: Iterable[str], files: set[str]) -> bool:
+        """Returns whether any of the objects of a backup has rows of the erasure."""
         own = [
             name
-            for name in objects_of(store, backup)
+            for name in objects
             if name.startswith(self._context.table.object_prefixes) and not name.endswith(SKETCHES_SUFFIX)
         ]
         if not files.isdisjoint(own):
             return True
-        folder = open_store(f"{store.url}/{backup.name}/{FOLDER}", **store.options)
+        folder = open_store(f"{store.url}/{backup}/{FOLDER}", **store.options)
         checks = FileChecks(self._context.store.own)
         pages = (own[start : start + PAGE_NAMES] for start in range(0, len(own), PAGE_NAMES))
         return any(self._rows(name, None, folder) for page in pages for name in checks.unknown(page))

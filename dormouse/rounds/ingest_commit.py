@@ -133,6 +133,8 @@ def commit_files(
     when the database does not answer any more.
     """
     files = with_place(attempt, files)
+    if context.numbering is not None:
+        context.numbering.check()
     try:
         applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers, with_them=with_them)
     except CommitOutcomeUnknown as unknown:

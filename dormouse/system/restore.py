@@ -2,6 +2,9 @@
 
 The data bucket keeps deleted objects as earlier versions for as long as the database's backups reach. A
 deletion is undone by deleting its marker. What was written since stays, and nothing refers to it.
+
+Only data comes back: objects of tables, payloads, jobs, row files and commits. Records of what goes on now,
+such as announcements of deletions that ended, would be wrong of another time.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from urllib.parse import urlsplit
 
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
 from dormouse.system.instance import DeployedInstance
+
+OF_NOW = frozenset({".staging", "owner", "backups", "runs", "work", "activity"})
+"""Objects whose names begin so say what goes on now. All others are data."""
 
 BATCH = 1_000
 """How many versions one request deletes, at most."""
@@ -63,7 +69,11 @@ def restore_objects(
         raise InvalidInput(f"{objects} is no place of objects in S3: name it like s3://bucket/data")
     count = 0
     examples: list[str] = []
-    for markers in _deletions(instance.aws, url.netloc, f"{url.path.strip('/')}/", since - CLOCK_SLACK):
+    folder = f"{url.path.strip('/')}/"
+    for found in _deletions(instance.aws, url.netloc, folder, since - CLOCK_SLACK):
+        markers = [one for one in found if str(one["Key"])[len(folder) :].split("/")[0] not in OF_NOW]
+        if not markers:
+            continue
         if not dry_run:
             _undo(instance.aws, url.netloc, markers)
         count += len(markers)

@@ -24,13 +24,14 @@ from served import service
 import dormouse as dm
 from dormouse.cli.loading import _made
 from dormouse.client import connect as connect_service
-from dormouse.errors import InvalidData, InvalidProperties, TableNotFound
+from dormouse.errors import CommitFailed, InvalidData, InvalidProperties, TableNotFound
 from dormouse.files.row_numbers import numbering
 from dormouse.instance import Instance, connect
 from dormouse.objects import open_store
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.rounds import ingest as ingest_module
 from tests.conftest import BUCKET
+from tests.state import query
 
 NAMES = ["a.b", "c d", 'e"f', "g'h", "i-j", "100%", "@timestamp", "1st", "e\u0301", "sp`k", "x,y", "br[0]"]
 
@@ -175,20 +176,38 @@ def test_running_numbers_go_on_in_a_column_of_whole_numbers_alone(lake: Instance
         table.ingest(dm.Files(str(path), row_number="s"))
 
 
-def test_running_numbers_outlive_an_idle_session(
-    lake: Instance, dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_running_numbers_outlive_an_idle_session(lake: Instance, dsn: str) -> None:
     table = lake.create_table("t", like={"n": [1]}, row_keys=["n"]).files.table
     hasty = make_conninfo(dsn, options="-c idle_in_transaction_session_timeout=50")
-    with closing(ConnectionSupplier(hasty)) as supplier:
-        with numbering(supplier, table):
-            sleep(0.2)
-        assert not caplog.records
-        with numbering(supplier, table), supplier.connection() as other:
-            other.execute("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'")
-            other.commit()
-            sleep(0.1)
-    assert "the rows were added, but the database was lost for a moment" in caplog.text
+    with closing(ConnectionSupplier(hasty)) as supplier, numbering(supplier, table) as alone:
+        sleep(0.2)
+        alone.check()
+
+
+def test_a_load_that_lost_the_right_to_give_numbers_adds_nothing(
+    lake: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("v\n1\n2\n")
+    table = lake.create_table("t", like={"n": [1], "v": [1]}, row_keys=["n"])
+    files = dm.Files(str(path), row_number="n")
+    next_number = type(table)._next_number
+
+    def lost(self: Any, column: str) -> int:
+        number = next_number(self, column)
+        query(
+            self._tables.supplier,
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'",
+        )
+        return number
+
+    monkeypatch.setattr(type(table), "_next_number", lost)
+    with pytest.raises(CommitFailed, match="the database was lost while rows got running numbers"):
+        table.ingest(files)
+    monkeypatch.undo()
+    assert table.count() == 0
+    table.ingest(files)
+    assert table.query(columns=["n"]).read_all()["n"].to_pylist() == [0, 1]
 
 
 def test_a_table_shows_itself_and_names_are_corrected(lake: Instance) -> None:

@@ -202,3 +202,16 @@ migrate(sys.argv[1], pathlib.Path(sys.argv[2]))
     assert rows(empty_dsn, f"{end} and datname = current_database()") == [(True,)]
     write(folder, "0003_slow.sql", "create table slow ();")
     assert [str(one) for one in migrate(empty_dsn, folder)] == ["0003_slow"]
+
+
+def test_a_session_that_ends_while_it_waits_is_one_clear_line(empty_dsn: str, folder: Path) -> None:
+    waits = "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and not granted"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(empty_dsn, autocommit=True) as other:
+        other.execute("select pg_advisory_lock(7236154098213001)")
+        migrating = pool.submit(migrate, empty_dsn, folder)
+        while not other.execute(waits).fetchall():
+            time.sleep(0.01)
+        other.execute("select pg_advisory_unlock(7236154098213001)")
+        with pytest.raises(InstanceError, match="the database was lost while it was brought up to date"):
+            migrating.result(60)
+    assert len(migrate(empty_dsn, folder)) == 2

@@ -143,10 +143,10 @@ def test_what_is_held_is_not_deleted(instance: Instance, model: Model) -> None:
     before = stored(instance)
     query(
         instance._supplier,
-        "insert into hold (holder, since, until) values ('backup', now() - interval '3 hours', 'infinity')",
+        "insert into hold (holder, since, until) values ('backup', now() - interval '3 days', 'infinity')",
     )
     instance.payloads.expire(DAY + timedelta(1))
-    query(instance._supplier, "update payload_object set changed_at = now() - interval '1 hour'")
+    query(instance._supplier, "update payload_object set changed_at = now() - interval '25 hours'")
     assert instance.payloads.collect().deleted == 0
     assert stored(instance) == before
     query(instance._supplier, "delete from hold")

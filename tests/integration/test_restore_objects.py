@@ -11,6 +11,7 @@ import pytest
 from moto import mock_aws
 
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.objects.names import RECORDS
 from dormouse.settings.resources import Resources, StorageResources
 from dormouse.system import restore
 from dormouse.system.aws import Aws
@@ -62,6 +63,30 @@ def test_what_was_deleted_since_comes_back(s3: Any, instance: DeployedInstance) 
     assert names(s3) == ["data/1/a", "data/1/b", "data/1/kept"]
     assert s3.get_object(Bucket=BUCKET, Key="data/1/a")["Body"].read() == b"data/1/a"
     assert restore_objects(instance, LONG_AGO).count == 0
+
+
+def test_records_of_what_goes_on_now_stay_deleted(s3: Any, instance: DeployedInstance) -> None:
+    """An announcement of a deletion that ended would keep an adoption waiting for its end."""
+    told = [
+        "owner/3.json", "owner/now/deletion-3-0123456789abcdef.json", "owner/now/milestone-3-7.json",
+        "backups/3/2026-11-20T010203Z.tar.gz", "runs/1", "work/garbage/1", "activity/1", ".staging/1",
+    ]  # fmt: skip
+    kept = [
+        "answers/1",
+        "commits/1.json",
+        "incoming/a.csv",
+        "instance.json",
+        "payloads/2026-11-20/1",
+        "row_files/1",
+    ]
+    data = [f"data/{name}" for name in [*kept, "data/0a/1.parquet", "owner.parquet"]]
+    records = [f"data/{name}" for name in told]
+    put(s3, *data, *records)
+    delete(s3, *data, *records)
+    assert restore_objects(instance, LONG_AGO, dry_run=True).count == len(data)
+    assert restore_objects(instance, LONG_AGO).count == len(data)
+    assert names(s3) == sorted(data)
+    assert {name.split("/")[0] for name in [*kept, *told]} == RECORDS
 
 
 def test_what_was_deleted_before_stays_deleted(
