@@ -84,6 +84,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
 
 REFUSALS = {
     "answer-too-large": (413, "The answer has more rows or bytes than are allowed."),
+    "body-broken-off": (400, "The body of the request ended before its end."),
     "body-too-large": (413, "The body of the request is larger than is allowed."),
     "body-too-slow": (408, "The body of the request did not come in time."),
     "cross-site-request": (403, "The request is of a page of another site."),

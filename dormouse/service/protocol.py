@@ -48,10 +48,12 @@ class Protocol(HttpToolsProtocol):
         # an application finds it in its scope's state, as uvicorn copies this
         self.app_state = {**self.app_state, "connection": self}
         self.timeout_keep_alive = STRANGER_SECONDS_MAX  # type: ignore[assignment]
+        self.access_log = False  # the service has its own, of which no line can be forged
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._head_bytes = 0
         self._part = _Part.HEAD
+        self._is_broken = False
         self._deadline = self.loop.call_later(self._request_seconds, self._too_slow)
         self.among.add(self)
 
@@ -60,12 +62,19 @@ class Protocol(HttpToolsProtocol):
         self._deadline.cancel()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """Answers a request that the client ended amid its body; the connection is closed in any case."""
+        if self._part is _Part.BODY and self.cycle is not None and self.cycle.more_body:
+            self.send_400_response("")
+
     def let_in(self) -> None:
         """A request was let in: from now on the client is the one to close."""
         self.timeout_keep_alive = KEEP_ALIVE_SECONDS_MAX
         self.among.let_in(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_broken:
+            return  # what follows is no request
         idles = self.timeout_keep_alive_task is not None
         if idles and self._part is _Part.BETWEEN:
             self._begin(_Part.HEAD)  # what comes now is a head, or what may stand before one
@@ -118,11 +127,33 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
+        """Answers what is not HTTP, after the answers to the requests before it, and ends the connection.
+
+        A request whose own body is broken has no other answer; its application sees a client that has gone.
+        """
         self._deadline.cancel()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False  # the answer that is being given is the last one
-            self.pipeline.clear()
-            return
+        self._is_broken = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self.pipeline:
+                self.pipeline.clear()  # the request before these is being answered
+                return
+            if not cycle.more_body:
+                cycle.keep_alive = False  # the answer that is being given is the last one
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self._refuse()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_broken and not self.transport.is_closing():
+            self._refuse()
+
+    def _refuse(self) -> None:
         body = http_problem(400, "this is not HTTP/1.1 as RFC 9112 has it").text.encode("ascii")
         head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode("ascii"))
