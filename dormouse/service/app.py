@@ -20,6 +20,7 @@ from dormouse import __version__
 from dormouse.errors import DormouseError
 from dormouse.instance import Instance
 from dormouse.long_work import KINDS
+from dormouse.objects.hiding import hiding
 from dormouse.service.access_log import AccessLog
 from dormouse.service.declared import Served
 from dormouse.service.docs_page import docs
@@ -66,6 +67,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         Readiness(instance.check_reachable),
         metrics,
         Limits(settings.rows_max, settings.bytes_max),
+        hiding(instance.objects.url),
     )
 
     @asynccontextmanager
@@ -152,7 +154,7 @@ async def _problem(request: Request, error: Exception) -> Response:
         logger.error("a request failed", exc_info=error)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
-    return problem_of(error).response()
+    return problem_of(error, request.app.state.service.hide).response()
 
 
 def _methods(request: Request) -> set[str]:

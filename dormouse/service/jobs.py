@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
@@ -19,6 +19,7 @@ from dormouse.jobs.answers import ANSWERING, SENT
 from dormouse.long_work import KINDS, check_request, functions
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
+from dormouse.objects.hiding import hiding
 from dormouse.row_work import start_query
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
@@ -67,7 +68,7 @@ def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
         job_id = start_query(here, body.request, holder.owner)
     else:
         job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
-    return told(here.jobs.status(job_id, holder.owner), 202)
+    return told(here, here.jobs.status(job_id, holder.owner), 202)
 
 
 @jobs.get("", response_model=documents.JobList, responses=JOBS, summary="Jobs")
@@ -81,21 +82,21 @@ def list_jobs(
 ) -> Response:
     """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
     found = here.jobs.list(kind, state, owner=holder.owner, limit=limit)  # type: ignore[arg-type]
-    return JSONResponse({"jobs": [_document(job) for job in found]})
+    return JSONResponse({"jobs": [_document(job, hiding(here.objects.url)) for job in found]})
 
 
 @jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def status(here: Here, holder: By, job_id: JobId) -> Response:
     """What has become of it."""
-    return told(here.jobs.status(job_id, holder.owner))
+    return told(here, here.jobs.status(job_id, holder.owner))
 
 
 @jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="Cancel a job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def cancel(here: Here, holder: By, job_id: JobId) -> Response:
     """One that waits ends at once, one that runs soon; one that has ended stays as it is."""
-    return told(here.jobs.cancel(job_id, holder.owner))
+    return told(here, here.jobs.cancel(job_id, holder.owner))
 
 
 @jobs.get("/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="What it gave")
@@ -136,14 +137,17 @@ def _chunks(instance: Instance, name: str) -> Generator[bytes]:
             yield chunk
 
 
-def told(job: Job, status: int = 200) -> Response:
+def told(instance: Instance, job: Job, status: int = 200) -> Response:
     """What has become of a job, and where to ask for it."""
     location = f"/v1/jobs/{path_segment(job.job_id)}"
-    return JSONResponse(_document(job), status, headers={"location": location})
+    document = _document(job, hiding(instance.objects.url))
+    return JSONResponse(document, status, headers={"location": location})
 
 
-def _document(job: Job) -> Any:
-    return json_value(asdict(job) | {"is_waiting": job.is_waiting})
+def _document(job: Job, hide: Callable[[str], str]) -> Any:
+    texts = {"message": job.message, "error": job.error, "traceback": job.traceback}
+    told = {name: None if text is None else hide(text) for name, text in texts.items()}
+    return json_value(asdict(job) | told | {"is_waiting": job.is_waiting})
 
 
 class JobWorker:

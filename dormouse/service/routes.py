@@ -44,6 +44,8 @@ class Service:
     readiness: Readiness
     metrics: Metrics
     limits: Limits
+    hide: Callable[[str], str]
+    """Takes the paths of this machine out of a text."""
 
 
 async def service(request: Request) -> Service:

@@ -362,7 +362,7 @@ async def upload_rows(
                 known = here.instance.jobs.status(job_id, holder.owner)
                 if known.kind != UPLOAD:
                     raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
-                return told(known, 202)
+                return told(here.instance, known, 202)
         return None
 
     def start() -> Response:
@@ -373,7 +373,7 @@ async def upload_rows(
         except BaseException:
             here.instance.objects.delete([name])
             raise
-        return told(here.instance.jobs.status(chosen, holder.owner), 202)
+        return told(here.instance, here.instance.jobs.status(chosen, holder.owner), 202)
 
     reception = Reception(prepare, lambda: here.instance.objects.staged(name))
     return Sent(request, reception, ReplyWork(start))

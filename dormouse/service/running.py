@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -118,6 +119,7 @@ class Answer(Response):
     """The answer of one request: does its work when it is sent. One with a kind is counted as a query."""
 
     runner: Runner
+    _problem_of: Callable[[BaseException], Problem]
 
     def __init__(self, place: Place, kind: str | None, work: Work) -> None:
         super().__init__()
@@ -128,7 +130,8 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the answer, or a problem document; leaves it unfinished when it fails on the way."""
-        self.runner = scope["app"].state.service.runners[self.place]
+        service = scope["app"].state.service
+        self.runner, self._problem_of = service.runners[self.place], partial(problem_of, hide=service.hide)
         connection = Sending(scope, send, self.runner.settings.client_stall_seconds_max)
         gone = self._watched(receive)
         outcome = "cut_off"
@@ -163,7 +166,7 @@ class Answer(Response):
         try:
             await self._admitted(gone)
         except DormouseError as error:
-            await connection.send_problem(problem_of(error))
+            await connection.send_problem(self._problem_of(error))
             return "refused"
         admitted_at = time.monotonic()
         making = Making(self.work.pieces())
@@ -231,7 +234,7 @@ class Answer(Response):
             )
         if not isinstance(error, DormouseError):
             logger.error("a request failed" if self.kind is None else "a query failed", exc_info=error)
-        problem = problem_of(error)
+        problem = self._problem_of(error)
         if not connection.begun:
             await connection.send_problem(problem)
         elif not connection.amid_piece:

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,7 +23,7 @@ from dormouse.service.app import create_app
 from dormouse.service.declared import Served
 from dormouse.service.terms import Place, Right, served
 from dormouse.settings.service import load_service_settings
-from tests.serving import SECONDS_MAX, connected, eventually, http_get, http_post, serving
+from tests.serving import SECONDS_MAX, connected, eventually, http_get, http_post, serving, stand_in
 
 CSV_TYPE = {"content-type": "text/csv"}
 SMALL = b"a,b\n1,2\n"
@@ -36,7 +35,7 @@ PUBLIC = {
     "/docs/swagger-ui.css",
     "/docs/swagger-ui-bundle.js",
 }
-NOTHING: Any = SimpleNamespace(check_reachable=lambda: None)
+NOTHING: Any = stand_in()
 
 
 def app() -> FastAPI:
@@ -97,7 +96,7 @@ def test_a_look_up_that_takes_too_long_is_a_problem_and_gives_its_slot_back() ->
         assert may_end.wait(SECONDS_MAX)
         return []
 
-    stuck = SimpleNamespace(tables=tables, check_reachable=lambda: None)
+    stuck = stand_in(tables=tables)
     with serving(stuck, seconds_max=0.2, queue_seconds_max=0.2) as url:
         statuses = []
         asking = [
