@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
+from dormouse.service.documents import problems
 from dormouse.service.problems import Refused
 from dormouse.service.running import Answer
 from dormouse.service.terms import LOOP_SECONDS_MAX, Place, Terms
@@ -35,6 +36,8 @@ class Served(APIRoute):
             raise TypeError(f"the route of {path}: only a coroutine runs in the event loop")
         self.terms = terms
         called = _in_thread(endpoint, terms.places[0]) if is_in_thread else endpoint
+        if Place.LOOP not in terms.places:
+            described["responses"] = {**problems(429, 504), **(described.get("responses") or {})}
         super().__init__(path, called, **described)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

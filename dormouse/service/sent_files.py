@@ -101,8 +101,12 @@ class Sent(Answer):
         else:
             await self._in_thread(target.__exit__, None, None, None)
         watching = asyncio.ensure_future(disconnected(self._request.receive))
-        watching.add_done_callback(lambda _: self._gone.done() or self._gone.set_result(None))
+        watching.add_done_callback(self._has_gone)
         self._gone.add_done_callback(lambda _: watching.cancel())
+
+    def _has_gone(self, watching: asyncio.Future[None]) -> None:
+        if not watching.cancelled() and not self._gone.done():
+            self._gone.set_result(None)
 
     async def _write(self, path: Path) -> None:
         with path.open("wb") as file:

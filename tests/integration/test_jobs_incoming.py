@@ -152,13 +152,14 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_errors_name_the_object_and_no_path(
-    client: Client, incoming: Path, tmp_path: Path, name: str
+    instance: Instance, client: Client, incoming: Path, tmp_path: Path, name: str
 ) -> None:
     (incoming / name).write_bytes(BROKEN[name])
     job = ingested(client, f"incoming/{name}")
     assert job.state == "FAILED"
     assert f"incoming/{name}" in (job.error or ""), job.error
     assert str(tmp_path) not in f"{job}" and ".staging" not in (job.error or "")
+    assert instance.jobs.status(job.job_id).error == job.error
 
 
 def test_no_answer_of_the_service_has_a_path_of_its_machine(
