@@ -91,8 +91,17 @@ class Protocol(HttpToolsProtocol):
         if self._part is not _Part.HEAD:
             self._begin(_Part.HEAD)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._part is _Part.HEAD:
+            super().on_header(name, value)
+            return
+        # what comes after a body is no header: nothing has checked it
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > HEADER_BYTES_MAX:
+            raise NotHttp
+
     def on_headers_complete(self) -> None:
-        self._part = _Part.BODY
+        self._part, self._head_bytes = _Part.BODY, 0
         self._deadline.cancel()  # from here on the request, or the time between two, is bounded
         _check(self.parser, self.headers, len(self.url))
         super().on_headers_complete()
@@ -186,8 +195,11 @@ def _check(parser: httptools.HttpRequestParser, headers: list[tuple[bytes, bytes
     names = [name for name, _ in headers]
     version = parser.get_http_version()
     size += sum(len(name) + len(value) + 4 for name, value in headers)
-    has_two_lengths = b"transfer-encoding" in names and (b"content-length" in names or version != "1.1")
+    transfer = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    has_two_lengths = bool(transfer) and (b"content-length" in names or version != "1.1")
+    is_packed = transfer not in ([], [b"chunked"])
     wrong_host = names.count(b"host") > 1 or (version == "1.1" and b"host" not in names)
     folded = any(b"\n" in value or b"\r" in value for _, value in headers)
-    if size > HEADER_BYTES_MAX or has_two_lengths or wrong_host or folded or version not in {"1.0", "1.1"}:
+    is_unclear = has_two_lengths or is_packed or wrong_host or folded
+    if size > HEADER_BYTES_MAX or is_unclear or version not in {"1.0", "1.1"}:
         raise NotHttp

@@ -306,7 +306,6 @@ async def preview_rows(
 @served(Right.UPLOADS, Place.FILES)
 async def put_file(
     here: Here,
-    holder: By,
     request: Request,
     table: TableNamed,
     name: Annotated[str, Query(description="what the file is called")],
