@@ -5,9 +5,7 @@ Started by the query service or `Instance.jobs.start`, run by `dormouse serve` a
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dormouse import row_work
-from dormouse.errors import InvalidData, InvalidInput, ObjectAlreadyExists, ObjectNotFound
+from dormouse.errors import DormouseError, InvalidData, InvalidInput, ObjectAlreadyExists
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import answer_names
 from dormouse.model.cut import when_of_text
 from dormouse.model.values import json_value
+from dormouse.objects import ObjectStore
+from dormouse.objects.hiding import hiding
 from dormouse.objects.names import INCOMING, check_name
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
@@ -142,7 +142,7 @@ def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str,
 def _query(
     instance: Instance, asked: QueryAsked, progress: Progress, sessions: Sessions | None
 ) -> dict[str, Any]:
-    """Writes the answer as an object: `object`, its `url`, how many `rows` and `bytes`."""
+    """Writes the answer as an object: `object`, its `url` in S3, how many `rows` and `bytes`."""
     for name in answer_names(progress.job_id, progress.attempt, progress.attempt):
         with suppress(ObjectAlreadyExists):
             return _answer(instance, asked, progress, sessions, name)
@@ -164,7 +164,8 @@ def _answer(
     except Exception:
         progress.check()  # of an interrupted reader nothing else is worth telling
         raise
-    return {"object": name, "url": objects.uri(name), "rows": rows, "bytes": objects.size(name)}
+    url = objects.uri(name) if objects.url.startswith("s3:") else None  # a path of this machine is none
+    return {"object": name, "url": url, "rows": rows, "bytes": objects.size(name)}
 
 
 def _rows(
@@ -199,34 +200,38 @@ class _Watched:
 
 
 def _ingest(instance: Instance, asked: IngestAsked, progress: Progress) -> Any:
-    table = instance.table(asked.table)
-    with _local_files(instance, asked.objects, progress) as paths:
+    table, names = instance.table(asked.table), dict.fromkeys(asked.objects)
+    objects = instance.objects
+    with _objects_named(objects) as paths, objects.pinned(_checked(names, progress)) as files:
+        paths.update({str(path): name for name, path in files.items()})
         report = table.ingest(
+            [str(files[name]) for name in asked.objects],
             # a job that is run again, as its worker died, adds its rows once
-            paths, ingest_id=asked.ingest_id or f"job:{progress.job_id}",
+            ingest_id=asked.ingest_id or f"job:{progress.job_id}",
             progress=progress,
-        )  # fmt: skip
+        )
     return json_value(report)
 
 
+def _checked(names: Iterable[str], progress: Progress) -> Iterator[str]:
+    for name in names:
+        _check_object(name)
+        progress.check()
+        yield name
+
+
 @contextmanager
-def _local_files(instance: Instance, names: list[str], progress: Progress) -> Iterator[list[str]]:
-    """Objects as files, which of a folder they are; others are fetched for the while."""
-    objects = instance.objects
-    with tempfile.TemporaryDirectory(prefix="dormouse-ingest-") as folder:
-        paths: list[str] = []
-        for number, name in enumerate(names):
-            _check_object(name)
-            progress.check()
-            path = objects.local_path(name)
-            if path is None:
-                path = Path(folder) / f"{number}{''.join(Path(name).suffixes[-2:])}"
-                with objects.reader(name) as source, path.open("wb") as target:
-                    shutil.copyfileobj(source, target, 1 << 20)
-            elif not path.is_file():
-                raise ObjectNotFound(f"object {name!r} does not exist")
-            paths.append(str(path))
-        yield paths
+def _objects_named(objects: ObjectStore) -> Iterator[dict[str, str]]:
+    """Gives a dict to be filled with names of objects by their paths; errors say the names."""
+    names: dict[str, str] = {}
+    try:
+        yield names
+    except DormouseError as error:
+        hide = hiding(objects.url)
+        for path, name in names.items():
+            error.args = tuple(str(one).replace(path, name) for one in error.args)
+        error.args = tuple(hide(str(one)) for one in error.args)
+        raise
 
 
 def _check_object(name: str) -> None:

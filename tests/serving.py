@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,6 +39,13 @@ SCHEMA = dm.Schema(
         dm.Field("counts", dm.MAP(dm.STRING, dm.LONG), nullable=True),
     ],
 )
+
+
+def stand_in(**parts: Any) -> Any:
+    """In place of an instance, of which a test needs no more than these parts."""
+    return SimpleNamespace(
+        **{"check_reachable": lambda: None, "objects": SimpleNamespace(url="s3://bucket"), **parts}
+    )
 
 
 @contextmanager

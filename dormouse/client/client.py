@@ -22,6 +22,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
+from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
 from dormouse.query.frames import pandas_of, polars_of
 from dormouse.query.parameters_json import parameters_json
@@ -321,7 +322,7 @@ def _answer(http: Http, path: str, body: Mapping[str, Any]) -> pa.RecordBatchRea
 
 
 def _path(table: str, *rest: str) -> str:
-    return "/".join(("/v1/tables", table, *rest))
+    return "/".join(("/v1/tables", path_segment(table), *rest))
 
 
 def _asked(statement: object, parameters: object) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from dormouse.client.http import Http
 from dormouse.errors import InvalidInput
 from dormouse.jobs.job import Job, JobState, new_job_id
+from dormouse.model.text import path_segment
 from dormouse.whole_file import whole_file
 
 PARQUET = "application/vnd.apache.parquet"
@@ -76,7 +77,7 @@ def _check_new(target: Path) -> None:
 
 
 def _path(job_id: str, *rest: str) -> str:
-    return "/".join(("/v1/jobs", quote(job_id, safe=""), *rest))
+    return "/".join(("/v1/jobs", path_segment(job_id), *rest))
 
 
 def _job(found: Mapping[str, Any]) -> Job:

@@ -9,7 +9,7 @@ from datetime import datetime
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Unpack
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from dormouse import errors
 from dormouse.client.http import Http
@@ -17,6 +17,7 @@ from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
 from dormouse.model.parameters import Parameters, given
+from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
 from dormouse.query.parameters_json import parameters_json
 from dormouse.rows.cell_files import save
@@ -293,7 +294,7 @@ def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, t
 def rows_path(*parts: str, **asked: Any) -> str:
     """A path of row tables, with what is asked that is not None."""
     given = urlencode({name: value for name, value in asked.items() if value is not None})
-    path = "/".join(("/v1/rows", *(quote(part, safe="") for part in parts)))
+    path = "/".join(("/v1/rows", *map(path_segment, parts)))
     return f"{path}?{given}" if given else path
 
 

@@ -19,7 +19,7 @@ from dormouse.history.ends import oldest
 from dormouse.history.events import has_events_since
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
-from dormouse.model.text import check_text
+from dormouse.model.text import check_printed
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
@@ -219,6 +219,7 @@ class Consumers:
 
 
 def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise InvalidName(f"a consumer's name must be some printable text, not {name!r}")
-    check_text("consumer name", name, NAME_BYTES_MAX)
+    try:
+        check_printed("consumer name", name, NAME_BYTES_MAX)
+    except InvalidInput as error:
+        raise InvalidName(str(error)) from None

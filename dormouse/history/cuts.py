@@ -11,7 +11,7 @@ from dormouse.errors import InvalidCut, InvalidInput, TableNotFound
 from dormouse.history.ends import Ends, oldest
 from dormouse.history.moments import end_of
 from dormouse.model.cut import BEGINNING, Cut, When, when_of_text
-from dormouse.model.text import check_text
+from dormouse.model.text import check_printed
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of
 
@@ -86,12 +86,12 @@ def compare(context: TableContext, a: When, b: When) -> Literal["before", "equal
 
 def _check_name(name: object) -> None:
     try:
-        check_text("the name of a cut", name)
+        check_printed("the name of a cut", name)
     except InvalidInput as error:
         raise InvalidCut(str(error)) from None
     text = str(name)
-    if text != text.strip() or not text.isprintable():
-        raise InvalidCut(f"the name of a cut has no blanks at its ends and is printable, unlike {name!r}")
+    if text != text.strip():
+        raise InvalidCut(f"the name of a cut has no blanks at its ends, unlike {name!r}")
     if text == BEGINNING or isinstance(when_of_text(text), datetime):
         raise InvalidCut(f"a cut named {name!r} could not be told from a time; take another name")
 

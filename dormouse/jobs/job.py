@@ -11,7 +11,7 @@ from secrets import randbits
 from typing import Literal, get_args
 
 from dormouse.errors import InvalidInput
-from dormouse.model.text import check_text, narrow_id
+from dormouse.model.text import check_printed, check_text, narrow_id
 
 JobState = Literal["PROCESSING", "COMPLETE", "FAILED", "CANCELLED"]
 STATES: tuple[JobState, ...] = get_args(JobState)
@@ -135,6 +135,14 @@ def job_key(job_id: object) -> uuid.UUID:
     check_text("job_id", job_id, JOB_ID_BYTES_MAX)
     text = str(job_id)
     return uuid.UUID(text) if is_key(text) else narrow_id(text)
+
+
+def check_new_id(job_id: object) -> None:
+    """Raises `InvalidInput` for an id that no new job can have.
+
+    A job that an earlier version started under such an id can still be asked for.
+    """
+    check_printed("job_id", job_id, JOB_ID_BYTES_MAX)
 
 
 def is_key(job_id: str) -> bool:

@@ -25,6 +25,7 @@ from dormouse.jobs.job import (
     KindOfJob,
     check_kind,
     check_listed_kind,
+    check_new_id,
     check_owner,
     check_state,
     is_key,
@@ -87,6 +88,7 @@ class JobStore:
         check_kind(kind)
         check_owner(owner)
         chosen = new_job_id() if job_id is None else job_id
+        check_new_id(chosen)
         key = job_key(chosen)
         text = documents.encode_request(chosen, request)
         values = {

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
+from urllib.parse import quote
 
 from dormouse.errors import InvalidInput
 
@@ -26,6 +27,20 @@ def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> Non
         raise InvalidInput(f"{what} {value!r} is not valid Unicode") from None
     if size > bytes_max or "\x00" in value:
         raise InvalidInput(f"{what} {value[:40]!r}… must have at most {bytes_max} bytes and no NUL")
+
+
+def check_printed(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
+    """As `check_text`, for names and ids that stand in logs, headers and terminals."""
+    check_text(what, value, bytes_max)
+    if not str(value).isprintable():
+        raise InvalidInput(f"{what} {value!r} must be printable: without ends of lines and the like")
+
+
+def path_segment(text: str) -> str:
+    """Returns any text as one segment of a URL's path, in ASCII."""
+    found = quote(text, safe="")
+    # a client takes a segment of dots out of a path, unless these are encoded
+    return found.replace(".", "%2E") if found in {".", ".."} else found
 
 
 def check_texts(what: str, values: Sequence[object], bytes_max: int = NAME_BYTES_MAX) -> None:

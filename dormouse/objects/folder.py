@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dormouse.errors import InvalidName, ObjectStoreError
+from dormouse.objects.beneath import pin_beneath
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
-from dormouse.objects.names import STAGING, check_name, check_prefix
+from dormouse.objects.names import STAGING, check_name, check_prefix, pinned_name
 from dormouse.objects.staging import StagingArea
 from dormouse.whole_file import sync
 
@@ -113,6 +114,22 @@ class FolderStore:
 
     def local_path(self, name: str) -> Path | None:
         return self._path(name)
+
+    @contextmanager
+    def pinned(self, names: Iterable[str]) -> Iterator[dict[str, Path]]:
+        """Within the store's own file system, so that pinning copies nothing."""
+        with _errors("write", STAGING, self.root):
+            slot = self._area().claim()
+        try:
+            found: dict[str, Path] = {}
+            for number, name in enumerate(names):
+                first, _, rest = check_name(name).partition("/")
+                found[name] = slot.path(pinned_name(number, name))
+                with _errors("read", name, self.root):
+                    pin_beneath(self.root / first, rest, found[name])
+            yield found
+        finally:
+            slot.release()
 
     def uri(self, name: str) -> str:
         return str(self._path(name))

@@ -78,6 +78,9 @@ class GuardedStore:
     def local_path(self, name: str) -> Path | None:
         return self.store.local_path(name)
 
+    def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
+        return self.store.pinned(names)
+
     def uri(self, name: str) -> str:
         return self.store.uri(name)
 

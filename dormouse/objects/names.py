@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 
 from dormouse.errors import InvalidName
 
@@ -85,6 +86,11 @@ def check_file_name(name: str, own_prefixes: tuple[str, ...]) -> str:
     if _TABLES_OWN.match(name) and not name.startswith(own_prefixes):
         raise InvalidName(f"File name {name!r} is not in {own_prefixes[0]!r}: it would be another table's")
     return name
+
+
+def pinned_name(number: int, name: str) -> str:
+    """Returns what the file of an object is called while it is pinned: the suffixes say how it is read."""
+    return f"{number}{''.join(PurePosixPath(name).suffixes[-2:])}"
 
 
 def check_prefix(prefix: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, ObjectSto
 from dormouse.objects.aws_credentials import provider
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.forks import ForkGuard
-from dormouse.objects.names import check_name, check_prefix
+from dormouse.objects.names import check_name, check_prefix, pinned_name
 from dormouse.objects.staging import StagingArea
 
 if TYPE_CHECKING:
@@ -135,6 +136,19 @@ class S3Store:
     def local_path(self, name: str) -> Path | None:
         check_name(name)
         return None
+
+    @contextmanager
+    def pinned(self, names: Iterable[str]) -> Iterator[dict[str, Path]]:
+        slot = self._area().claim()
+        try:
+            found: dict[str, Path] = {}
+            for number, name in enumerate(names):
+                found[name] = slot.path(pinned_name(number, name))
+                with self.reader(name) as source, found[name].open("wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            yield found
+        finally:
+            slot.release()
 
     def uri(self, name: str) -> str:
         return f"{self.url}/{check_name(name)}"

@@ -68,6 +68,13 @@ class ObjectStore(Protocol):
     def local_path(self, name: str) -> Path | None:
         """The object's file, for readers that map it; None when the store is not a folder."""
 
+    def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
+        """Gives objects as files of this machine that stay the same files while the context lasts.
+
+        It is for objects that other programs put there. Of a name, the file keeps the suffixes. No link is
+        followed below the first folder of a name: one is an `ObjectStoreError`. `ObjectNotFound`.
+        """
+
     def uri(self, name: str) -> str:
         """What DataFusion and Spark call the object: "/abs/path" or "s3://bucket/prefix/name"."""
 

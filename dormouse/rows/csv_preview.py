@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
@@ -31,8 +31,15 @@ LOOK_BYTES_MAX = 64 * 1024 * 1024
 """Of a file, unless all of it is wanted."""
 
 ROWS_SHOWN = 10
+SHOWN_CHARACTERS_MAX = 1_000
+"""Of a cell that is shown."""
+
+SHOWN_BYTES_MAX = 4 * 1024 * 1024
+"""Of all rows that are shown: then there are fewer of them."""
+
 NAME_CHARACTERS_MAX = 100
 SIZES = (SIZE_DEFAULT, 100, 250, 500, SIZE_MAX)
+_KEYS = (ROW_ID, ROW_VERSION)
 _LIKE: tuple[tuple[ColumnType, str], ...] = (
     ("BOOLEAN", r"^(?i)(true|false)$"),
     # a code that begins with 0 is text, as a number would lose it
@@ -74,54 +81,93 @@ def preview_csv(
     rows: int = ROWS_SHOWN,
     whole: bool = False,
     name: str | None = None,
+    check: Callable[[], object] = lambda: None,
 ) -> CsvPreview:
     """Looks at the first 64 MB of a file, or at the whole of it.
 
     Types are the narrowest that all values have; names are made unique, and such as a column may have. `name`
-    is what the file is called in errors. Raises `InvalidData`, which names the row: of too many cells or too
+    is what the file is called in errors. `check` is called again and again; what it raises ends the look.
+    Long cells are shown cut. Raises `InvalidData`, which names the row: of too many cells or too
     few, or with a text longer than a column can hold.
     """
     file = CsvFile(path, how, name)
+    if file.width > COLUMNS_MAX + len(_KEYS):
+        raise _too_wide(file, file.width)
     names = _names(file)
-    keys = [number for number, name in enumerate(names) if name in (ROW_ID, ROW_VERSION)]
+    keys = [number for number, name in enumerate(names) if name in _KEYS]
     guesses = [_Guess(name) for name in names]
     if len(names) - len(keys) > COLUMNS_MAX:
-        raise InvalidData(
-            f"{file.name} has {len(names) - len(keys)} columns; a row table has at most {COLUMNS_MAX}"
-        )
-    shown: list[tuple[str | None, ...]] = []
+        raise _too_wide(file, len(names) - len(keys))
+    shown = _Shown(rows)
     count, is_whole = 0, True
     for batch in file.batches(2 if keys == [0, 1] else None):
         if count and not whole and batch.bytes_read > LOOK_BYTES_MAX:
             is_whole = False
             break
-        shown += _first(batch, rows - len(shown))
+        shown.add(batch)
         count += batch.num_rows
         for guess, texts in zip(guesses, batch.columns, strict=False):
+            check()
             guess.look(texts, batch, file.name)
     columns = tuple(guess.column() for number, guess in enumerate(guesses) if number not in keys)
-    return CsvPreview(columns, tuple(names), tuple(shown), count, is_whole, bool(keys))
+    return CsvPreview(columns, tuple(names), tuple(shown.rows), count, is_whole, bool(keys))
+
+
+def _too_wide(file: CsvFile, width: int) -> InvalidData:
+    return InvalidData(f"{file.name} has {width:,} columns; a row table has at most {COLUMNS_MAX}")
+
+
+class _Shown:
+    """The first rows, as far as they are small enough to be shown."""
+
+    def __init__(self, rows_max: int) -> None:
+        self.rows: list[tuple[str | None, ...]] = []
+        self._left = rows_max
+        self._bytes_left = SHOWN_BYTES_MAX
+
+    def add(self, batch: CsvBatch) -> None:
+        for row in _first(batch, self._left):
+            self._bytes_left -= sum(4 * len(text) for text in row if text is not None)
+            if self._bytes_left < 0:
+                self._left = 0
+                return
+            self._left -= 1
+            self.rows.append(row)
 
 
 def _first(batch: CsvBatch, count: int) -> Iterator[tuple[str | None, ...]]:
     if count <= 0:
         return iter(())
-    return zip(*(column.slice(0, count).to_pylist() for column in batch.columns), strict=True)
+    ends = {True: "…", False: "", None: ""}
+    cut = [
+        [
+            None if text is None else text + ends[is_long]
+            for text, is_long in zip(
+                pc.utf8_slice_codeunits(column, 0, SHOWN_CHARACTERS_MAX).to_pylist(),
+                pc.greater(pc.utf8_length(column), SHOWN_CHARACTERS_MAX).to_pylist(),
+                strict=True,
+            )
+        ]
+        for column in (column.slice(0, count) for column in batch.columns)
+    ]
+    return zip(*cut, strict=True)
 
 
 def _names(file: CsvFile) -> list[str]:
     """A name for each cell: the header's, mended and numbered where two columns of a table must differ."""
     given = file.names or ("",) * file.width
     found: list[str] = []
+    taken: set[str] = set()
     for number, name in enumerate(given, 1):
         key = name.strip().upper()
-        if key in (ROW_ID, ROW_VERSION) and key not in found:
+        if key in _KEYS and key not in found:
             found.append(key)
+            taken.add(key.casefold())
             continue
         mended = _mended(name, number)
-        taken = {one.casefold() for one in found}
         candidates = (mended, *(f"{mended}_{n}" for n in range(2, file.width + 2)))
         found.append(next(one for one in candidates if one.casefold() not in taken))
+        taken.add(found[-1].casefold())
     return found
 
 

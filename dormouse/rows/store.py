@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import RowLockLost, SnapshotExists, SnapshotNotFound, TableNotFound
 from dormouse.model.table import TableRecord
-from dormouse.model.text import check_text
+from dormouse.model.text import check_printed
 from dormouse.postgres.arrays import booleans, integers
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -181,7 +181,7 @@ class RowStore:
 
     def add_snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version; `SnapshotExists`."""
-        check_text("the name of a snapshot", name, NAME_BYTES_MAX)
+        check_printed("the name of a snapshot", name, NAME_BYTES_MAX)
         rows = self._written("add_snapshot", name=name)
         if not rows:
             raise SnapshotExists(f"table {self.table.name!r} has a snapshot {name!r} already")

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
-import anyio.to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
@@ -21,8 +20,10 @@ from dormouse import __version__
 from dormouse.errors import DormouseError
 from dormouse.instance import Instance
 from dormouse.long_work import KINDS
+from dormouse.objects.hiding import hiding
 from dormouse.service.access_log import AccessLog
-from dormouse.service.docs_page import add_docs
+from dormouse.service.declared import Served
+from dormouse.service.docs_page import docs
 from dormouse.service.documents import ProblemDocument
 from dormouse.service.health import Readiness
 from dormouse.service.jobs import JobWorker, jobs
@@ -32,13 +33,14 @@ from dormouse.service.routes import Service, health, queries, tables
 from dormouse.service.rows import row_files, row_queries, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
+from dormouse.service.terms import Place, open_paths
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.sql.workers import WorkerLimits, Workers
 
 logger = logging.getLogger("dormouse.service")
 LOOKUPS_MAX = 16
-"""How many requests that are no queries (tables, partitions, files) ask the database at once."""
+"""How many requests that are no queries (tables, partitions, jobs) ask the database at once."""
 
 _EXPECTED = (DormouseError, RequestValidationError, HTTPException)
 _DESCRIPTION = (
@@ -54,27 +56,24 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     """
     metrics = Metrics()
     holders = read_holders(settings.job_tokens_file, KINDS) if settings.job_tokens_file else {}
-    lookups = Runner(settings, metrics, settings.queries_here)
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
-    statements = Runner(settings, metrics, settings.statements_max) if workers else lookups
-    runners = {lookups, statements}
-    metrics.follow(metrics.running, lambda: sum(runner.slots.taken for runner in runners))
-    metrics.follow(metrics.waiting, lambda: sum(runner.slots.waiting for runner in runners))
+    runners = _runners(settings, metrics)
+    routers = [queries, tables, health, rows, row_queries, docs]
+    routers += [] if settings.job_threads is None else [jobs, row_files]
     here = Service(
         instance,
-        lookups,
-        statements,
+        runners,
         workers.session if workers else None,
         Readiness(instance.check_reachable),
         metrics,
         Limits(settings.rows_max, settings.bytes_max),
+        hiding(instance.objects.url),
     )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if workers:
             workers.start()
-        anyio.to_thread.current_default_thread_limiter().total_tokens = LOOKUPS_MAX
         worker: JobWorker | None = None
         if settings.job_threads:
             worker = await asyncio.to_thread(JobWorker, instance, here.sessions, settings.job_threads)
@@ -83,7 +82,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         if worker:
             await asyncio.to_thread(worker.close, settings.shutdown_seconds_max)
         here.readiness.close()
-        for runner in runners:
+        for runner in set(runners.values()):
             await runner.close()
         if workers:
             await asyncio.to_thread(workers.close)
@@ -93,30 +92,46 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         middleware=[
             Middleware(AccessLog, metrics=metrics),
-            Middleware(Guard, token=settings.secret, host=settings.host, holders=holders),
+            Middleware(
+                Guard,
+                token=settings.secret,
+                host=settings.host,
+                holders=holders,
+                open_paths=open_paths(routers),
+            ),
         ],
     )
     app.state.service, app.state.settings = here, settings
     # routes are tried one after another: those that are asked for most come first
-    for router in (
-        queries,
-        tables,
-        health,
-        rows,
-        row_queries,
-        *([] if settings.job_threads is None else [jobs, row_files]),
-    ):
+    app.router.route_class = Served
+    for router in routers:
         app.include_router(router)
-    add_docs(app)
     for kind in (*_EXPECTED, Exception):
         app.add_exception_handler(kind, _problem)
     app.openapi = lambda: _described(app, secured=settings.secret is not None or bool(holders))  # type: ignore[method-assign]
     return app
+
+
+def _runners(settings: ServiceSettings, metrics: Metrics) -> dict[Place, Runner]:
+    """Returns what runs the work of each place; statements run among queries without workers of their own."""
+    queries_here = Runner(settings, metrics, settings.queries_here)
+    count = settings.statements_max
+    statements = Runner(settings, metrics, count) if count else queries_here
+    asking = {queries_here, statements}
+    metrics.follow(metrics.running, lambda: sum(runner.slots.taken for runner in asking))
+    metrics.follow(metrics.waiting, lambda: sum(runner.slots.waiting for runner in asking))
+    return {
+        Place.LOOKUPS: Runner(settings, metrics, LOOKUPS_MAX),
+        Place.QUERIES: queries_here,
+        Place.STATEMENTS: statements,
+        Place.FILES: Runner(settings, metrics, settings.files_here, settings.file_seconds_max),
+    }
 
 
 def _workers(instance: Instance, settings: ServiceSettings, metrics: Metrics) -> Workers:
@@ -139,7 +154,7 @@ async def _problem(request: Request, error: Exception) -> Response:
         logger.error("a request failed", exc_info=error)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
-    return problem_of(error).response()
+    return problem_of(error, request.app.state.service.hide).response()
 
 
 def _methods(request: Request) -> set[str]:

@@ -7,12 +7,12 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.service.declared import Served
 from dormouse.service.problems import Refused
 
 
@@ -58,7 +58,7 @@ def _unsupported(detail: str) -> Refused:
     return Refused("unsupported-media-type", detail)
 
 
-class JsonRoute(APIRoute):
+class JsonRoute(Served):
     """A route whose requests are `JsonRequest`s."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import fastapi_offline
-from fastapi import APIRouter, FastAPI, Response
-from starlette.responses import FileResponse, HTMLResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
 
-PATHS = ("/docs", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js", "/docs/begin.js")
+from dormouse.service.declared import Served
+from dormouse.service.terms import Place, Right, served
+
 _FOLDER = Path(fastapi_offline.__file__).parent / "static"
 _HEADERS = {
     # Swagger UI sets the style of elements that it makes, and has pictures of its own
@@ -33,24 +36,40 @@ _BEGIN = (
 )
 
 
-def add_docs(app: FastAPI) -> None:
-    router = APIRouter(include_in_schema=False)
-
-    @router.get("/docs")
-    async def page() -> Response:
-        return HTMLResponse(_PAGE, headers=_HEADERS)
-
-    @router.get("/docs/begin.js")
-    async def begin() -> Response:
-        return Response(_BEGIN, media_type="text/javascript", headers=_HEADERS)
-
-    for path in PATHS[1:3]:
-        router.add_api_route(path, _file(path.rpartition("/")[2]), include_in_schema=False)
-    app.include_router(router)
+docs = APIRouter(include_in_schema=False, route_class=Served)
 
 
-def _file(name: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+@docs.get("/openapi.json")
+@served(Right.PUBLIC, Place.LOOP)
+async def description(request: Request) -> Response:
+    """Returns the API's description."""
+    return JSONResponse(request.app.openapi())
+
+
+@docs.get("/docs")
+@served(Right.PUBLIC, Place.LOOP)
+async def page() -> Response:
+    return HTMLResponse(_PAGE, headers=_HEADERS)
+
+
+@docs.get("/docs/begin.js")
+@served(Right.PUBLIC, Place.LOOP)
+async def begin() -> Response:
+    return Response(_BEGIN, media_type="text/javascript", headers=_HEADERS)
+
+
+def _file(name: str, media_type: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    @served(Right.PUBLIC, Place.LOOP)
     async def file() -> Response:
-        return FileResponse(_FOLDER / name, headers=_HEADERS)
+        return Response(_bytes(name), media_type=media_type, headers=_HEADERS)
 
     return file
+
+
+@cache
+def _bytes(name: str) -> bytes:
+    return (_FOLDER / name).read_bytes()
+
+
+docs.add_api_route("/docs/swagger-ui.css", _file("swagger-ui.css", "text/css"))
+docs.add_api_route("/docs/swagger-ui-bundle.js", _file("swagger-ui-bundle.js", "text/javascript"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
@@ -12,17 +12,22 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from dormouse.errors import InvalidInput, JobForbidden
+from dormouse.errors import InvalidInput
 from dormouse.instance import Instance
 from dormouse.jobs import Job, Worker
 from dormouse.jobs.answers import ANSWERING, SENT
 from dormouse.long_work import KINDS, check_request, functions
+from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
+from dormouse.objects.hiding import hiding
 from dormouse.row_work import start_query
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
-from dormouse.service.running import FileAnswer
+from dormouse.service.running import Answer
+from dormouse.service.security import SEGMENT
+from dormouse.service.terms import Place, Right, check_may, served
+from dormouse.service.work import FileWork
 from dormouse.settings.service import Holder
 from dormouse.sql.engine import Sessions
 
@@ -44,13 +49,14 @@ def _holder(request: Request) -> Holder:
 
 Here = Annotated[Instance, Depends(_instance)]
 By = Annotated[Holder, Depends(_holder)]
-JobId = Annotated[str, Path(description="the id of a job")]
+JobId = Annotated[str, Path(description="the id of a job"), SEGMENT]
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
 
 @jobs.post(
     "", status_code=202, response_model=documents.JobDocument, responses=STARTS, summary="Start long work"
 )
+@served(Right.STARTS, Place.LOOKUPS)
 def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
     """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
     if body.kind not in KINDS or body.kind in SENT:
@@ -62,17 +68,11 @@ def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
         job_id = start_query(here, body.request, holder.owner)
     else:
         job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
-    return told(here.jobs.status(job_id, holder.owner), 202)
-
-
-def check_may(holder: Holder, kind: str) -> None:
-    """`JobForbidden`."""
-    if holder.kinds is not None and kind not in holder.kinds:
-        allowed = ", ".join(sorted(holder.kinds))
-        raise JobForbidden(f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}")
+    return told(here, here.jobs.status(job_id, holder.owner), 202)
 
 
 @jobs.get("", response_model=documents.JobList, responses=JOBS, summary="Jobs")
+@served(Right.HOLDER, Place.LOOKUPS)
 def list_jobs(
     here: Here,
     holder: By,
@@ -82,22 +82,25 @@ def list_jobs(
 ) -> Response:
     """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
     found = here.jobs.list(kind, state, owner=holder.owner, limit=limit)  # type: ignore[arg-type]
-    return JSONResponse({"jobs": [_document(job) for job in found]})
+    return JSONResponse({"jobs": [_document(job, hiding(here.objects.url)) for job in found]})
 
 
 @jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")
+@served(Right.HOLDER, Place.LOOKUPS)
 def status(here: Here, holder: By, job_id: JobId) -> Response:
     """What has become of it."""
-    return told(here.jobs.status(job_id, holder.owner))
+    return told(here, here.jobs.status(job_id, holder.owner))
 
 
 @jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="Cancel a job")
+@served(Right.HOLDER, Place.LOOKUPS)
 def cancel(here: Here, holder: By, job_id: JobId) -> Response:
     """One that waits ends at once, one that runs soon; one that has ended stays as it is."""
-    return told(here.jobs.cancel(job_id, holder.owner))
+    return told(here, here.jobs.cancel(job_id, holder.owner))
 
 
 @jobs.get("/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="What it gave")
+@served(Right.HOLDER, Place.LOOKUPS)
 def result(here: Here, holder: By, job_id: JobId) -> Response:
     """When it is complete."""
     return JSONResponse({"result": here.jobs.result(job_id, holder.owner)})
@@ -115,13 +118,17 @@ def result(here: Here, holder: By, job_id: JobId) -> Response:
     },
     summary="The rows of a query, as Parquet",
 )
-def answer(here: Here, holder: By, job_id: JobId) -> Response:
+@served(Right.HOLDER, Place.FILES)
+async def answer(here: Here, holder: By, job_id: JobId) -> Response:
     """The object that its result names."""
-    if (job := here.jobs.status(job_id, holder.owner)).kind not in ANSWERING:
-        raise InvalidInput(f"job {job_id!r} is of kind {job.kind!r}, and has no rows: ask for its result")
-    found = here.jobs.result(job_id, holder.owner)
-    name = found["object"]
-    return FileAnswer(_chunks(here, name), PARQUET, {"content-length": str(here.objects.size(name))})
+
+    def open_rows() -> tuple[Generator[bytes], Mapping[str, str]]:
+        if (job := here.jobs.status(job_id, holder.owner)).kind not in ANSWERING:
+            raise InvalidInput(f"job {job_id!r} is of kind {job.kind!r}, and has no rows: ask for its result")
+        name = here.jobs.result(job_id, holder.owner)["object"]
+        return _chunks(here, name), {"content-length": str(here.objects.size(name))}
+
+    return Answer(Place.FILES, None, FileWork(open_rows, PARQUET))
 
 
 def _chunks(instance: Instance, name: str) -> Generator[bytes]:
@@ -130,13 +137,17 @@ def _chunks(instance: Instance, name: str) -> Generator[bytes]:
             yield chunk
 
 
-def told(job: Job, status: int = 200) -> Response:
+def told(instance: Instance, job: Job, status: int = 200) -> Response:
     """What has become of a job, and where to ask for it."""
-    return JSONResponse(_document(job), status, headers={"location": f"/v1/jobs/{job.job_id}"})
+    location = f"/v1/jobs/{path_segment(job.job_id)}"
+    document = _document(job, hiding(instance.objects.url))
+    return JSONResponse(document, status, headers={"location": location})
 
 
-def _document(job: Job) -> Any:
-    return json_value(asdict(job) | {"is_waiting": job.is_waiting})
+def _document(job: Job, hide: Callable[[str], str]) -> Any:
+    texts = {"message": job.message, "error": job.error, "traceback": job.traceback}
+    told = {name: None if text is None else hide(text) for name, text in texts.items()}
+    return json_value(asdict(job) | told | {"is_waiting": job.is_waiting})
 
 
 class JobWorker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -84,6 +84,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
 
 REFUSALS = {
     "answer-too-large": (413, "The answer has more rows or bytes than are allowed."),
+    "body-broken-off": (400, "The body of the request ended before its end."),
     "body-too-large": (413, "The body of the request is larger than is allowed."),
     "body-too-slow": (408, "The body of the request did not come in time."),
     "cross-site-request": (403, "The request is of a page of another site."),
@@ -125,8 +126,11 @@ class Problem:
         return Response(self.text, self.status, headers=dict(self.headers), media_type=MEDIA_TYPE)
 
 
-def problem_of(error: BaseException) -> Problem:
-    """What a client is told of an error; of one that is not ours, nothing but that there was one."""
+def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: text) -> Problem:
+    """What a client is told of an error; of one that is not ours, nothing but that there was one.
+
+    `hide` takes out of the detail what the client must not read.
+    """
     match error:
         case HTTPException():
             return http_problem(error.status_code, headers=error.headers)
@@ -140,7 +144,7 @@ def problem_of(error: BaseException) -> Problem:
             title = (type(error).__doc__ or "").splitlines()[0]
         case _:
             return Problem(500, "internal-error", "The service failed.", "the service's log says why")
-    return Problem(status, kind, title, shortened(str(error)), _headers(status))
+    return Problem(status, kind, title, shortened(hide(str(error))), _headers(status))
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:

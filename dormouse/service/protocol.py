@@ -48,10 +48,12 @@ class Protocol(HttpToolsProtocol):
         # an application finds it in its scope's state, as uvicorn copies this
         self.app_state = {**self.app_state, "connection": self}
         self.timeout_keep_alive = STRANGER_SECONDS_MAX  # type: ignore[assignment]
+        self.access_log = False  # the service has its own, of which no line can be forged
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._head_bytes = 0
         self._part = _Part.HEAD
+        self._is_broken = False
         self._deadline = self.loop.call_later(self._request_seconds, self._too_slow)
         self.among.add(self)
 
@@ -60,12 +62,19 @@ class Protocol(HttpToolsProtocol):
         self._deadline.cancel()
         super().connection_lost(exc)
 
+    def eof_received(self) -> None:
+        """Answers a request that the client ended amid its body; the connection is closed in any case."""
+        if self._part is _Part.BODY and self.cycle is not None and self.cycle.more_body:
+            self.send_400_response("")
+
     def let_in(self) -> None:
         """A request was let in: from now on the client is the one to close."""
         self.timeout_keep_alive = KEEP_ALIVE_SECONDS_MAX
         self.among.let_in(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_broken:
+            return  # what follows is no request
         idles = self.timeout_keep_alive_task is not None
         if idles and self._part is _Part.BETWEEN:
             self._begin(_Part.HEAD)  # what comes now is a head, or what may stand before one
@@ -82,8 +91,17 @@ class Protocol(HttpToolsProtocol):
         if self._part is not _Part.HEAD:
             self._begin(_Part.HEAD)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._part is _Part.HEAD:
+            super().on_header(name, value)
+            return
+        # what comes after a body is no header: nothing has checked it
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > HEADER_BYTES_MAX:
+            raise NotHttp
+
     def on_headers_complete(self) -> None:
-        self._part = _Part.BODY
+        self._part, self._head_bytes = _Part.BODY, 0
         self._deadline.cancel()  # from here on the request, or the time between two, is bounded
         _check(self.parser, self.headers, len(self.url))
         super().on_headers_complete()
@@ -118,11 +136,33 @@ class Protocol(HttpToolsProtocol):
         self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
+        """Answers what is not HTTP, after the answers to the requests before it, and ends the connection.
+
+        A request whose own body is broken has no other answer; its application sees a client that has gone.
+        """
         self._deadline.cancel()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False  # the answer that is being given is the last one
-            self.pipeline.clear()
-            return
+        self._is_broken = True
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if self.pipeline:
+                self.pipeline.clear()  # the request before these is being answered
+                return
+            if not cycle.more_body:
+                cycle.keep_alive = False  # the answer that is being given is the last one
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self._refuse()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_broken and not self.transport.is_closing():
+            self._refuse()
+
+    def _refuse(self) -> None:
         body = http_problem(400, "this is not HTTP/1.1 as RFC 9112 has it").text.encode("ascii")
         head = f"content-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode("ascii"))
@@ -155,8 +195,11 @@ def _check(parser: httptools.HttpRequestParser, headers: list[tuple[bytes, bytes
     names = [name for name, _ in headers]
     version = parser.get_http_version()
     size += sum(len(name) + len(value) + 4 for name, value in headers)
-    has_two_lengths = b"transfer-encoding" in names and (b"content-length" in names or version != "1.1")
+    transfer = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    has_two_lengths = bool(transfer) and (b"content-length" in names or version != "1.1")
+    is_packed = transfer not in ([], [b"chunked"])
     wrong_host = names.count(b"host") > 1 or (version == "1.1" and b"host" not in names)
     folded = any(b"\n" in value or b"\r" in value for _, value in headers)
-    if size > HEADER_BYTES_MAX or has_two_lengths or wrong_host or folded or version not in {"1.0", "1.1"}:
+    is_unclear = has_two_lengths or is_packed or wrong_host or folded
+    if size > HEADER_BYTES_MAX or is_unclear or version not in {"1.0", "1.1"}:
         raise NotHttp

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
@@ -18,11 +18,14 @@ from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
+from dormouse.service.declared import Served
 from dormouse.service.documents import ANSWERS, PLANS, READS, STREAMS, problems
 from dormouse.service.formats import preferred_format
 from dormouse.service.health import Readiness
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.running import Answer, Runner
+from dormouse.service.security import SEGMENT
+from dormouse.service.terms import Place, Right, served
 from dormouse.service.work import DocumentWork, Limits, QueryWork
 from dormouse.sql.engine import Sessions
 from dormouse.table import Table
@@ -35,13 +38,14 @@ class Service:
     """An instance, and how it is asked."""
 
     instance: Instance
-    lookups: Runner
-    statements: Runner
+    runners: Mapping[Place, Runner]
     sessions: Sessions | None
     """Where statements run, if not in this process."""
     readiness: Readiness
     metrics: Metrics
     limits: Limits
+    hide: Callable[[str], str]
+    """Takes the paths of this machine out of a text."""
 
 
 async def service(request: Request) -> Service:
@@ -50,16 +54,17 @@ async def service(request: Request) -> Service:
 
 
 Here = Annotated[Service, Depends(service)]
-TableNamed = Annotated[str, Path(description="the name of a table", examples=["flights"])]
+TableNamed = Annotated[str, Path(description="the name of a table", examples=["flights"]), SEGMENT]
 After = Annotated[str | None, Query(description="the `next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most")]
-health = APIRouter(tags=["health"])
-tables = APIRouter(prefix="/v1/tables", tags=["tables"])
+health = APIRouter(tags=["health"], route_class=Served)
+tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
 queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
 
 
 @health.head("/health", include_in_schema=False)
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
+@served(Right.PUBLIC, Place.LOOP)
 async def alive() -> Response:
     """Needs no token, and never asks the database, which it would wake when it sleeps."""
     return JSONResponse({"status": "ok"})
@@ -71,6 +76,7 @@ async def alive() -> Response:
     responses=problems(401, 503),
     summary="Whether queries can be answered",
 )
+@served(Right.HOLDER, Place.LOOP)
 async def ready(here: Here) -> Response:
     """Asks the database and the object store; wakes a database that sleeps."""
     await here.readiness.check()
@@ -83,12 +89,14 @@ async def ready(here: Here) -> Response:
     responses={200: {"content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}, **problems(401)},
     summary="Metrics for Prometheus",
 )
+@served(Right.HOLDER, Place.LOOP)
 async def metrics(here: Here) -> Response:
     """In the text format of Prometheus."""
     return Response(here.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
 
 @tables.get("", response_model=documents.TableList, responses=READS, summary="All tables")
+@served(Right.HOLDER, Place.LOOKUPS)
 def list_tables(here: Here) -> Response:
     """The tables of the instance, by name."""
     found = [{"name": table.known_name, "layout": table.layout} for table in here.instance.tables()]
@@ -96,6 +104,7 @@ def list_tables(here: Here) -> Response:
 
 
 @tables.get("/{table}", response_model=documents.TableDescription, responses=ANSWERS, summary="One table")
+@served(Right.HOLDER, Place.LOOKUPS)
 def describe_table(
     here: Here,
     table: TableNamed,
@@ -118,6 +127,7 @@ def describe_table(
     responses=ANSWERS,
     summary="Partitions of a table",
 )
+@served(Right.HOLDER, Place.LOOKUPS)
 def list_partitions(
     here: Here,
     table: TableNamed,
@@ -134,6 +144,7 @@ def list_partitions(
 @tables.get(
     "/{table}/files", response_model=documents.FilePage, responses=ANSWERS, summary="Files of a table"
 )
+@served(Right.HOLDER, Place.LOOKUPS)
 def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit = PAGE_ROWS) -> Response:
     """A page of the files with their facts; what changes between two pages may be missed."""
     found = here.instance.table(table)
@@ -148,6 +159,7 @@ def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit 
     responses=PLANS,
     summary="What a query would read",
 )
+@served(Right.HOLDER, Place.QUERIES)
 async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Response:
     """Partitions, files and bytes; reads none of them."""
 
@@ -155,7 +167,7 @@ async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Re
         found = here.instance.table(table)
         return found.explain(_where(found, body), as_of=_moment(body.as_of))
 
-    return Answer(here.lookups, "plan", DocumentWork(make))
+    return Answer(Place.QUERIES, "plan", DocumentWork(make))
 
 
 @queries.post(
@@ -164,6 +176,7 @@ async def plan(here: Here, table: TableNamed, body: documents.PlanRequest) -> Re
     responses=STREAMS,
     summary="Rows of a table, in key order",
 )
+@served(Right.HOLDER, Place.QUERIES, Place.STATEMENTS)
 async def query(here: Here, table: TableNamed, body: documents.QueryRequest, request: Request) -> Response:
     """Streamed in the format that `Accept` likes best. Sees the table as it is when the query starts.
 
@@ -187,8 +200,8 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
             sessions=here.sessions,
         )
 
-    runner = here.statements if body.descending else here.lookups
-    return _streamed(here, runner, request, "query", rows, interruption.set)
+    place = Place.STATEMENTS if body.descending else Place.QUERIES
+    return _streamed(here, place, request, "query", rows, interruption.set)
 
 
 @queries.post(
@@ -197,6 +210,7 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
     responses=STREAMS,
     summary="Rows that came and went between two moments",
 )
+@served(Right.HOLDER, Place.QUERIES)
 async def changes(
     here: Here, table: TableNamed, body: documents.ChangesRequest, request: Request
 ) -> Response:
@@ -210,10 +224,11 @@ async def changes(
         after, till = _moment(body.after), _moment(body.till)
         return here.instance.table(table).changes(after, till, body.columns, interruption=interruption)
 
-    return _streamed(here, here.lookups, request, "changes", rows, interruption.set)
+    return _streamed(here, Place.QUERIES, request, "changes", rows, interruption.set)
 
 
 @queries.post("/sql", response_class=Response, responses=STREAMS, summary="The answer of a SELECT")
+@served(Right.HOLDER, Place.STATEMENTS)
 async def sql(here: Here, body: documents.StatementRequest, request: Request) -> Response:
     """One statement over the tables of the instance, by name; streamed as the rows of a table are."""
     interruption = Interruption()
@@ -228,12 +243,13 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
             sessions=here.sessions,
         )
 
-    return _streamed(here, here.statements, request, "sql", rows, interruption.set)
+    return _streamed(here, Place.STATEMENTS, request, "sql", rows, interruption.set)
 
 
 @queries.post(
     "/sql/plan", response_model=documents.StatementPlan, responses=PLANS, summary="What a SELECT would read"
 )
+@served(Right.HOLDER, Place.STATEMENTS)
 async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
     """For each table that the statement reads: partitions, files and bytes."""
 
@@ -251,7 +267,7 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
             )
         }
 
-    return Answer(here.statements, "sql_plan", DocumentWork(make, interruption.set))
+    return Answer(Place.STATEMENTS, "sql_plan", DocumentWork(make, interruption.set))
 
 
 def _schema(found: Table, as_of: str | int | None) -> Schema:
@@ -273,11 +289,11 @@ def _moment(as_of: str | int | None) -> Any:
 
 def _streamed(
     here: Service,
-    runner: Runner,
+    place: Place,
     request: Request,
     kind: str,
     rows: Callable[[], Any],
     interrupt: Callable[[], object],
 ) -> Response:
     wanted = preferred_format(",".join(request.headers.getlist("accept")))
-    return Answer(runner, kind, QueryWork(rows, wanted, here.limits, interrupt))
+    return Answer(place, kind, QueryWork(rows, wanted, here.limits, interrupt))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 from urllib.parse import quote
+from uuid import uuid4
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -23,7 +24,7 @@ from dormouse.errors import (
     RowNotFound,
 )
 from dormouse.jobs.answers import new_upload, upload_name
-from dormouse.jobs.job import new_job_id
+from dormouse.jobs.job import check_new_id, new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
 from dormouse.query.interruption import Interruption
@@ -34,9 +35,10 @@ from dormouse.rows.pages import PAGE_ROWS
 from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute, parse_json
+from dormouse.service.declared import Served
 from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
-from dormouse.service.jobs import By, check_may, told
+from dormouse.service.jobs import By, told
 from dormouse.service.routes import Here
 from dormouse.service.row_documents import (
     CsvLook,
@@ -47,9 +49,11 @@ from dormouse.service.row_documents import (
     RowTableDescription,
     RowTableList,
 )
-from dormouse.service.running import Answer, FileAnswer
-from dormouse.service.sent_files import check_media_type, receive, separator_of
-from dormouse.service.work import DocumentWork, QueryWork
+from dormouse.service.running import Answer
+from dormouse.service.security import SEGMENT
+from dormouse.service.sent_files import Reception, Sent, check_media_type, separator_of
+from dormouse.service.terms import UPLOAD, Place, Right, served
+from dormouse.service.work import DocumentWork, FileWork, QueryWork, ReplyWork
 
 _BINARY = "application/octet-stream"
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -59,13 +63,14 @@ _FILE_BYTES: dict[int | str, dict[str, Any]] = {
 }
 _BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 
-TableNamed = Annotated[str, Path(description="the name of a row table", examples=["samples"])]
-rows = APIRouter(prefix="/v1/rows", tags=["row tables"])
+TableNamed = Annotated[str, Path(description="the name of a row table", examples=["samples"]), SEGMENT]
+rows = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
 row_queries = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=JsonRoute)
-row_files = APIRouter(prefix="/v1/rows", tags=["row tables"])
+row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
 
 
 @rows.get("", response_model=RowTableList, responses=ROWS, summary="All row tables")
+@served(Right.HOLDER, Place.LOOKUPS)
 def list_row_tables(here: Here) -> Response:
     """By name."""
     found = [{"name": one.name, "version": one.version()} for one in here.instance.row_tables()]
@@ -73,6 +78,7 @@ def list_row_tables(here: Here) -> Response:
 
 
 @rows.get("/{table}", response_model=RowTableDescription, responses=ROWS, summary="One row table")
+@served(Right.HOLDER, Place.LOOKUPS)
 def describe_row_table(
     here: Here,
     table: TableNamed,
@@ -95,6 +101,7 @@ def _described(found: RowTable, version: int | None) -> dict[str, Any]:
 
 
 @rows.get("/{table}/history", response_model=RowHistory, responses=ROWS, summary="Who changed what")
+@served(Right.HOLDER, Place.LOOKUPS)
 def row_history(
     here: Here,
     table: TableNamed,
@@ -107,6 +114,7 @@ def row_history(
 
 
 @rows.get("/{table}/rows/{row_id}", response_model=dict[str, Any], responses=ROWS, summary="One row")
+@served(Right.HOLDER, Place.LOOKUPS)
 def one_row(
     here: Here,
     table: TableNamed,
@@ -123,29 +131,33 @@ def one_row(
     responses=_FILE_BYTES,
     summary="The bytes of a FILE cell",
 )
-def one_file(
+@served(Right.HOLDER, Place.FILES)
+async def one_file(
     here: Here,
     table: TableNamed,
     row_id: Annotated[int, Path(description="its ROW_ID")],
-    column: Annotated[str, Path(description="a column of type FILE")],
+    column: Annotated[str, Path(description="a column of type FILE"), SEGMENT],
     version: Annotated[int | None, Query(description="that version of the row")] = None,
 ) -> Response:
     """As they were put; an answer that breaks off is damaged."""
-    found = here.instance.row_table(table)
-    file = found.file(row_id, column, version)
-    headers = {
-        "content-length": str(file.byte_count),
-        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name)}",
-        "x-content-type-options": "nosniff",
-    }
-    try:
-        here.instance.objects.size(file.object_name)  # before an answer has begun
-    except ObjectNotFound:
-        raise RowNotFound(
-            f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
-            f"{file.object_name!r} does not exist"
-        ) from None
-    return FileAnswer(found.files.chunks(file), _BINARY, headers)
+
+    def open_file() -> tuple[Generator[bytes], Mapping[str, str]]:
+        found = here.instance.row_table(table)
+        file = found.file(row_id, column, version)
+        try:
+            here.instance.objects.size(file.object_name)  # before an answer has begun
+        except ObjectNotFound:
+            raise RowNotFound(
+                f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
+                f"{file.object_name!r} does not exist"
+            ) from None
+        return found.files.chunks(file), {
+            "content-length": str(file.byte_count),
+            "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
+            "x-content-type-options": "nosniff",
+        }
+
+    return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
 
 @row_queries.post(
@@ -154,6 +166,7 @@ def one_file(
     responses=PAGES,
     summary="A page of a query's rows",
 )
+@served(Right.HOLDER, Place.QUERIES)
 async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Response:
     """Of the newest version, or of that on which its first page began.
 
@@ -179,10 +192,11 @@ async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Re
         here.limits.check(len(page.rows), 0)
         return page.to_json(count=body.count)
 
-    return Answer(here.lookups, "rows", DocumentWork(make, interruption.set, here.limits))
+    return Answer(Place.QUERIES, "rows", DocumentWork(make, interruption.set, here.limits))
 
 
 @rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")
+@served(Right.HOLDER, Place.QUERIES)
 async def download_rows(
     here: Here,
     table: TableNamed,
@@ -205,12 +219,12 @@ async def download_rows(
             parameters=_parameters(parameters),
             version=version,
             snapshot=snapshot,
-            wait_seconds=here.lookups.settings.seconds_max,
+            wait_seconds=here.runners[Place.QUERIES].seconds_max,
             interruption=interruption,
         )
 
     answer = CsvAnswer(how.separator, header=header)
-    return Answer(here.lookups, "rows_csv", QueryWork(open_rows, answer, here.limits, interruption.set))
+    return Answer(Place.QUERIES, "rows_csv", QueryWork(open_rows, answer, here.limits, interruption.set))
 
 
 def _parameters(text: str | None) -> list[Any] | dict[str, Any] | None:
@@ -249,6 +263,7 @@ Csv = Annotated[CsvGiven, Depends()]
     openapi_extra=CSV_BODY,
     summary="A look into a CSV file",
 )
+@served(Right.UPLOADS, Place.FILES)
 async def preview_rows(
     request: Request,
     csv: Csv,
@@ -257,20 +272,27 @@ async def preview_rows(
 ) -> Response:
     """Which columns a table for it would have, and its first rows."""
     how = csv.format(separator_of(request))
-    with tempfile.TemporaryDirectory(prefix="dormouse-preview-") as folder:
-        path = FilePath(folder) / "file.csv"
-        await receive(request, _plain(path))
-        found = await asyncio.to_thread(_look, path, how, shown, whole)
-    return JSONResponse(found)
+    interruption = Interruption()
+    folder = FilePath(tempfile.gettempdir()) / f"dormouse-preview-{uuid4().hex}"
+    path = folder / "file.csv"
 
+    @contextmanager
+    def target() -> Iterator[FilePath]:
+        folder.mkdir(mode=0o700)
+        try:
+            yield path
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
-@contextmanager
-def _plain(path: FilePath) -> Iterator[FilePath]:
-    yield path
+    def look() -> Response:
+        try:
+            found = preview_csv(path, how, rows=shown, whole=whole, name="the file", check=interruption.check)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return JSONResponse(found.to_json())
 
-
-def _look(path: FilePath, how: CsvFormat, shown: int, whole: bool) -> Any:
-    return preview_csv(path, how, rows=shown, whole=whole, name="the file").to_json()
+    return Sent(request, Reception(lambda: None, target), ReplyWork(look, interruption.set))
 
 
 @row_files.post(
@@ -281,27 +303,25 @@ def _look(path: FilePath, how: CsvFormat, shown: int, whole: bool) -> Any:
     openapi_extra=_BYTES_BODY,
     summary="Put a file for a FILE cell",
 )
+@served(Right.UPLOADS, Place.FILES)
 async def put_file(
     here: Here,
-    holder: By,
     request: Request,
     table: TableNamed,
     name: Annotated[str, Query(description="what the file is called")],
 ) -> Response:
     """Gives the reference that a FILE cell is to hold; the bytes stay as long as the table."""
-    check_may(holder, "row_upload")
     check_media_type(request, {_BINARY})
-    found = await asyncio.to_thread(here.instance.row_table, table)
     given: list[str] = []
 
     @contextmanager
     def target() -> Iterator[FilePath]:
-        with found.files.receiving(name) as (path, references):
+        with here.instance.row_table(table).files.receiving(name) as (path, references):
             yield path
         given.extend(references)
 
-    await receive(request, target())
-    return JSONResponse({"file": given[0]}, 201)
+    work = ReplyWork(lambda: JSONResponse({"file": given[0]}, 201))
+    return Sent(request, Reception(lambda: None, target), work)
 
 
 @row_files.post(
@@ -312,6 +332,7 @@ async def put_file(
     openapi_extra=CSV_BODY,
     summary="Change rows by CSV",
 )
+@served(Right.UPLOADS, Place.FILES)
 async def upload_rows(
     here: Here,
     holder: By,
@@ -325,30 +346,33 @@ async def upload_rows(
     ] = None,
 ) -> Response:
     """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
-    check_may(holder, "row_upload")
     how = csv.format(separator_of(request))
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
-    await asyncio.to_thread(check_request, here.instance, "row_upload", asked)
-    if job_id is not None:
-        with suppress(JobNotFound):
-            known = await asyncio.to_thread(here.instance.jobs.status, job_id, holder.owner)
-            if known.kind != "row_upload":
-                raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
-            return told(known, 202)
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
-    await receive(request, here.instance.objects.staged(name))
+
+    def prepare() -> Response | None:
+        check_request(here.instance, UPLOAD, asked)
+        check_new_id(chosen)
+        if job_id is not None:
+            with suppress(JobNotFound):
+                known = here.instance.jobs.status(job_id, holder.owner)
+                if known.kind != UPLOAD:
+                    raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
+                return told(here.instance, known, 202)
+        return None
 
     def start() -> Response:
         try:
-            here.instance.jobs.start("row_upload", asked, holder.owner, job_id=chosen)
+            here.instance.jobs.start(UPLOAD, asked, holder.owner, job_id=chosen)
         except CommitOutcomeUnknown:
             raise  # there may be a job, and a worker that reads it
         except BaseException:
             here.instance.objects.delete([name])
             raise
-        return told(here.instance.jobs.status(chosen, holder.owner), 202)
+        return told(here.instance, here.instance.jobs.status(chosen, holder.owner), 202)
 
-    return await asyncio.to_thread(start)
+    reception = Reception(prepare, lambda: here.instance.objects.staged(name))
+    return Sent(request, reception, ReplyWork(start))

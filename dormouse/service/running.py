@@ -1,4 +1,4 @@
-"""Running queries: admitted, read in a thread, sent as fast as the client takes them, stopped when it goes.
+"""Running the work of a path: admitted, done in a thread, sent as the client takes it, stopped when it goes.
 
 A query's thread makes the answer piece by piece, one ahead of those that the event loop sends; it goes on
 when the client has taken most of what was sent. What stops a query (its end, a failure, the time, a client
@@ -11,12 +11,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-import anyio.to_thread
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,6 +23,7 @@ from dormouse.errors import DormouseError
 from dormouse.service.making import Making
 from dormouse.service.metrics import Metrics
 from dormouse.service.problems import Problem, Refused, problem_of
+from dormouse.service.terms import Place
 from dormouse.service.work import Work
 from dormouse.settings.service import ServiceSettings
 
@@ -82,24 +82,27 @@ class Slots:
 
 
 class Runner:
-    """Runs queries of an app, in threads of its own: those by key, or statements."""
+    """Runs the work of one place of an app, in threads of its own."""
 
-    def __init__(self, settings: ServiceSettings, metrics: Metrics, queries_max: int) -> None:
+    def __init__(
+        self, settings: ServiceSettings, metrics: Metrics, count: int, seconds_max: float | None = None
+    ) -> None:
         self.settings = settings
         self.metrics = metrics
-        self.slots = Slots(queries_max, settings.queue_seconds_max)
-        self._threads = ThreadPoolExecutor(queries_max, thread_name_prefix="dormouse-serve")
-        self._making: set[asyncio.Future[None]] = set()
+        self.seconds_max = settings.seconds_max if seconds_max is None else seconds_max
+        self.slots = Slots(count, settings.queue_seconds_max)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="dormouse-serve")
+        self._making: set[asyncio.Future[Any]] = set()
 
     def in_thread(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
-    def free(self, making: asyncio.Future[None]) -> None:
-        """Frees a query's slot as soon as its thread has ended, which no request waits for."""
+    def free(self, making: asyncio.Future[Any]) -> None:
+        """Frees a slot as soon as its thread has ended, which no request waits for."""
         self._making.add(making)
         making.add_done_callback(self._freed)
 
-    def _freed(self, making: asyncio.Future[None]) -> None:
+    def _freed(self, making: asyncio.Future[Any]) -> None:
         self._making.discard(making)
         self.slots.give_back()
         if not making.cancelled() and (error := making.exception()) is not None:
@@ -113,19 +116,24 @@ class Runner:
 
 
 class Answer(Response):
-    """The answer of one query: runs it when it is sent."""
+    """The answer of one request: does its work when it is sent. One with a kind is counted as a query."""
 
-    def __init__(self, runner: Runner, kind: str, work: Work) -> None:
+    runner: Runner
+    _problem_of: Callable[[BaseException], Problem]
+
+    def __init__(self, place: Place, kind: str | None, work: Work) -> None:
         super().__init__()
-        self.runner = runner
+        self.place = place
         self.kind = kind
         self.work = work
         self.rows = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the answer, or a problem document; leaves it unfinished when it fails on the way."""
+        service = scope["app"].state.service
+        self.runner, self._problem_of = service.runners[self.place], partial(problem_of, hide=service.hide)
         connection = Sending(scope, send, self.runner.settings.client_stall_seconds_max)
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = self._watched(receive)
         outcome = "cut_off"
         try:
             outcome = await self._run(connection, gone)
@@ -140,32 +148,40 @@ class Answer(Response):
         finally:
             gone.cancel()
             scope["state"]["rows"] = self.rows
-            metrics = self.runner.metrics
-            metrics.queries.labels(self.kind, outcome).inc()
-            metrics.rows.labels(self.kind).inc(self.rows)
-            metrics.bytes.labels(self.kind).inc(connection.byte_count)
+            if self.kind is not None:
+                self._count(outcome, connection)
+
+    def _watched(self, receive: Receive) -> asyncio.Future[None]:
+        """Returns a future that is done when the client has gone."""
+        return asyncio.ensure_future(disconnected(receive))
+
+    def _count(self, outcome: str, connection: Sending) -> None:
+        metrics = self.runner.metrics
+        metrics.queries.labels(self.kind, outcome).inc()
+        metrics.rows.labels(self.kind).inc(self.rows)
+        metrics.bytes.labels(self.kind).inc(connection.byte_count)
 
     async def _run(self, connection: Sending, gone: asyncio.Future[None]) -> str:
         """The outcome, as metrics name it."""
         try:
             await self._admitted(gone)
         except DormouseError as error:
-            await connection.send_problem(problem_of(error))
+            await connection.send_problem(self._problem_of(error))
             return "refused"
         admitted_at = time.monotonic()
         making = Making(self.work.pieces())
         making.begin(self.runner.in_thread)
         self.runner.free(making.ended)
         try:
-            deadline = admitted_at + self.runner.settings.seconds_max
+            deadline = admitted_at + self._seconds_max
             while (piece := await _first(making.next(), gone, deadline)) is not None:
                 if not connection.begun:
                     self._observe(admitted_at)
                     if (whole := making.whole(piece)) is not None:
                         self.rows = whole.rows
-                        await connection.send_whole(self.work.content_type, bytes(whole.data))
+                        await connection.send_whole(self.work, bytes(whole.data))
                         break
-                    await connection.begin(self.work.content_type)
+                    await connection.begin(self.work)
                 await connection.send_piece(piece.data, deadline)
                 making.may_go_on()
                 self.rows += piece.rows
@@ -178,8 +194,14 @@ class Answer(Response):
         finally:
             self.work.interrupt()
             making.stop()
-        self.runner.metrics.whole.labels(self.kind).observe(time.monotonic() - admitted_at)
+        if self.kind is not None:
+            self.runner.metrics.whole.labels(self.kind).observe(time.monotonic() - admitted_at)
         return "answered"
+
+    @property
+    def _seconds_max(self) -> float:
+        """How long the work may take."""
+        return self.runner.seconds_max
 
     async def _admitted(self, gone: asyncio.Future[None]) -> None:
         slots = self.runner.slots
@@ -197,6 +219,8 @@ class Answer(Response):
         taking.result()
 
     def _observe(self, admitted_at: float) -> None:
+        if self.kind is None:
+            return
         metrics = self.runner.metrics
         if self.work.planned_at is not None:
             metrics.planning.labels(self.kind).observe(self.work.planned_at - admitted_at)
@@ -204,48 +228,18 @@ class Answer(Response):
 
     async def _failed(self, error: Exception, connection: Sending) -> str:
         if isinstance(error, TimeoutError):
-            seconds = self.runner.settings.seconds_max
+            what = "request" if self.kind is None else "query"
             error = Refused(
-                "query-time-over", f"the query took longer than the {seconds:g} s that are allowed"
+                "query-time-over", f"the {what} took longer than the {self._seconds_max:g} s that are allowed"
             )
         if not isinstance(error, DormouseError):
-            logger.error("a query failed", exc_info=error)
-        problem = problem_of(error)
+            logger.error("a request failed" if self.kind is None else "a query failed", exc_info=error)
+        problem = self._problem_of(error)
         if not connection.begun:
             await connection.send_problem(problem)
         elif not connection.amid_piece:
             await connection.send_piece(self.work.broken_off(problem.text))
         return problem.kind
-
-
-class FileAnswer(Response):
-    """Bytes as they are, which threads read; left unfinished when they fail on the way."""
-
-    def __init__(self, chunks: Generator[bytes], content_type: str, headers: Mapping[str, str]) -> None:
-        super().__init__()
-        self._chunks = chunks
-        self._content_type = content_type
-        self._more = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = Sending(scope, send, scope["app"].state.settings.client_stall_seconds_max)
-        gone = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await connection.begin(self._content_type, *self._more)
-            while (chunk := await anyio.to_thread.run_sync(self._next)) is not None:
-                if gone.done():
-                    return
-                await connection.send_piece(chunk)
-            await connection.end()
-        except ClientGone:
-            pass
-        finally:
-            gone.cancel()
-            with suppress(ValueError):  # when the service ends, a thread may still read
-                await anyio.to_thread.run_sync(self._chunks.close)
-
-    def _next(self) -> bytes | None:
-        return next(self._chunks, None)
 
 
 class Sending:
@@ -260,14 +254,17 @@ class Sending:
         """What is sent now would be taken for the rest of a piece."""
         self.byte_count = 0
 
-    async def begin(self, content_type: str, *more: tuple[bytes, bytes]) -> None:
-        headers = [(b"content-type", content_type.encode("ascii")), (b"cache-control", b"no-store"), *more]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def begin(self, work: Work, byte_count: int | None = None) -> None:
+        headers = [(b"content-type", work.content_type.encode("ascii")), (b"cache-control", b"no-store")]
+        headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in work.headers.items()]
+        if byte_count is not None and "content-length" not in work.headers:
+            headers.append((b"content-length", b"%d" % byte_count))
+        await self._send({"type": "http.response.start", "status": work.status, "headers": headers})
         self.begun = True
 
-    async def send_whole(self, content_type: str, data: bytes) -> None:
+    async def send_whole(self, work: Work, data: bytes) -> None:
         """A short answer at once: what is written apart costs a call of the system each."""
-        await self.begin(content_type, (b"content-length", b"%d" % len(data)))
+        await self.begin(work, len(data))
         await self._sent({"type": "http.response.body", "body": data, "more_body": False}, math.inf)
         self.byte_count += len(data)
 
@@ -345,6 +342,7 @@ async def _first(wanted: asyncio.Future[T], gone: asyncio.Future[None], deadline
     return wanted.result()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone; drops what it still sends."""
     while (await receive())["type"] != "http.disconnect":
         pass

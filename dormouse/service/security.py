@@ -5,19 +5,23 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from urllib.parse import unquote
 
+from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dormouse.errors import InvalidInput
-from dormouse.service import docs_page
 from dormouse.service.problems import Refused, problem_of
 from dormouse.settings.service import Holder, is_loopback
 
-OPEN_PATHS = frozenset({"/health", "/openapi.json", *docs_page.PATHS})
-"""What tells nothing of an instance."""
+_SLASH = "\udc2f"
+"""What stands for a slash within a segment of a path, until the segments are told apart. No path has it."""
+
+SEGMENT = AfterValidator(lambda text: text.replace(_SLASH, "/"))
+"""Gives back the slashes of a parameter in a path."""
 
 _READS = frozenset({"GET", "HEAD"})
 _OWN_SITE = frozenset({b"same-origin", b"none"})
@@ -32,14 +36,23 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, token: str | None, host: str, holders: Mapping[str, Holder] = MappingProxyType({})
+        self,
+        app: ASGIApp,
+        token: str | None,
+        host: str,
+        holders: Mapping[str, Holder] = MappingProxyType({}),
+        open_paths: Collection[str] = (),
     ) -> None:
+        """`open_paths` need no token."""
         self._app = app
+        self._open_paths = open_paths
         self._authorization = None if token is None else f"bearer {token}".encode("ascii")
         self._host = host.lower()
         self._holders = [(f"bearer {token}".encode("ascii"), holder) for token, holder in holders.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            _divide_path(scope)
         if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
             await problem_of(refusal).response()(scope, receive, send)
             return
@@ -47,7 +60,7 @@ class Guard:
             state = scope.setdefault("state", {})
             state["holder"] = self._holder(scope)
             connection = state.get("connection")
-            if connection is not None and scope["path"] not in OPEN_PATHS:
+            if connection is not None and scope["path"] not in self._open_paths:
                 connection.let_in()
         await self._app(scope, receive, send)
 
@@ -59,7 +72,7 @@ class Guard:
             if _is_of_another_site(scope, host):
                 return Refused("cross-site-request", "a page of another site asks; only this one's own may")
             return None
-        if scope["path"] in OPEN_PATHS or self._holder(scope) is not None:
+        if scope["path"] in self._open_paths or self._holder(scope) is not None:
             return None
         return Refused("unauthorized", "give the service's token: Authorization: Bearer TOKEN")
 
@@ -79,6 +92,16 @@ class Guard:
         name = host.lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         return name == self._host or is_loopback(name)
+
+
+def _divide_path(scope: Scope) -> None:
+    """Makes the path one whose segments can be told apart.
+
+    A slash that is percent-encoded belongs to a name, such as that of a job.
+    """
+    raw = scope["raw_path"].decode("latin-1")
+    if "%2f" in raw.lower():
+        scope["path"] = "/".join(unquote(segment).replace("/", _SLASH) for segment in raw.split("/"))
 
 
 def _is_of_another_site(scope: Scope, host: bytes) -> bool:

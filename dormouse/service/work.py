@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import pyarrow as pa
+from starlette.responses import Response
 
 from dormouse.model.values import json_value
 from dormouse.service.formats import Format, pieces
@@ -45,8 +48,22 @@ class Limits:
             )
 
 
+class _Begun:
+    """How an answer begins, unless its work says it."""
+
+    status = 200
+    headers: Mapping[str, str] = MappingProxyType({})
+    """In ASCII."""
+    planned_at: float | None = None
+    """By the monotonic clock."""
+
+    def broken_off(self, problem: str) -> bytes:
+        """What is sent last when the answer breaks off; made while `pieces` may still run."""
+        return b""
+
+
 @dataclass
-class QueryWork:
+class QueryWork(_Begun):
     """One query: `open` plans it and gives its rows."""
 
     open: Callable[[], pa.RecordBatchReader]
@@ -54,15 +71,12 @@ class QueryWork:
     limits: Limits
     interrupt: Callable[[], object]
     """Ends what `pieces` does in another thread."""
-    planned_at: float | None = None
-    """By the monotonic clock."""
 
     @property
     def content_type(self) -> str:
         return self.format.content_type
 
     def broken_off(self, problem: str) -> bytes:
-        """What is sent last when the answer breaks off; made while `pieces` may still run."""
         return self.format.broken_off(problem)
 
     def pieces(self) -> Generator[Piece]:
@@ -86,17 +100,13 @@ class QueryWork:
 
 
 @dataclass
-class DocumentWork:
+class DocumentWork(_Begun):
     """One plan: `make` gives it as JSON."""
 
     make: Callable[[], Any]
     interrupt: Callable[[], object] = lambda: None
     limits: Limits = Limits()
-    planned_at: float | None = None
     content_type = "application/json"
-
-    def broken_off(self, problem: str) -> bytes:
-        return b""
 
     def pieces(self) -> Generator[Piece]:
         found = self.make()
@@ -106,4 +116,40 @@ class DocumentWork:
         yield Piece(data)
 
 
-Work: TypeAlias = QueryWork | DocumentWork
+@dataclass
+class ReplyWork(_Begun):
+    """A short answer: `make` gives it whole, with its status and its headers."""
+
+    make: Callable[[], Response]
+    interrupt: Callable[[], object] = lambda: None
+    content_type: str = "application/json"
+
+    def pieces(self) -> Generator[Piece]:
+        found = self.make()
+        self.status = found.status_code
+        headers = dict(found.headers)
+        self.content_type = headers.pop("content-type", self.content_type)
+        self.headers = headers
+        yield Piece(bytes(found.body))
+
+
+@dataclass
+class FileWork(_Begun):
+    """The bytes of a file: `open` finds it, and gives its bytes and its headers."""
+
+    open: Callable[[], tuple[Generator[bytes], Mapping[str, str]]]
+    content_type: str
+    interrupt: Callable[[], object] = lambda: None
+
+    def pieces(self) -> Generator[Piece]:
+        chunks, self.headers = self.open()
+        is_empty = True
+        with closing(chunks):
+            for chunk in chunks:
+                is_empty = False
+                yield Piece(chunk)
+        if is_empty:
+            yield Piece(b"")
+
+
+Work: TypeAlias = QueryWork | DocumentWork | ReplyWork | FileWork

@@ -104,6 +104,12 @@ class ServiceSettings(BaseSettings):
     upload_bytes_max: int = Field(default=10 * 1024**3, ge=1)
     """How large a CSV file may be that is sent."""
 
+    files_max: int = Field(default=16, ge=1, le=1_000)
+    """How many files are sent or fetched at once; others wait."""
+
+    file_seconds_max: float = Field(default=3_600, gt=0, allow_inf_nan=False)
+    """How long it may take to send or fetch a file."""
+
     client_stall_seconds_max: float = Field(default=60, gt=0, allow_inf_nan=False)
     """How long a client may neither take nor send anything before it is cut off."""
 
@@ -136,6 +142,11 @@ class ServiceSettings(BaseSettings):
     def queries_here(self) -> int:
         """How many queries by key a worker runs at once."""
         return -(-self.queries_max // self.workers)
+
+    @property
+    def files_here(self) -> int:
+        """How many files a worker sends or takes at once."""
+        return -(-self.files_max // self.workers)
 
     @property
     def secret(self) -> str | None:

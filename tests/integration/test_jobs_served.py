@@ -66,7 +66,7 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     assert (result["rows"], result["bytes"]) == (1, instance.objects.size(result["object"]))
     saved = client.jobs.save_answer(job_id, tmp_path / "answer.parquet")
     assert pq.read_table(saved).to_pylist() == [{"n": 500, "v": "v999"}]
-    assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
+    assert pq.read_table(instance.objects.uri(result["object"])).to_pylist() == [{"n": 500, "v": "v999"}]
     for which in (job_id, "none"):  # before it is asked for
         with pytest.raises(InvalidInput, match=r"answer\.parquet' is there already"):
             client.jobs.save_answer(which, saved)
@@ -83,7 +83,7 @@ def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer
     job_id = client.jobs.start("query", {"statement": STATEMENT, "parameters": [500]}, job_id="lost")
     result = ended(client, job_id)
     assert (result["rows"], client.jobs.status(job_id).attempts) == (1, 1)
-    assert pq.read_table(result["url"]).to_pylist() == [{"n": 500, "v": "v999"}]
+    assert pq.read_table(instance.objects.uri(result["object"])).to_pylist() == [{"n": 500, "v": "v999"}]
     assert instance.objects.get(answer_name("lost", 1)) == b"of the same attempt"
 
 
@@ -231,7 +231,9 @@ def test_what_cannot_be_done_is_refused_when_it_is_asked(
 def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
     job_id = client.jobs.start("ingest", {"table": "t", "objects": ["incoming/none.parquet"]})
     until(lambda: client.jobs.status(job_id).has_ended)
-    assert client.jobs.status(job_id).error == "object 'incoming/none.parquet' does not exist"
+    assert client.jobs.status(job_id).error == (
+        "Object 'incoming/none.parquet' does not exist in the object store"
+    )
 
 
 def test_a_service_of_its_own_jobs_alone_runs_none(instance: Instance, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 import dormouse as dm
 from dormouse.service import create_app
 from dormouse.settings.service import load_service_settings
-from tests.serving import serving
+from tests.serving import serving, stand_in
 
 load_all_checks()
 FLIGHTS = dm.Schema(
@@ -35,7 +34,7 @@ _SETTINGS: dict[str, Any] = {
 _EXCLUDED = [positive_data_acceptance]
 
 
-_NO_INSTANCE: Any = SimpleNamespace(check_reachable=None)
+_NO_INSTANCE: Any = stand_in(check_reachable=None)
 _APP = create_app(_NO_INSTANCE, load_service_settings(sql_workers=0, job_threads=0))
 schema = schemathesis.openapi.from_dict(_APP.openapi())
 briefly = schemathesis.openapi.from_dict(_APP.openapi())

@@ -6,7 +6,6 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -15,11 +14,11 @@ import dormouse as dm
 from dormouse.service import check, protocol
 from dormouse.service.connections import connections_possible
 from dormouse.settings.service import load_service_settings
-from tests.serving import connected, eventually, http_get, serving
+from tests.serving import connected, eventually, http_get, serving, stand_in
 
 TOKEN = "s3cret-token"  # noqa: S105
 HOLDER = {"authorization": f"Bearer {TOKEN}"}
-SOME = SimpleNamespace(check_reachable=lambda: None)
+SOME = stand_in()
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 TABLES = f"GET /metrics HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {TOKEN}\r\n\r\n".encode()
 

@@ -32,6 +32,7 @@ from tests.serving import (
     running,
     serving,
     sql_request,
+    stand_in,
 )
 
 STATEMENT = {"statement": "select 1"}
@@ -39,7 +40,7 @@ STATEMENT = {"statement": "select 1"}
 
 def instance(source: Any) -> Any:
     """An instance whose every statement is answered by one source."""
-    return SimpleNamespace(sql=source.reader, check_reachable=lambda: None)
+    return stand_in(sql=source.reader)
 
 
 def idle(url: str) -> bool:
@@ -128,7 +129,7 @@ def test_a_client_that_stalls_or_leaves_amid_a_file_ends_its_reading(leaves: boo
 
     file = SimpleNamespace(byte_count=1 << 50, name="f", object_name="f")
     table = SimpleNamespace(file=lambda *_: file, files=SimpleNamespace(chunks=chunks))
-    objects = SimpleNamespace(size=lambda _: 1)
+    objects = SimpleNamespace(size=lambda _: 1, url="s3://bucket")
     source = SimpleNamespace(row_table=lambda _: table, objects=objects, check_reachable=None)
     with (
         serving(source, client_stall_seconds_max=SECONDS_MAX if leaves else 0.3) as url,
@@ -145,9 +146,8 @@ def test_a_client_that_stalls_or_leaves_amid_a_file_ends_its_reading(leaves: boo
 def test_a_client_that_is_slow_but_reads_gets_everything() -> None:
     """It takes longer in all than it may stall."""
     source = pa.table({"text": ["x" * 1_000] * 20_000})
-    made = SimpleNamespace(reader=lambda *_, **__: source.to_reader(max_chunksize=2_000))
     with (
-        serving(instance(made), client_stall_seconds_max=1) as url,
+        serving(stand_in(sql=lambda *_, **__: source.to_reader(2_000)), client_stall_seconds_max=1) as url,
         connected(url, receive_bytes=4096) as sock,
     ):
         sock.sendall(sql_request("connection: close"))
@@ -282,7 +282,7 @@ def test_an_unexpected_failure_tells_the_client_nothing() -> None:
     def fail(*_: object, **__: object) -> Any:
         raise RuntimeError("a secret")
 
-    with serving(SimpleNamespace(sql=fail, tables=fail, check_reachable=fail)) as url:
+    with serving(stand_in(sql=fail, tables=fail, check_reachable=fail)) as url:
         found = http_post(f"{url}/v1/sql", json=STATEMENT)
         assert (found.status_code, found.json()["type"]) == (500, "urn:dormouse:internal-error")
         assert "secret" not in found.text
@@ -390,7 +390,7 @@ def test_an_error_of_dormouse_has_its_name_and_status() -> None:
     def fail(*_: object, **__: object) -> Any:
         raise raised.pop()
 
-    with serving(SimpleNamespace(sql=fail, check_reachable=None)) as url:
+    with serving(stand_in(sql=fail)) as url:
         for kind, status in errors.items():
             raised.append(kind("a\nline\udcff"))
             found = http_post(f"{url}/v1/sql", json=STATEMENT)

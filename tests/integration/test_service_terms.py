@@ -1,0 +1,231 @@
+"""The terms of each path: its right, its slots and its deadline; and looks into CSV that are hostile."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI, Response
+from fastapi.routing import APIRoute
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.rows import csv_preview
+from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.csv_preview import preview_csv
+from dormouse.service import rows
+from dormouse.service.app import create_app
+from dormouse.service.declared import Served
+from dormouse.service.terms import Place, Right, served
+from dormouse.settings.service import load_service_settings
+from tests.serving import SECONDS_MAX, connected, eventually, http_get, http_post, serving, stand_in
+
+CSV_TYPE = {"content-type": "text/csv"}
+SMALL = b"a,b\n1,2\n"
+PUBLIC = {
+    "/health",
+    "/openapi.json",
+    "/docs",
+    "/docs/begin.js",
+    "/docs/swagger-ui.css",
+    "/docs/swagger-ui-bundle.js",
+}
+NOTHING: Any = stand_in()
+
+
+def app() -> FastAPI:
+    return create_app(NOTHING, load_service_settings(job_threads=0, sql_workers=0))
+
+
+def routes_of(routes: Any) -> Iterator[Any]:
+    """The routes of an app, and of the routers within."""
+    for route in routes:
+        within = getattr(route, "original_router", route)
+        if hasattr(within, "routes"):
+            yield from routes_of(within.routes)
+        else:
+            yield route
+
+
+def test_every_path_has_a_right_a_place_and_a_deadline() -> None:
+    made = app()
+    found = list(routes_of(made.routes))
+    assert len(found) > 25
+    runners = made.state.service.runners
+    for route in found:
+        assert isinstance(route, Served), route
+        assert isinstance(route.terms.right, Right), route.path
+        for place in route.terms.places:
+            if place is not Place.LOOP:
+                assert runners[place].slots._count > 0
+                assert 0 < runners[place].seconds_max < math.inf
+    assert {route.path for route in found if route.terms.right is Right.PUBLIC} == PUBLIC
+    with serving(NOTHING, token="t", job_threads=None) as url:  # noqa: S106
+        for route in found:
+            asked = httpx.request(min(route.methods), f"{url}{route.path}")
+            assert (asked.status_code != 401) == (route.path in PUBLIC), route.path
+
+
+def test_a_route_without_terms_cannot_be_made() -> None:
+    router = APIRouter(route_class=Served)
+
+    async def bare() -> Response:
+        return Response()
+
+    def waits() -> Response:
+        return Response()
+
+    for make in (router.get("/x"), app().get("/x")):
+        with pytest.raises(TypeError, match=r"/x has no terms"):
+            make(bare)
+    with pytest.raises(TypeError, match="only a coroutine"):
+        router.get("/x")(served(Right.HOLDER, Place.LOOP)(waits))
+    assert all(route.path != "/x" for route in router.routes if isinstance(route, APIRoute))
+
+
+def test_a_look_up_that_takes_too_long_is_a_problem_and_gives_its_slot_back() -> None:
+    may_end, begun = threading.Event(), threading.Semaphore(0)
+
+    def tables() -> list[Any]:
+        begun.release()
+        assert may_end.wait(SECONDS_MAX)
+        return []
+
+    stuck = stand_in(tables=tables)
+    with serving(stuck, seconds_max=0.2, queue_seconds_max=0.2) as url:
+        statuses = []
+        asking = [
+            threading.Thread(target=lambda: statuses.append(http_get(f"{url}/v1/tables").status_code))
+            for _ in range(20)
+        ]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join(SECONDS_MAX)
+        assert set(statuses) == {504, 429}, "16 have a thread each, and others wait for one"
+        assert http_get(f"{url}/health").status_code == 200
+        may_end.set()
+        eventually(lambda: http_get(f"{url}/v1/tables").status_code == 200)
+
+
+@pytest.fixture(scope="module")
+def instance(
+    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Instance]:
+    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
+    with dm.connect(new_database(template_database), objects) as instance:
+        instance.create_row_table("samples", [dm.Column("name", "STRING"), dm.Column("doc", "FILE")])
+        yield instance
+
+
+def preview(url: str, content: bytes, **more: Any) -> httpx.Response:
+    headers = CSV_TYPE | more.pop("headers", {})
+    return http_post(f"{url}/v1/rows/preview", content=content, headers=headers, timeout=60, **more)
+
+
+def put(url: str) -> int:
+    headers = {"content-type": "application/octet-stream"}
+    return http_post(f"{url}/v1/rows/samples/files?name=x", content=b"x", headers=headers).status_code
+
+
+def test_only_a_holder_who_may_upload_looks_into_a_file(instance: Instance, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("weak query weakweak\nstrong row_upload strongstrong\n")
+    tokens.chmod(0o600)
+    with serving(instance, job_threads=0, job_tokens_file=tokens) as url:
+        for token, status in (("weakweak", 403), ("strongstrong", 200)):
+            found = preview(url, SMALL, headers={"authorization": f"Bearer {token}"})
+            assert found.status_code == status, found.text
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_a_file_of_very_many_columns_is_refused_in_one_line(instance: Instance, header: bool) -> None:
+    width = 100_000 if header else 150_000
+    first = b",".join(b"c%d" % n for n in range(width)) if header else b",".join([b"1"] * width)
+    with serving(instance, job_threads=0) as url:
+        found = preview(url, first + b"\n" + (b"1," * (width - 1) + b"1\n") * 5, params={"header": header})
+    assert (found.status_code, found.json()["type"]) == (400, "urn:dormouse:invalid-data")
+    assert found.json()["detail"] == f"the file has {width:,} columns; a row table has at most 152"
+
+
+class Looking:
+    """A look into a file that lasts until it is ended."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, *_: Any, check: Callable[[], object], **__: Any) -> Any:
+        self.begun.set()
+        try:
+            while not self.ended.wait(0.01):
+                check()
+        finally:
+            self.ended.set()
+
+
+def test_a_look_ends_with_its_client_and_frees_its_slot(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = Looking()
+    monkeypatch.setattr(rows, "preview_csv", looking)
+    with serving(instance, job_threads=0, files_max=1, queue_seconds_max=0.1) as url:
+        lines = ["POST /v1/rows/preview HTTP/1.1", "host: localhost", "content-type: text/csv"]
+        with connected(url) as sock:
+            sock.sendall("\r\n".join([*lines, f"content-length: {len(SMALL)}", "", ""]).encode() + SMALL)
+            assert looking.begun.wait(SECONDS_MAX)
+            assert put(url) == 429
+        assert looking.ended.wait(SECONDS_MAX)
+        eventually(lambda: put(url) == 201)
+
+
+def test_a_look_ends_at_its_deadline(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    looking = Looking()
+    monkeypatch.setattr(rows, "preview_csv", looking)
+    with serving(instance, job_threads=0, files_max=1, seconds_max=0.2, queue_seconds_max=SECONDS_MAX) as url:
+        found = preview(url, SMALL)
+        assert (found.status_code, found.json()["type"]) == (504, "urn:dormouse:query-time-over")
+        assert looking.ended.wait(SECONDS_MAX)
+        assert put(url) == 201
+
+
+def test_a_body_that_trickles_ends_at_its_deadline(instance: Instance, tmp_path: Path) -> None:
+    with (
+        serving(instance, job_threads=0, files_max=1, file_seconds_max=0.3) as url,
+        connected(url) as sock,
+    ):
+        lines = ["POST /v1/rows/samples/csv HTTP/1.1", "host: localhost", "content-type: text/csv"]
+        sock.sendall("\r\n".join([*lines, "content-length: 1000", "", "name\n"]).encode())
+        assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
+        eventually(lambda: put(url) == 201)
+    assert list(instance.objects.list("answers/")) == []
+
+
+def test_a_look_of_a_real_file_is_ended_between_columns(tmp_path: Path) -> None:
+    path = tmp_path / "file.csv"
+    path.write_text("a,b,c\n1,2,3\n")
+    calls = []
+
+    def check() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise dm.errors.DormouseError("the query was interrupted")
+
+    with pytest.raises(dm.errors.DormouseError, match="interrupted"):
+        preview_csv(path, CsvFormat(), check=check)
+    assert len(calls) == 2
+
+
+def test_what_is_shown_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.csv"
+    long = '"[' + "1, " * 100_000 + '1]"'
+    path.write_text("a,b\n" + f"é,{long}\n" * 5)
+    found = preview_csv(path, CsvFormat())
+    assert [len(row[1] or "") for row in found.rows] == [csv_preview.SHOWN_CHARACTERS_MAX + 1] * 5
+    assert {(row[0], (row[1] or "")[-1]) for row in found.rows} == {("é", "…")}
+    monkeypatch.setattr(csv_preview, "SHOWN_BYTES_MAX", 10_000)
+    assert (len(preview_csv(path, CsvFormat()).rows), found.row_count) == (2, 5)
