@@ -41,6 +41,9 @@ SESSION_SETTINGS = {
 }
 """Of every session of ours; those through an RDS Proxy have them from their role."""
 
+GUARDED_PATH = "pg_catalog, pg_temp"
+"""The search path of administrators: functions and operators of the schema `dormouse` are not found by it."""
+
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
@@ -111,6 +114,7 @@ class ConnectionSupplier:
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
         self._revive = revive
+        self._search_path = SESSION_SETTINGS["search_path"]
         self._limits_ms: Mapping[str, int] = {}
         self._waits_for_disk = True
         self._scans = False
@@ -166,6 +170,18 @@ class ConnectionSupplier:
         """
         made = self._another()
         made._scans = True
+        return made
+
+    def guarded(self) -> ConnectionSupplier:
+        """Returns another supplier alike, for an administrator: its sessions run no code of the schema's owner.
+
+        Statements name the schema, as the search path leaves it out. Otherwise a function or an operator there
+        whose types fit better than PostgreSQL's own would be called with the administrator's rights.
+        """
+        made = self._another()
+        made._search_path = GUARDED_PATH
+        made._conninfo_of = partial(self._conninfo_of, search_path=GUARDED_PATH)
+        made._conninfo = made._conninfo_of(False)
         return made
 
     def is_standby(self) -> bool:
@@ -229,7 +245,8 @@ class ConnectionSupplier:
 
     def _look(self, conn: Connection) -> None:
         """Sees what is between; `InstanceError` when the session is not as it was asked for."""
-        wanted = {"names": list(SESSION_SETTINGS), "values": list(SESSION_SETTINGS.values())}
+        settings = {**SESSION_SETTINGS, "search_path": self._search_path}
+        wanted = {"names": list(settings), "values": list(settings.values())}
         found = conn.execute(_QUERIES["look"].on(), wanted, prepare=False).fetchone()
         assert found is not None  # noqa: S101 it is one row
         conn.is_spare, process_id, lost = found
@@ -271,17 +288,22 @@ class ConnectionSupplier:
         self._pool, self._lock = None, threading.Lock()
 
 
-def _conninfo_of(dsn: str, application_name: str, isolation: Isolation, read_only: bool) -> str:
-    return session_conninfo(dsn, application_name=application_name, read_only=read_only, isolation=isolation)
+def _conninfo_of(dsn: str, application_name: str, isolation: Isolation, read_only: bool, **settings: str) -> str:
+    return session_conninfo(
+        dsn, application_name=application_name, read_only=read_only, isolation=isolation, **settings
+    )
 
 
-def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolation: Isolation) -> str:
+def session_conninfo(
+    dsn: str, *, application_name: str, read_only: bool, isolation: Isolation, **others: str
+) -> str:
     """The DSN with the session's settings, which take no round trip when they travel with the connection."""
     given = parameters(dsn)
     settings = {
         **SESSION_SETTINGS,
         "default_transaction_isolation": isolation.value,
         "default_transaction_read_only": "on" if read_only else "off",
+        **others,
     }
     options = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
     options.insert(0, str(given.get("options") or ""))

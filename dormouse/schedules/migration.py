@@ -49,10 +49,11 @@ def bring_up_to_date(
     nothing then, when the database is newer than this Dormouse; NotAnInstance and InstanceError as `migrate`
     does, also when the role may not do what must be done.
     """
-    with closing(connecting(dsn)) as supplier, roles.alone(supplier) as conn, roles.privileged():
+    with closing(connecting(dsn).guarded()) as supplier, roles.alone(supplier) as conn, roles.privileged():
         began_xid = roles.next_xid(conn)
         lacking(supplier, folder)
         roles.make_roles(conn)
+        roles.make_schema(conn)
         adopted = roles.adopt(conn)
         with closing(connecting(roles.acting_as_schema(dsn))) as owner:
             applied = migrate(owner, folder)
@@ -67,10 +68,10 @@ def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = 
     databases and roles. Safe to run again. Gives what was done.
     """
     for name in names:
-        with closing(connecting(dsn)) as supplier, roles.privileged(), supplier.connection() as conn:
+        with closing(connecting(dsn).guarded()) as supplier, roles.privileged(), supplier.connection() as conn:
             roles.make_database(conn, name)
         with (
-            closing(connecting(roles.in_database(dsn, name))) as supplier,
+            closing(connecting(roles.in_database(dsn, name)).guarded()) as supplier,
             roles.alone(supplier) as conn,
             roles.privileged(),
         ):
