@@ -34,9 +34,11 @@ def roles_of_aurora(server_dsn: str) -> Iterator[None]:
         conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin true, inherit false, set false")
         for role in ours:
             conn.execute(f"drop role if exists {role}")
-        yield
-        for role in (*ours, ADMINISTRATOR, "rds_iam"):
-            conn.execute(f"drop role if exists {role}")
+        try:
+            yield
+        finally:
+            for role in (*ours, ADMINISTRATOR, "rds_iam"):
+                conn.execute(f"drop role if exists {role}")
 
 
 @contextmanager
@@ -48,8 +50,10 @@ def database_of_administrator(server_dsn: str, databases: Databases) -> Iterator
         conn.execute(
             sql.SQL("alter database {} owner to {}").format(*map(sql.Identifier, (name, ADMINISTRATOR)))
         )
-    yield as_role(dsn, ADMINISTRATOR)
-    databases.drop(dsn)
+    try:
+        yield as_role(dsn, ADMINISTRATOR)
+    finally:
+        databases.drop(dsn)
 
 
 def as_role(dsn: str, role: str) -> str:

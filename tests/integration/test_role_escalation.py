@@ -239,7 +239,8 @@ def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deploy
     ]
     administrator = deployed.index_dsn
     execute(administrator, "create table public.ran (who text)", "grant insert on public.ran to public")
-    execute(as_role(administrator, RUN_ROLE), *evil, *operators)
+    let_in = "grant usage on schema dormouse to public"
+    execute(as_role(administrator, RUN_ROLE), *evil, *operators, let_in)
     try:
         make_row_databases(deployed.dsn, [name_of(administrator)])
         with psycopg.connect(administrator) as conn:
