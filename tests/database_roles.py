@@ -62,11 +62,15 @@ def as_role(dsn: str, role: str) -> str:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployed database, and one of indexes, by the DSNs of their administrator; a day of payloads is being copied."""
+    """A deployed database in which a day of payloads is being copied, and one of indexes.
+
+    Their DSNs are the administrator's; `mirror` is the function that copies what is written to the day.
+    """
 
     dsn: str
     index_dsn: str
     mirror: str
+    folder: str
 
     def of(self, role: str, *, index: bool = False) -> str:
         return as_role(self.index_dsn if index else self.dsn, role)
@@ -82,7 +86,7 @@ def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
     index = f"{conninfo_to_dict(dsn)['dbname']}_indexes"
     bring_up_to_date(dsn)
     make_row_databases(dsn, [index])
-    made = Deployment(dsn, make_conninfo(dsn, dbname=index), "payload_20260305_mirror")
+    made = Deployment(dsn, make_conninfo(dsn, dbname=index), "payload_20260305_mirror", str(folder))
 
     def stop(step: str) -> None:
         if step == "prepared":

@@ -42,7 +42,11 @@ SESSION_SETTINGS = {
 """Of every session of ours; those through an RDS Proxy have them from their role."""
 
 GUARDED_PATH = "pg_catalog, pg_temp"
-"""The search path of administrators: functions and operators of the schema `dormouse` are not found by it."""
+"""The search path of an administrator, whose statements name the schema `dormouse` where they need it.
+
+With the schema in the path, a function or an operator that its owner made there is called instead of
+PostgreSQL's own when its types fit better, and with the administrator's rights.
+"""
 
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
@@ -106,15 +110,16 @@ class ConnectionSupplier:
         application_name: str = "dormouse",
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
+        search_path: str = SESSION_SETTINGS["search_path"],
         revive: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation)
+        self._settings = {**SESSION_SETTINGS, "search_path": search_path}
+        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation, search_path)
         self._conninfo = self._conninfo_of(read_only)
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
         self._revive = revive
-        self._search_path = SESSION_SETTINGS["search_path"]
         self._limits_ms: Mapping[str, int] = {}
         self._waits_for_disk = True
         self._scans = False
@@ -170,18 +175,6 @@ class ConnectionSupplier:
         """
         made = self._another()
         made._scans = True
-        return made
-
-    def guarded(self) -> ConnectionSupplier:
-        """Returns another supplier alike, for an administrator: its sessions run no code of the schema's owner.
-
-        Statements name the schema, as the search path leaves it out. Otherwise a function or an operator there
-        whose types fit better than PostgreSQL's own would be called with the administrator's rights.
-        """
-        made = self._another()
-        made._search_path = GUARDED_PATH
-        made._conninfo_of = partial(self._conninfo_of, search_path=GUARDED_PATH)
-        made._conninfo = made._conninfo_of(False)
         return made
 
     def is_standby(self) -> bool:
@@ -245,8 +238,7 @@ class ConnectionSupplier:
 
     def _look(self, conn: Connection) -> None:
         """Sees what is between; `InstanceError` when the session is not as it was asked for."""
-        settings = {**SESSION_SETTINGS, "search_path": self._search_path}
-        wanted = {"names": list(settings), "values": list(settings.values())}
+        wanted = {"names": list(self._settings), "values": list(self._settings.values())}
         found = conn.execute(_QUERIES["look"].on(), wanted, prepare=False).fetchone()
         assert found is not None  # noqa: S101 it is one row
         conn.is_spare, process_id, lost = found
@@ -288,22 +280,33 @@ class ConnectionSupplier:
         self._pool, self._lock = None, threading.Lock()
 
 
-def _conninfo_of(dsn: str, application_name: str, isolation: Isolation, read_only: bool, **settings: str) -> str:
+def _conninfo_of(
+    dsn: str, application_name: str, isolation: Isolation, search_path: str, read_only: bool
+) -> str:
     return session_conninfo(
-        dsn, application_name=application_name, read_only=read_only, isolation=isolation, **settings
+        dsn,
+        application_name=application_name,
+        read_only=read_only,
+        isolation=isolation,
+        search_path=search_path,
     )
 
 
 def session_conninfo(
-    dsn: str, *, application_name: str, read_only: bool, isolation: Isolation, **others: str
+    dsn: str,
+    *,
+    application_name: str,
+    read_only: bool,
+    isolation: Isolation,
+    search_path: str = SESSION_SETTINGS["search_path"],
 ) -> str:
     """The DSN with the session's settings, which take no round trip when they travel with the connection."""
     given = parameters(dsn)
     settings = {
         **SESSION_SETTINGS,
+        "search_path": search_path,
         "default_transaction_isolation": isolation.value,
         "default_transaction_read_only": "on" if read_only else "off",
-        **others,
     }
     options = [f"-c {name}={_escaped(value)}" for name, value in settings.items()]
     options.insert(0, str(given.get("options") or ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+import dormouse as dm
+from dormouse.files import removal_log
 from dormouse.instance import Instance
+from dormouse.jobs import expiry
+from dormouse.payloads import rows as payload_rows
+from dormouse.payloads.lease import _reader_of
 from dormouse.postgres import migrate
-from dormouse.postgres.days import DayPartitions
 from dormouse.postgres.migrate import MIGRATIONS
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.schedules.migration import bring_up_to_date, make_row_databases
@@ -44,7 +49,8 @@ UNSAFE = {
     "one that finds temporary tables first": "create function dormouse.f() returns integer language sql"
     " set search_path = dormouse as 'select 1'; revoke execute on function dormouse.f from public",
     "one for all": "create function dormouse.f() returns integer language sql"
-    " set search_path = pg_catalog, dormouse, pg_temp as 'select 1'; grant execute on function dormouse.f to public",
+    " set search_path = pg_catalog, dormouse, pg_temp as 'select 1';"
+    "grant execute on function dormouse.f to public",
     "a trigger's for a role": "create function dormouse.f() returns trigger language plpgsql"
     " set search_path = pg_catalog, dormouse, pg_temp as 'begin return null; end';"
     f"revoke execute on function dormouse.f from public; grant execute on function dormouse.f to {RUN_ROLE}",
@@ -57,6 +63,7 @@ begin
 end
 $$;
 """
+EVIL_TRIGGER = "create trigger evil before insert on pg_temp.{} for each row execute function pg_temp.evil()"
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +82,7 @@ def database(rds: None, server_dsn: str, databases: Databases) -> Iterator[str]:
 def deployed(
     rds: None, server_dsn: str, databases: Databases, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
-    """A deployment whose owner has left temporary tables to all roles, as other applications may need them."""
+    """A deployment whose owner has left temporary tables to all roles, for other applications."""
     with (
         database_of_administrator(server_dsn, databases) as dsn,
         deployment(dsn, tmp_path_factory.mktemp("lake")) as made,
@@ -126,19 +133,16 @@ def test_a_function_that_breaks_the_rule_is_found(deployed: Deployment, made: st
 
 
 def test_days_are_made_for_the_tables_that_have_days(deployed: Deployment) -> None:
-    from dormouse.files import removal_log
-    from dormouse.jobs import expiry
-    from dormouse.payloads.rows import DAYS
-
-    assert [day for day in (removal_log.DAYS, expiry.DAYS, DAYS) if not isinstance(day, DayPartitions)] == []
     with psycopg.connect(deployed.of(RUN_ROLE)) as conn:
-        for days in (removal_log.DAYS, expiry.DAYS, DAYS):
+        for days in (removal_log.DAYS, expiry.DAYS, payload_rows.DAYS):
             made = "select dormouse.add_day(%s, '2999-02-01')"
             assert conn.execute(made, [days.table]).fetchall() == [(True,)]
             assert conn.execute(made, [days.table]).fetchall() == [(False,)]
 
 
-@pytest.mark.parametrize("parent", ["p", "tables", "file_reference", "payload_20260305", "pg_class", 'a"b', ""])
+@pytest.mark.parametrize(
+    "parent", ["p", "tables", "file_reference", "payload_20260305", "pg_class", 'a"b', ""]
+)
 def test_no_day_is_made_for_another_table(deployed: Deployment, parent: str) -> None:
     """`p` is a temporary table of the caller."""
     with psycopg.connect(deployed.of(RUN_ROLE), autocommit=True) as conn:
@@ -158,7 +162,8 @@ def test_temporary_tables_of_the_same_name_are_no_parents(deployed: Deployment, 
         f"insert into pg_temp.{table} values ('{day}')",
         f"grant all on pg_temp.{table}, pg_temp.{table}_default to public",
         EVIL,
-        f"create trigger evil before delete on pg_temp.{table}_default for each row execute function pg_temp.evil()",
+        f"create trigger evil before delete on pg_temp.{table}_default"
+        " for each row execute function pg_temp.evil()",
         "set search_path = pg_temp, dormouse, pg_catalog",
         f"select dormouse.add_day('{table}', '{day}')",
     )
@@ -179,7 +184,7 @@ def test_a_mirror_serves_no_trigger_of_another_role(deployed: Deployment, role: 
         f"create temp table {copy} (like dormouse.payload, primary key (kind, tenant, id, inserted_at))",
         f"grant all on pg_temp.{written}, pg_temp.{copy} to public",
         EVIL,
-        f"create trigger evil before insert on pg_temp.{written} for each row execute function pg_temp.evil()",
+        EVIL_TRIGGER.format(written),
     )
     attach = f"create trigger t after insert on t for each row execute function dormouse.{mirror}()"
     write = "insert into t values ('a', 'b', 'c', now(), 'inline', '1')"
@@ -206,8 +211,8 @@ def test_a_write_to_a_day_is_mirrored_into_its_copy_and_no_temporary_table(deplo
         f"create temp table {copy} (like dormouse.payload, primary key (kind, tenant, id, inserted_at))",
         f"grant all on pg_temp.{written}, pg_temp.{copy} to public",
         EVIL,
-        f"create trigger evil before insert on pg_temp.{written} for each row execute function pg_temp.evil()",
-        f"create trigger evil before insert on pg_temp.{copy} for each row execute function pg_temp.evil()",
+        EVIL_TRIGGER.format(written),
+        EVIL_TRIGGER.format(copy),
         "set search_path = pg_temp, dormouse, pg_catalog",
         "insert into dormouse.payload values ('a', 'b', 'evil', '2026-03-05 12:00+00', 'inline', '1')",
         "delete from dormouse.payload where id = 'evil'",
@@ -216,6 +221,19 @@ def test_a_write_to_a_day_is_mirrored_into_its_copy_and_no_temporary_table(deplo
     with psycopg.connect(deployed.dsn) as conn:
         after = conn.execute(f"set role {SCHEMA_ROLE}").connection.execute(count).fetchall()
     assert after[0][0] == before[0][0] + 2
+
+
+def test_the_lock_of_a_reader_keeps_no_day_hot(deployed: Deployment) -> None:
+    """Any role can take the lock by which a worker says that it reads the day."""
+    day = date(2026, 3, 6)
+    with (
+        psycopg.connect(deployed.of(READ_ROLE), autocommit=True) as reader,
+        dm.connect(deployed.of(OWNER_ROLE), deployed.folder) as instance,
+    ):
+        reader.execute("select pg_advisory_lock_shared(%(class)s, %(number)s)", _reader_of(day))
+        instance.payloads.put("t", "i", datetime(2026, 3, 6, 12, tzinfo=UTC), "k", 1)
+        assert instance.payloads.offload(day).errors == ()
+        assert reader.execute("select 1").fetchall() == [(1,)]
 
 
 def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deployment) -> None:
@@ -288,15 +306,14 @@ def may_execute(dsn: str, role: str) -> dict[str, Any]:
         return dict(
             conn.execute(
                 "select proname, has_function_privilege(%s, oid, 'execute') from pg_proc"
-                " where pronamespace = 'dormouse'::regnamespace and proname in ('add_day', 'replayed_snapshot')",
+                " where pronamespace = 'dormouse'::regnamespace"
+                " and proname in ('add_day', 'replayed_snapshot')",
                 [role],
             ).fetchall()
         )
 
 
-def test_a_server_of_ones_own_lets_no_role_make_large_objects(
-    rds: None, empty_dsn: str
-) -> None:
+def test_a_server_of_ones_own_lets_no_role_make_large_objects(rds: None, empty_dsn: str) -> None:
     """A superuser migrates there, which may take the functions from all roles."""
     makers = ("lo_creat(-1)", "lo_create(0)", r"lo_from_bytea(0, '\x00')")
     bring_up_to_date(empty_dsn)
