@@ -288,6 +288,13 @@ def test_a_database_of_before_is_mended(database: str, server_dsn: str, tmp_path
     for _ in range(2):
         bring_up_to_date(database)
         assert unsafe(database) == []
+        # as deploys of before did
+        execute(
+            database,
+            f"grant create, temporary on database {name_of(database)} to {SCHEMA_ROLE}",
+            f"grant temporary on database {name_of(database)} to public, {RUN_ROLE}",
+        )
+    bring_up_to_date(database)
     assert may_execute(database, RUN_ROLE) == {"replayed_snapshot": True, "add_day": True}
     assert may_execute(database, READ_ROLE) == {"replayed_snapshot": True, "add_day": False}
     for role in ("public", RUN_ROLE, READ_ROLE, OWNER_ROLE, SCHEMA_ROLE):
