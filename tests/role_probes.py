@@ -88,6 +88,11 @@ TRIGGERS = (
     "select dormouse.forget_rows()",
     "select dormouse.payload_20260305_mirror()",
 )
+SPENDING = (
+    "select pg_current_xact_id()",
+    "select pg_logical_emit_message(false, 'x', repeat('x', 1000))",
+    "select pg_sleep(0.01)",
+)
 LARGE = ("select lo_creat(-1)", "select lo_create(0)", r"select lo_from_bytea(0, '\x00')")
 
 
@@ -159,6 +164,10 @@ PROBES = {
         (),
         ("create table dormouse.x (); drop table dormouse.build cascade", "create schema x"),
     ),
+    ("`dormouse_run`", CAN, "change the password"): Probe(
+        ("alter role dormouse_run password 'x'", "alter role dormouse_run set work_mem = '1MB'", *SPENDING),
+    ),
+    ("`dormouse_read`", CAN, "spend"): Probe(SPENDING),
     ("`dormouse_run`", CANNOT, "change rows of"): Probe(
         (
             "update dormouse.migration set name = name",
