@@ -15,6 +15,7 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.objects import ObjectStore
 from dormouse.objects.guarded import GuardedStore
 from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.settings.lambdas import DatabaseEnvironment
 from lambdas.services import Call
 
@@ -55,10 +56,15 @@ def connected(
     *,
     final: tuple[type[InstanceError], ...] = (),
     limits_ms: Mapping[str, int] | None = None,
+    search_path: str = SESSION_SETTINGS["search_path"],
 ) -> ConnectionSupplier:
     """As `connections`, to be closed by the caller. What is `final` is raised at once."""
     supplier = ConnectionSupplier(
-        dsn, connections_max=CONNECTIONS_MAX, application_name=application_name, wait_seconds_max=wait_seconds
+        dsn,
+        connections_max=CONNECTIONS_MAX,
+        application_name=application_name,
+        wait_seconds_max=wait_seconds,
+        search_path=search_path,
     ).limited(**(limits_ms or {}))
     try:
         _wait_for(supplier, time.monotonic() + wait_seconds, (InvalidInput, *final))

@@ -32,6 +32,7 @@ from dormouse.commits.outcomes import text_of
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.opening import LoginRefused
 from dormouse.postgres.rds_iam import by_token
 from dormouse.schedules.migration import bring_up_to_date, make_row_databases, own
@@ -220,18 +221,21 @@ def _dsn(properties: Mapping[str, Any], environment: MigrateEnvironment) -> str:
     )
 
 
-def _connected(environment: MigrateEnvironment, dsn: str) -> ConnectionSupplier:
+def _connected(
+    environment: MigrateEnvironment, dsn: str, search_path: str = SESSION_SETTINGS["search_path"]
+) -> ConnectionSupplier:
     """By the password of the master user, or by a token of IAM when RDS refuses the password.
 
     It refuses that of a member of `rds_iam`, and to PostgreSQL who makes a role is a member of it.
     """
     seconds = environment.connect_seconds_max
     try:
-        return connected(dsn, APPLICATION_NAME, seconds, final=(LoginRefused,))
+        return connected(dsn, APPLICATION_NAME, seconds, final=(LoginRefused,), search_path=search_path)
     except LoginRefused as refused:
         if environment.region is None:
             raise
         try:
-            return connected(by_token(dsn, environment.region), APPLICATION_NAME, seconds)
+            token = by_token(dsn, environment.region)
+            return connected(token, APPLICATION_NAME, seconds, search_path=search_path)
         except LoginRefused:
             raise InstanceError(f"{refused}; nor is a token of IAM taken of it") from None

@@ -37,21 +37,26 @@ where c.oid = %(day)s::regclass and g.grantee <> c.relowner;
 
 -- name: mirror
 -- Has every write to a day written to its copy, too, in the same transaction. A row that was deleted stays in the copy as
--- such, so that who copies what was there before meets it.
-create or replace function {mirror}() returns trigger language plpgsql security definer set search_path = dormouse as $$
+-- such, so that a copier of earlier rows meets it. The function runs as its owner, as writers have no right to the copy:
+-- no other role can use it for a trigger, and it serves tables of this schema alone, in which only the owner makes tables.
+create or replace function dormouse.{mirror}() returns trigger
+language plpgsql security definer set search_path = pg_catalog, dormouse, pg_temp as $$
 begin
+    if tg_table_schema <> 'dormouse' then
+        raise insufficient_privilege using message = 'only a day of payloads is mirrored';
+    end if;
     if tg_op = 'DELETE'
         or tg_op = 'UPDATE' and (old.kind, old.tenant, old.id, old.inserted_at) <> (new.kind, new.tenant, new.id, new.inserted_at)
     then
-        insert into {written} (kind, tenant, id, inserted_at) values (old.kind, old.tenant, old.id, old.inserted_at);
-        insert into {copy} (kind, tenant, id, inserted_at, location)
+        insert into dormouse.{written} (kind, tenant, id, inserted_at) values (old.kind, old.tenant, old.id, old.inserted_at);
+        insert into dormouse.{copy} (kind, tenant, id, inserted_at, location)
         values (old.kind, old.tenant, old.id, old.inserted_at, 'deleted')
         on conflict (kind, tenant, id, inserted_at) do update
         set location = 'deleted', content = null, object_key = null, byte_start = null, byte_length = null, checksum = null;
     end if;
     if tg_op <> 'DELETE' then
-        insert into {written} (kind, tenant, id, inserted_at) values (new.kind, new.tenant, new.id, new.inserted_at);
-        insert into {copy} values (new.*)
+        insert into dormouse.{written} (kind, tenant, id, inserted_at) values (new.kind, new.tenant, new.id, new.inserted_at);
+        insert into dormouse.{copy} values (new.*)
         on conflict (kind, tenant, id, inserted_at) do update
         set location = excluded.location, content = excluded.content, object_key = excluded.object_key,
             byte_start = excluded.byte_start, byte_length = excluded.byte_length, checksum = excluded.checksum;
@@ -59,8 +64,10 @@ begin
     return null;
 end
 $$;
-create or replace trigger payload_mirror after insert or update or delete on {day} for each row execute function {mirror}();
-alter table {day} enable always trigger payload_mirror;
+revoke execute on function dormouse.{mirror}() from public;
+create or replace trigger payload_mirror after insert or update or delete on dormouse.{day}
+for each row execute function dormouse.{mirror}();
+alter table dormouse.{day} enable always trigger payload_mirror;
 
 -- name: snapshot
 -- What is committed by now.

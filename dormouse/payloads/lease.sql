@@ -17,11 +17,15 @@ where (d.leased_until is null or d.leased_until < clock_timestamp())
 returning token;
 
 -- name: end_readers
--- Ends the sessions that still read a day for whoever had it before: one that is frozen would never let go of it.
-select pg_terminate_backend(pid)
-from pg_locks
-where locktype = 'advisory' and classid = %(class)s and objid = %(number)s and pid <> pg_backend_pid()
-    and database = (select oid from pg_database where datname = current_database());
+-- Ends the sessions that still read a day for the worker that had it before, as a frozen one would never let go of it.
+-- Any role can take such a lock: sessions of roles that this one may not end are no workers, and are left alone.
+select pg_terminate_backend(l.pid)
+from pg_locks l
+join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and l.classid = %(class)s and l.objid = %(number)s and l.pid <> pg_backend_pid()
+    and l.database = (select oid from pg_database where datname = current_database())
+    and (pg_has_role(a.usesysid, 'usage') or pg_has_role('pg_signal_backend', 'usage'))
+    and (select s.rolsuper from pg_roles s where s.rolname = current_user) >= (select u.rolsuper from pg_roles u where u.oid = a.usesysid);
 
 -- name: mark_reader
 -- Until the end of the transaction: this session reads a day for whoever has it.

@@ -49,6 +49,13 @@ SESSION_SETTINGS = {
 }
 """Of every session of ours; those through an RDS Proxy have them from their role."""
 
+GUARDED_PATH = "pg_catalog, pg_temp"
+"""The search path of an administrator, whose statements name the schema `dormouse` where they need it.
+
+With the schema in the path, a function or an operator that its owner made there is called instead of
+PostgreSQL's own when its types fit better, and with the administrator's rights.
+"""
+
 CHECK_AFTER_IDLE_SECONDS = 1.0
 """A connection that rested longer is asked whether it is alive before it is lent again."""
 
@@ -105,9 +112,11 @@ class ConnectionSupplier:
         application_name: str = "dormouse",
         read_only: bool = False,
         isolation: Isolation = Isolation.READ_COMMITTED,
+        search_path: str = SESSION_SETTINGS["search_path"],
         revive: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation)
+        self._settings = {**SESSION_SETTINGS, "search_path": search_path}
+        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation, search_path)
         self._conninfo = self._conninfo_of(read_only)
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
@@ -234,8 +243,8 @@ class ConnectionSupplier:
         """
         usual = {**SHORT, **self._limits_ms}
         values = {
-            "names": list(SESSION_SETTINGS),
-            "values": list(SESSION_SETTINGS.values()),
+            "names": list(self._settings),
+            "values": list(self._settings.values()),
             "limits": list(usual),
             "milliseconds": list(usual.values()),
             "process_id": conn.info.backend_pid,
@@ -295,15 +304,31 @@ class ConnectionSupplier:
         self._pool, self._lock = None, threading.Lock()
 
 
-def _conninfo_of(dsn: str, application_name: str, isolation: Isolation, read_only: bool) -> str:
-    return session_conninfo(dsn, application_name=application_name, read_only=read_only, isolation=isolation)
+def _conninfo_of(
+    dsn: str, application_name: str, isolation: Isolation, search_path: str, read_only: bool
+) -> str:
+    return session_conninfo(
+        dsn,
+        application_name=application_name,
+        read_only=read_only,
+        isolation=isolation,
+        search_path=search_path,
+    )
 
 
-def session_conninfo(dsn: str, *, application_name: str, read_only: bool, isolation: Isolation) -> str:
+def session_conninfo(
+    dsn: str,
+    *,
+    application_name: str,
+    read_only: bool,
+    isolation: Isolation,
+    search_path: str = SESSION_SETTINGS["search_path"],
+) -> str:
     """The DSN with the session's settings, which take no round trip when they travel with the connection."""
     given = parameters(dsn)
     settings = {
         **SESSION_SETTINGS,
+        "search_path": search_path,
         "default_transaction_isolation": isolation.value,
         "default_transaction_read_only": "on" if read_only else "off",
     }

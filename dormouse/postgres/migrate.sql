@@ -27,7 +27,14 @@ limit 1;
 
 -- name: prepare
 -- The schema, and the list of what was applied to it.
-create schema if not exists dormouse;
+do $$
+begin
+    -- `if not exists` needs the right to make schemas even when the schema exists
+    if to_regnamespace('dormouse') is null then
+        create schema if not exists dormouse;
+    end if;
+end
+$$;
 create table if not exists dormouse.migration (
     version integer primary key,
     name text not null,

@@ -57,6 +57,11 @@ def make_roles(conn: psycopg.Connection[Any]) -> None:
     _set(conn, OWNER_ROLE, "role", SCHEMA_ROLE)
 
 
+def make_schema(conn: psycopg.Connection[Any]) -> None:
+    """Makes the schema for its role, unless it exists."""
+    conn.execute(_QUERIES["make_schema"].on())
+
+
 def _set(conn: psycopg.Connection[Any], role: str, name: str, value: str) -> None:
     database = str(conn.info.dbname)
     query = _QUERIES["set"].literally(value=value)

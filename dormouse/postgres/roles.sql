@@ -16,6 +16,7 @@ select pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 do $$
 declare
     name text;
+    maker regprocedure;
 begin
     foreach name in array array['dormouse_schema', 'dormouse_owner', 'dormouse_run', 'dormouse_read'] loop
         begin
@@ -30,7 +31,22 @@ begin
     if not pg_has_role('dormouse_schema', 'usage') then
         execute format('grant dormouse_schema to %I', current_user);
     end if;
-    execute format('grant create, connect, temporary on database %I to dormouse_schema', current_database());
+    execute format('grant connect on database %I to dormouse_schema', current_database());
+    -- no work of ours needs temporary tables, which other code may take for tables of the schema
+    execute format('revoke temporary on database %I from public, dormouse_schema, dormouse_run', current_database());
+    -- databases of PostgreSQL 14 and older let all roles make tables there
+    if to_regnamespace('public') is not null and has_schema_privilege('public', 'public', 'create') then
+        revoke create on schema public from public;
+    end if;
+    -- large objects belong to the role that makes them, and no table shows them; a service such as RDS keeps these functions
+    for maker in
+        select p.oid::regprocedure
+        from pg_proc p
+        where p.pronamespace = 'pg_catalog'::regnamespace and p.proname in ('lo_creat', 'lo_create', 'lo_from_bytea')
+            and pg_has_role(p.proowner, 'usage') and has_function_privilege('public', p.oid, 'execute')
+    loop
+        execute format('revoke execute on function %s from public', maker);
+    end loop;
     if not pg_has_role('dormouse_owner', 'dormouse_schema', 'usage') then
         grant dormouse_schema to dormouse_owner;
     end if;
@@ -45,6 +61,17 @@ begin
             end if;
         end if;
     end loop;
+end
+$$;
+
+-- name: make_schema
+-- Makes the schema for the role that owns it, which then needs no right to make schemas.
+do $$
+begin
+    if to_regnamespace('dormouse') is null then
+        create schema dormouse authorization dormouse_schema;
+    end if;
+    execute format('revoke create on database %I from dormouse_schema', current_database());
 end
 $$;
 
@@ -87,9 +114,14 @@ grant usage on schema dormouse to dormouse_run;
 grant select, insert, update, delete on all tables in schema dormouse to dormouse_run;
 grant usage, select on all sequences in schema dormouse to dormouse_run;
 revoke insert, update, delete on migration, instance from dormouse_run;
--- it locks a table that all write to, as its owner
-revoke execute on function add_day from public;
+-- functions: to the roles that need them, also where a database has others of an older release
+alter default privileges revoke execute on functions from public;
+revoke execute on all functions in schema dormouse from public, dormouse_run, dormouse_read;
+grant execute on function await_messages, interval_fork, lock_rows, lost_race, not_whole, replayed_snapshot, this_database
+    to dormouse_run;
+-- it makes tables, as its owner
 grant execute on function add_day to dormouse_run;
+grant execute on function replayed_snapshot, this_database to dormouse_read;
 alter default privileges in schema dormouse grant select, insert, update, delete on tables to dormouse_run;
 alter default privileges in schema dormouse grant usage, select on sequences to dormouse_run;
 grant usage on schema dormouse to dormouse_read;
@@ -106,4 +138,4 @@ create database {database} template template0 encoding 'UTF8' locale 'C';
 
 -- name: let_make_tables
 -- In a database of indexes those who run rows make all that there is.
-grant create, connect, temporary on database {database} to dormouse_run;
+grant create, connect on database {database} to dormouse_run;

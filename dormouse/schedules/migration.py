@@ -15,6 +15,7 @@ from dormouse.durability.ownership import Ownership
 from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, migrate, roles
+from dormouse.postgres.connection import GUARDED_PATH
 from dormouse.postgres.migrate import MIGRATIONS, Migration, lacking
 
 
@@ -37,7 +38,8 @@ class MigrationReport:
 OLD_DELETIONS_SECONDS = 30.0
 """For those of lambdas that end at this very moment."""
 
-Connecting = Callable[[str], ConnectionSupplier]
+Connecting = Callable[..., ConnectionSupplier]
+"""Opens connections to a DSN, as `ConnectionSupplier` does; it takes `search_path`, too."""
 
 
 def bring_up_to_date(
@@ -49,10 +51,15 @@ def bring_up_to_date(
     nothing then, when the database is newer than this Dormouse; NotAnInstance and InstanceError as `migrate`
     does, also when the role may not do what must be done.
     """
-    with closing(connecting(dsn)) as supplier, roles.alone(supplier) as conn, roles.privileged():
+    with (
+        closing(connecting(dsn, search_path=GUARDED_PATH)) as supplier,
+        roles.alone(supplier) as conn,
+        roles.privileged(),
+    ):
         began_xid = roles.next_xid(conn)
         lacking(supplier, folder)
         roles.make_roles(conn)
+        roles.make_schema(conn)
         adopted = roles.adopt(conn)
         with closing(connecting(roles.acting_as_schema(dsn))) as owner:
             applied = migrate(owner, folder)
@@ -67,10 +74,14 @@ def make_row_databases(dsn: str, names: Sequence[str], connecting: Connecting = 
     databases and roles. Safe to run again. Gives what was done.
     """
     for name in names:
-        with closing(connecting(dsn)) as supplier, roles.privileged(), supplier.connection() as conn:
+        with (
+            closing(connecting(dsn, search_path=GUARDED_PATH)) as supplier,
+            roles.privileged(),
+            supplier.connection() as conn,
+        ):
             roles.make_database(conn, name)
         with (
-            closing(connecting(roles.in_database(dsn, name))) as supplier,
+            closing(connecting(roles.in_database(dsn, name), search_path=GUARDED_PATH)) as supplier,
             roles.alone(supplier) as conn,
             roles.privileged(),
         ):

@@ -12,7 +12,6 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
@@ -27,43 +26,23 @@ from dormouse.postgres.migrate import MIGRATIONS, read_migrations
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.schedules.migration import bring_up_to_date, make_row_databases
 from tests.commits import add, compaction
+from tests.database_roles import ADMINISTRATOR, as_role, database_of_administrator, roles_of_aurora
 from tests.databases import Databases
 
-ADMINISTRATOR = "test_administrator"
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 
 @pytest.fixture(scope="module")
 def rds(server_dsn: str) -> Iterator[None]:
-    """The roles of a new Aurora cluster."""
-    with psycopg.connect(server_dsn, autocommit=True) as conn:
-        conn.execute("create role rds_iam nologin")
-        conn.execute(f"create role {ADMINISTRATOR} login createrole createdb")
-        conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin option")
-        conn.execute(f"revoke rds_iam from {ADMINISTRATOR}")
-        conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin true, inherit false, set false")
-        for role in (SCHEMA_ROLE, OWNER_ROLE, RUN_ROLE, READ_ROLE):
-            conn.execute(f"drop role if exists {role}")
+    with roles_of_aurora(server_dsn):
         yield
-        for role in (OWNER_ROLE, RUN_ROLE, READ_ROLE, SCHEMA_ROLE, ADMINISTRATOR, "rds_iam"):
-            conn.execute(f"drop role if exists {role}")
 
 
 @pytest.fixture
 def database(rds: None, server_dsn: str, databases: Databases) -> Iterator[str]:
     """A DSN of the administrator, of an empty database that is its own."""
-    dsn = databases.create("template0")
-    name = str(conninfo_to_dict(dsn)["dbname"])
-    with psycopg.connect(server_dsn, autocommit=True) as conn:
-        conn.execute(
-            sql.SQL("alter database {} owner to {}").format(*map(sql.Identifier, (name, ADMINISTRATOR)))
-        )
-    yield as_role(dsn, ADMINISTRATOR)
-    databases.drop(dsn)
-
-
-def as_role(dsn: str, role: str) -> str:
-    return make_conninfo(dsn, user=role)
+    with database_of_administrator(server_dsn, databases) as dsn:
+        yield dsn
 
 
 def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:

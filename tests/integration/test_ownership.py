@@ -360,6 +360,7 @@ def test_what_a_managed_server_does_not_tell_is_left_out(dsn: str, url: str) -> 
             with dm.connect(dsn, url):
                 pass
             conn.execute("grant usage on schema dormouse to plain")
+            conn.execute("grant execute on function dormouse.this_database to plain")
             conn.execute("set role plain")
             found = conn.execute("select system_identifier, timeline from dormouse.this_database()")
             assert found.fetchall() == [(0, 0)]

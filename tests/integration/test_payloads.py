@@ -225,6 +225,7 @@ def test_who_may_only_write_rows_makes_days_too(instance: Instance) -> None:
     """As the roles of a deployment are."""
     query(instance._supplier, "drop role if exists writes_rows; create role writes_rows")
     query(instance._supplier, "grant usage on schema dormouse to writes_rows")
+    query(instance._supplier, "grant execute on function add_day to writes_rows")
     query(instance._supplier, "set role writes_rows; select add_day('payload', '2026-03-05'); reset role")
     instance.payloads.put("t", "i", DAY, "k", 1)
-    query(instance._supplier, "revoke usage on schema dormouse from writes_rows; drop role writes_rows")
+    query(instance._supplier, "drop owned by writes_rows; drop role writes_rows")

@@ -73,6 +73,7 @@ def test_who_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn:
         instance._supplier,
         "grant select, insert, update, delete on all tables in schema dormouse to only_writes",
     )
+    query(instance._supplier, "grant execute on function add_day to only_writes")
     supplier = ConnectionSupplier(make_conninfo(dsn, options="-c role=only_writes"))
     try:
         done = type(instance.payloads)(supplier, instance._objects).maintain()

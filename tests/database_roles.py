@@ -1,0 +1,113 @@
+"""The roles of a deployed database, and an administrator that is no superuser, as on Aurora."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import dormouse as dm
+from dormouse.payloads import cooling
+from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
+from dormouse.schedules.migration import bring_up_to_date, make_row_databases
+from tests.cooling import AT, tools
+from tests.databases import Databases
+
+ADMINISTRATOR = "test_administrator"
+
+
+@contextmanager
+def roles_of_aurora(server_dsn: str) -> Iterator[None]:
+    """Makes the roles of a new Aurora cluster, and drops Dormouse's roles with them at the end."""
+    ours = (OWNER_ROLE, RUN_ROLE, READ_ROLE, SCHEMA_ROLE)
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+        conn.execute("create role rds_iam nologin")
+        conn.execute(f"create role {ADMINISTRATOR} login createrole createdb")
+        conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin option")
+        conn.execute(f"revoke rds_iam from {ADMINISTRATOR}")
+        conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin true, inherit false, set false")
+        for role in ours:
+            conn.execute(f"drop role if exists {role}")
+        try:
+            yield
+        finally:
+            for role in (*ours, ADMINISTRATOR, "rds_iam"):
+                conn.execute(f"drop role if exists {role}")
+
+
+@contextmanager
+def database_of_administrator(server_dsn: str, databases: Databases) -> Iterator[str]:
+    """Makes an empty database that the administrator owns; gives the administrator's DSN."""
+    dsn = databases.create("template0")
+    name = str(conninfo_to_dict(dsn)["dbname"])
+    with psycopg.connect(server_dsn, autocommit=True) as conn:
+        conn.execute(
+            sql.SQL("alter database {} owner to {}").format(*map(sql.Identifier, (name, ADMINISTRATOR)))
+        )
+    try:
+        yield as_role(dsn, ADMINISTRATOR)
+    finally:
+        databases.drop(dsn)
+
+
+def as_role(dsn: str, role: str) -> str:
+    return make_conninfo(dsn, user=role)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployed database in which a day of payloads is being copied, and one of indexes.
+
+    Their DSNs are the administrator's; `mirror` is the function that copies what is written to the day.
+    """
+
+    dsn: str
+    index_dsn: str
+    mirror: str
+    folder: str
+
+    def of(self, role: str, *, index: bool = False) -> str:
+        return as_role(self.index_dsn if index else self.dsn, role)
+
+
+class _Stopped(BaseException):
+    """The end of a process in the middle of its work."""
+
+
+@contextmanager
+def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
+    """Deploys into a database as its administrator does, and uses each part as its role does."""
+    index = f"{conninfo_to_dict(dsn)['dbname']}_indexes"
+    bring_up_to_date(dsn)
+    make_row_databases(dsn, [index])
+    made = Deployment(dsn, make_conninfo(dsn, dbname=index), "payload_20260305_mirror", str(folder))
+
+    def stop(step: str) -> None:
+        if step == "prepared":
+            raise _Stopped
+
+    with pytest.MonkeyPatch.context() as patch:
+        given = conninfo_to_dict(made.of(RUN_ROLE, index=True))
+        host = f"host={given['host']}&port={given.get('port', 5432)}"
+        patch.setenv("DORMOUSE_ROW_INDEXES", f"postgresql://{RUN_ROLE}@/{index}?{host}")
+        with dm.connect(made.of(OWNER_ROLE), str(folder)) as instance:
+            instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+            instance.create_row_table("r", [dm.Column("n", "INTEGER")])
+            instance.payloads.put("t", "i", AT, "k", 1)
+            with suppress(_Stopped):
+                cooling.offload(tools(instance, stop), None, False)
+        with dm.connect(made.of(RUN_ROLE), str(folder)) as instance:
+            rows = instance.row_table("r")
+            rows.change([dm.Insert([{"n": n} for n in range(5)])])
+            assert len(rows.query("select n from r", wait_seconds=60).rows) == 5
+    try:
+        yield made
+    finally:
+        with psycopg.connect(dsn, autocommit=True) as conn:
+            conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(index)))
