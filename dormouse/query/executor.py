@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from itertools import chain, islice, takewhile
 from operator import and_
 from threading import Event
@@ -274,7 +274,7 @@ class _Execution:
             self._interruption.check()
             yield batch
 
-    @property
+    @cached_property
     def _may_search(self) -> bool:
         """Whether much may be read between two wanted rows: files are not sorted by all that is asked."""
         wanted = [self._asked.ranges.get(name, ()) for name in self._context.schema.row_key_names]
