@@ -13,8 +13,6 @@ from dormouse.model.text import is_text
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 PARAMETERS_MAX = 10_000
-VALUES_MAX = 1_000_000
-"""Values of all parameters, those within lists counted."""
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
 
 

@@ -35,6 +35,7 @@ _JOINING_FULL = {("full", "join"), ("full", "outer")}
 _JOINING_ONE = set(product(("left", "right"), ("join", "outer")))
 _NULLS_FIRST = ("nulls", "first")
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
+_NO_LINE_END = re.compile(r"[^\n]")
 _CATALOGS = {"temp", "memory"}
 _PATHS = {
     "names": "$..table_name",
@@ -90,7 +91,8 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         tokens = list(words(select))
     tree = _tree(connection, select)
     if tree["error_message"] is not None:
-        raise _refusal(connection, statement, tokens, tree)
+        before = statement[: len(statement) - len(select)]
+        raise _refusal(connection, _NO_LINE_END.sub(" ", before) + select, tokens, tree)
     named = {name: set(items) for name, items in tree.items() if name in _PATHS}
     _check_reads_tables(named)
     pairs = set(pairwise(word for _, word in tokens))
@@ -155,10 +157,13 @@ def _refusal(
     tokens: Sequence[tuple[int, str]],
     tree: Mapping[str, Any],
 ) -> DormouseError:
-    """Returns the reason for which a statement is refused that the parser makes no tree of."""
+    """Returns the reason for which a statement is refused that the parser makes no tree of.
+
+    It stands where it stood behind EXPLAIN.
+    """
     if tree["error_type"] == _NO_STATEMENT:
         try:
-            # tells the place, too; of what cannot be parsed nothing is expanded
+            # tells the place, too; a text that cannot be parsed is not acted on
             connection.extract_statements(statement)
         except duckdb.Error as error:
             return syntax_error(error, statement)
