@@ -36,7 +36,7 @@ def _check_count(parameters: Sequence[Any] | Mapping[Any, Any]) -> None:
     if count > PARAMETERS_MAX:
         raise InvalidQuery(
             f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: give a list as one of them, "
-            "for x IN $1"
+            "for x = ANY($1)"
         )
 
 

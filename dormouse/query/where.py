@@ -23,7 +23,7 @@ LIMIT_MAX = (1 << 63) - 1
 VALUES_MAX = 100_000
 """Values and ranges of one query."""
 Where = Mapping[str, Any] | Region | None
-_MANY = list | tuple | set | frozenset
+_MANY = (list, tuple, set, frozenset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,10 @@ def test_ranges_within_limits_are_what_both_have(items: list[Range], limits: Ran
     both = tuple(part for item in ranges["k"] if (part := item.intersect(limits)))
     assert ranges.clipped("k", limits)["k"] == both
     assert ranges.overlaps("k", limits) == bool(both)
-    parts = ranges.parted("k", point)
-    for part, side in zip(parts, (Range(max=point), Range(min=point)), strict=True):
-        assert (() if part is None else part["k"]) == tuple(
-            one for item in ranges["k"] if (one := item.intersect(side))
-        )
+    sides = Range(max=point), Range(min=point)
+    for found, side in zip(ranges.parted("k", point), sides, strict=True):
+        inside = tuple(one for item in ranges["k"] if (one := item.intersect(side)))
+        assert (() if found is None else found["k"]) == inside
 
 
 def test_a_key_that_is_not_named_is_clipped_to_the_limits() -> None:
