@@ -35,8 +35,8 @@ def _check_count(parameters: Sequence[Any] | Mapping[Any, Any]) -> None:
     count = len(parameters)
     if count > PARAMETERS_MAX:
         raise InvalidQuery(
-            f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: give a list as one of them, "
-            "for x = ANY($1)"
+            f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: ask in parts; SQL over "
+            "tables takes a list as one of them, for x = ANY($1)"
         )
 
 

@@ -180,6 +180,9 @@ select sleep_ms(1)
 select stats(leg) from Flights
 select a_function_of_tomorrow(1)
 from histogram(Flights, leg)
+from (show databases), (show tables)
+from (show variables), (show tables)
+from (show all tables), duckdb_views
 from a_function_of_tomorrow(1)
 """
 CALLED = "current_setting('threads')"
@@ -287,7 +290,11 @@ def test_parameters_are_values(
         ("select $1", None, "1"),
         ("select $a", {"b": 1}, "a"),
         ("select 1", [1], "1"),
-        ("select 1", [1] * 10_001, "a statement can have 10,000 parameters, not 10,001: give a list as one"),
+        (
+            "select 1",
+            [1] * 10_001,
+            "a statement can have 10,000 parameters, not 10,001: ask in parts",
+        ),
         ("select 1", {f"a{n}": n for n in range(10_001)}, "a statement can have 10,000 parameters"),
         ("select $1", "text", "parameters must be a list"),
         ("select $1", [object()], "parameter $1 is <object object"),

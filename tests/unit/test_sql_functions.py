@@ -87,6 +87,15 @@ def names_in(tree: object) -> tuple[set[str], set[str]]:
     return set(chain(*(one for one, _ in parts))), set(chain(*(one for _, one in parts)))
 
 
+def test_no_refused_function_is_called_without_parentheses(connection: duckdb.DuckDBPyConnection) -> None:
+    """As current_date is, which the parser takes for a column."""
+    assert connection.execute("select current_date").fetchall()
+    for name in reviewed("expressions").refused:
+        for text in (name, f'"{name}"'):
+            with pytest.raises(duckdb.BinderException):
+                connection.execute(f"select {text}")
+
+
 @pytest.mark.parametrize(
     ("called", "message"),
     [
