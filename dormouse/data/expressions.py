@@ -8,13 +8,14 @@ from operator import and_
 from typing import Any, TypeVar
 
 import pyarrow as pa
-from datafusion import DataFrame, Expr, col, literal
+from datafusion import DataFrame, Expr, col, functions, literal
 from datafusion.expr import SortExpr
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.transform import quoted
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES
 
 T = TypeVar("T")
 
@@ -26,6 +27,16 @@ def column(name: str) -> Expr:
 def value(field: Field, item: Any) -> Expr:
     """A literal of exactly the field's type."""
     return literal(pa.scalar(item, arrow_type(field.type)))
+
+
+def among(field: Field, items: Sequence[Any]) -> Expr:
+    """Returns whether a column has one of some values, of which there may be many thousands."""
+    if field.type == BYTES:
+        # its lists are of another type than what DataFusion reads
+        return functions.in_list(column(field.name), [value(field, item) for item in items])
+    # one literal, which DataFusion plans as it plans IN
+    listed = literal(pa.scalar(items, pa.list_(arrow_type(field.type))))
+    return functions.array_has(listed, column(field.name))
 
 
 def between(field: Field, item: Range) -> Expr | None:

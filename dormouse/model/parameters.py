@@ -12,20 +12,32 @@ from dormouse.errors import InvalidQuery
 from dormouse.model.text import is_text
 
 Parameters = Sequence[Any] | Mapping[str, Any]
+PARAMETERS_MAX = 10_000
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
 
 
 def given(parameters: object) -> Parameters:
-    """The parameters, as a list or a dict; `InvalidQuery` for what DuckDB has no type for."""
+    """The parameters, as a list or a dict; `InvalidQuery` for too many, or what DuckDB has no type for."""
     if parameters is None:
         return []
     if isinstance(parameters, Mapping):
+        _check_count(parameters)
         return {_name(name): _checked(f"${name}", value) for name, value in parameters.items()}
     if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes | bytearray):
+        _check_count(parameters)
         return [_checked(f"${number}", value) for number, value in enumerate(parameters, 1)]
     raise InvalidQuery(
         f"parameters must be a list for $1, $2, … or a dict for $name, not {type(parameters).__name__}"
     )
+
+
+def _check_count(parameters: Sequence[Any] | Mapping[Any, Any]) -> None:
+    count = len(parameters)
+    if count > PARAMETERS_MAX:
+        raise InvalidQuery(
+            f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: ask in parts; SQL over "
+            "tables takes a list as one of them, for x = ANY($1)"
+        )
 
 
 def _name(name: object) -> str:

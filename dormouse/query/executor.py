@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from itertools import chain, islice, takewhile
 from operator import and_
 from threading import Event
 
 import pyarrow as pa
-from datafusion import ExecutionPlan
+from datafusion import ExecutionPlan, Expr
 from datafusion.record_batch import RecordBatch
 
 from dormouse.context import TableContext
@@ -274,7 +274,12 @@ class _Execution:
             self._interruption.check()
             yield batch
 
-    @property
+    @cached_property
+    def _conditions(self) -> Expr:
+        """What rows must meet beside their keys, made once for all groups: it may have many values."""
+        return reduce(and_, map(meets, self._asked.conditions))
+
+    @cached_property
     def _may_search(self) -> bool:
         """Whether much may be read between two wanted rows: files are not sorted by all that is asked."""
         wanted = [self._asked.ranges.get(name, ()) for name in self._context.schema.row_key_names]
@@ -326,7 +331,7 @@ class _Execution:
             return self._keyed(scans).plan(ctx, objects, after)
         frame = rows(ctx, objects, replace(self._transform, schema=schema), scans, self.now_ms)
         if self._asked.conditions:
-            frame = frame.filter(reduce(and_, map(meets, self._asked.conditions)))
+            frame = frame.filter(self._conditions)
         if after is not None:
             frame = frame.filter(after)
         frame = frame.sort(*key_order(schema.key_names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,14 @@ class KeyRanges(Mapping[str, Ranges]):
 
     def clipped(self, name: str, limits: Range) -> KeyRanges:
         """What lies within a range of one key."""
-        return self.intersect(KeyRanges({name: (limits,)}))
+        items = self._ranges.get(name)
+        return KeyRanges._known(
+            {**self._ranges, name: (limits,) if items is None else _within(items, limits)}
+        )
+
+    def overlaps(self, name: str, held: Range) -> bool:
+        """Returns whether any of a key's ranges has a value in common with another range."""
+        return bool(_within(self._ranges[name], held))
 
     def parted(self, name: str, point: KeyValue) -> tuple[KeyRanges | None, KeyRanges | None]:
         """What lies below a value of one key, and what lies from it on; None where nothing does."""
@@ -115,6 +123,19 @@ def _meet(earlier: Range, later: Range) -> bool:
     if end is None or start is None:
         return True
     return bool(start < end or (start == end and earlier.max_inclusive and later.min_inclusive))
+
+
+def _within(items: Ranges, limits: Range) -> Ranges:
+    """Returns what ranges that are disjoint and ascend have within limits; looks at the outermost alone."""
+    low = 0 if limits.min is None else bisect_left(items, (0, limits.min, False), key=end_of)
+    high = len(items)
+    if limits.max is not None:
+        high = bisect_right(items, (1, limits.max, False), low, key=start_of)
+    found = items[low:high]
+    # beside one that reaches over the limits lies at most one that ends there
+    outer = found[:2], found[2:][-2:]
+    first, last = (tuple(part for one in some if (part := one.intersect(limits))) for some in outer)
+    return first + found[2:-2] + last
 
 
 def _common(left: Ranges, right: Ranges) -> Iterator[Range]:

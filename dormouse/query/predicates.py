@@ -9,7 +9,7 @@ from typing import Any
 
 from datafusion import Expr, functions, literal
 
-from dormouse.data.expressions import between, column, joined, value
+from dormouse.data.expressions import among, between, column, joined, value
 from dormouse.model.keys import KeyValue
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -77,7 +77,7 @@ def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
     elif exact:
         # bounds beside the list, because a long list alone prunes no row group
         bounds = _in_range(field, Range(min(exact), max(exact), max_inclusive=True))
-        listed = functions.in_list(column(field.name), [value(field, item) for item in exact])
+        listed = among(field, exact)
         others.append(listed if bounds is None else bounds & listed)
     parts = [part for part in others if part is not None]
     return joined(parts, or_) if len(parts) == len(others) else None

@@ -62,7 +62,7 @@ def may_hold(
         return True  # away from the corners, which may not be wanted themselves, there is nothing to decode
     for name, low, high in _spans(schema, min_key, max_key):
         held = Range(low, high, max_inclusive=True)
-        if name in ranges and not any(held.intersect(item) for item in ranges[name]):
+        if name in ranges and not ranges.overlaps(name, held):
             return False
     return True
 

@@ -20,7 +20,10 @@ from dormouse.model.text import did_you_mean
 from dormouse.query.key_ranges import KeyRanges
 
 LIMIT_MAX = (1 << 63) - 1
+VALUES_MAX = 100_000
+"""Values and ranges of one query."""
 Where = Mapping[str, Any] | Region | None
+_MANY = (list, tuple, set, frozenset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit:
         raise InvalidQuery(f"where must be a dict or a dm.Region, not {where!r}")
     ranges: dict[str, tuple[Range, ...]] = {}
     conditions = []
-    for name, wanted in (where or {}).items():
+    for name, wanted in checked_count({} if where is None else where).items():
         condition = _condition(_field(schema, name), wanted)
         if name in schema.row_key_names:
             ranges[name] = condition.ranges
@@ -105,9 +108,19 @@ def checked_offset(offset: Any) -> int:
     return offset
 
 
+def checked_count(where: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns conditions with plain lists; `InvalidQuery` for more than `VALUES_MAX` values in all."""
+    found = {name: plain(wanted) for name, wanted in where.items()}
+    count = sum(len(wanted) for wanted in found.values() if isinstance(wanted, _MANY))
+    if count > VALUES_MAX:
+        raise InvalidQuery(
+            f"where has {count:,} values, and may have {VALUES_MAX:,}: ask in parts, or for a range of keys"
+        )
+    return found
+
+
 def _condition(field: Field, wanted: Any) -> Condition:
-    wanted = plain(wanted)
-    items = list(wanted) if isinstance(wanted, list | tuple | set | frozenset) else [wanted]
+    items = list(wanted) if isinstance(wanted, _MANY) else [wanted]
     ranges = tuple(_range(field, item) for item in items if item is not None)
     or_null = any(item is None for item in items)
     if or_null and not field.nullable:

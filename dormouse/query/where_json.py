@@ -9,7 +9,7 @@ from dormouse.errors import InvalidQuery
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.values import json_value, value_of_json
-from dormouse.query.where import Question, is_nan
+from dormouse.query.where import Question, checked_count, is_nan
 
 _ENDS = {"min", "max"}
 _INCLUSIVE = {"min_inclusive", "max_inclusive"}
@@ -33,7 +33,7 @@ def parse_where(schema: Schema, where: Mapping[str, Any] | None) -> dict[str, An
     """
     return {
         name: _wanted(schema.field(name), wanted) if name in schema else wanted
-        for name, wanted in (where or {}).items()
+        for name, wanted in checked_count(where or {}).items()
     }
 
 

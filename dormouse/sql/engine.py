@@ -7,12 +7,10 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import duckdb
-import pyarrow as pa
 
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed
@@ -30,12 +28,6 @@ from dormouse.sql.wanted import Wanted, wanted
 
 MEMORY_SHARE = 0.6
 """Of what DuckDB takes by itself: four fifths of the machine's memory, or of its container's."""
-SPARE_MAX = 4
-"""Cursors kept with their views, as to make one again takes as long as to plan its table."""
-VIEWS_MAX = 64
-VIEW_CHARACTERS_MAX = 1_000_000
-"""Of all views of one that is kept."""
-
 _of_parents: list[object] = []
 
 
@@ -58,35 +50,6 @@ class Session(Protocol):
 
 
 Sessions: TypeAlias = Callable[[Interruption], Session]
-
-
-@dataclass(eq=False, slots=True)
-class Cursor:
-    """A connection of one statement at a time, and what it has views of."""
-
-    opened: duckdb.DuckDBPyConnection
-    """The one that it is a cursor of."""
-    connection: duckdb.DuckDBPyConnection
-    _made: dict[str, str] = field(default_factory=dict)
-    """What each view is, by its name in lower case."""
-
-    def make(self, views: Mapping[str, str], parsed: Callable[[], Parsed]) -> None:
-        """These views; of those that there are, the ones that the statement would see otherwise go."""
-        wanted = {name.lower(): f"{quoted(name)} AS {select}" for name, select in views.items()}
-        others = self._made.keys() - wanted.keys()
-        if others:
-            named = {name.lower() for name in parsed().names}
-            for name in others if parsed().lists_tables else others & named:
-                self.connection.execute(f"DROP VIEW {quoted(name)}")
-                del self._made[name]
-        for name, view in wanted.items():
-            if self._made.get(name) != view:
-                self.connection.execute(f"CREATE OR REPLACE TEMP VIEW {view}")
-                self._made[name] = view
-
-    @property
-    def is_small(self) -> bool:
-        return len(self._made) <= VIEWS_MAX and sum(map(len, self._made.values())) <= VIEW_CHARACTERS_MAX
 
 
 class Engine:
@@ -112,32 +75,23 @@ class Engine:
         self.wanted: Remembered[Wanted] = Remembered()
         self._lock = threading.Lock()
         self._opened: duckdb.DuckDBPyConnection | None = None
-        self._spare: list[Cursor] = []
         self._secret: str | None = None
         self._pid = 0
 
     def session(self, interruption: Interruption) -> LocalSession:
         return LocalSession(self, interruption)
 
-    def cursor(self) -> Cursor:
-        """One statement's own until it is given back."""
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """Returns a connection for one statement, which closes it: its views and variables end with it."""
         with self._lock:
             if self._opened is None or self._pid != os.getpid():
                 # what a parent had opened does not work in its child, and must not be closed there
-                _of_parents.append((self._opened, self._spare))
+                _of_parents.append(self._opened)
                 self._secret = secret_of(self._objects)
-                self._opened, self._spare, self._pid = self._open(), [], os.getpid()
-            made = self._spare.pop() if self._spare else Cursor(self._opened, self._opened.cursor())
+                self._opened, self._pid = self._open(), os.getpid()
+            made = self._opened.cursor()
         self.renew()
         return made
-
-    def give_back(self, cursor: Cursor) -> None:
-        """A cursor whose last statement has ended well."""
-        with self._lock:
-            if cursor.opened is self._opened and cursor.is_small and len(self._spare) < SPARE_MAX:
-                self._spare.append(cursor)
-                return
-        cursor.connection.close()
 
     def renew(self) -> bool:
         """Reads with the credentials of now; whether they are others. What runs keeps those it began with."""
@@ -152,15 +106,13 @@ class Engine:
     def give_up(self) -> None:
         """After DuckDB failed inside: the next statement gets another."""
         with self._lock:
-            self._opened, self._spare = None, []
+            self._opened = None
 
     def close(self) -> None:
         with self._lock:
             if self._opened is not None and self._pid == os.getpid():
-                for cursor in self._spare:
-                    cursor.connection.close()
                 self._opened.close()
-            self._opened, self._spare = None, []
+            self._opened = None
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         made = connection(self._objects)
@@ -199,16 +151,17 @@ def _memory_limit(made: duckdb.DuckDBPyConnection) -> str:
 
 
 class LocalSession:
-    """A statement's session in this process; closes itself with the rows that it gave."""
+    """A statement's session in this process."""
 
     def __init__(self, engine: Engine, interruption: Interruption) -> None:
         self._engine = engine
         self._interruption = interruption
-        self._cursor = engine.cursor()
-        self._is_open = self._ended_well = True
+        self._connection = engine.cursor()
+        self._views: dict[str, str] = {}
+        """What each view is, by its name in lower case."""
 
     def parsed(self, statement: str) -> Parsed:
-        return self._engine.parsed.get(statement, None, lambda: parsed(self._cursor.connection, statement))
+        return self._engine.parsed.get(statement, None, lambda: parsed(self._connection, statement))
 
     def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
         def find() -> Wanted:
@@ -228,31 +181,26 @@ class LocalSession:
         return self._rows(views, statement, parameters)
 
     def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
-        self._ended_well = False
         with self._watched():
-            self._cursor.make(views, lambda: self.parsed(statement))
-            rows = rows_of(self._cursor.connection.execute(statement, parameters or None), self._watched)
+            self._make(views)
+            return rows_of(self._connection.execute(statement, parameters or None), self._watched)
 
-        def batches() -> Iterator[pa.RecordBatch]:
-            yield from rows.batches
-            self._ended_well = True
-
-        return Rows(rows.schema, batches())
+    def _make(self, views: Mapping[str, str]) -> None:
+        """Makes views, in place of those of these names that this statement made before."""
+        for name, select in views.items():
+            if self._views.get(name.lower()) != select:
+                self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
+                self._views[name.lower()] = select
 
     def close(self) -> None:
-        if not self._is_open:  # its cursor may be another's
-            return
-        self._is_open = False
-        if self._ended_well:
-            self._engine.give_back(self._cursor)
-        else:
-            self._cursor.connection.close()
+        """Ends the statement, and all that it made: nothing of it is there for the next one."""
+        self._connection.close()
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """What ends when it is interrupted, and fails with errors of ours."""
         try:
-            with self._interruption.ending(self._cursor.connection.interrupt), named_failures():
+            with self._interruption.ending(self._connection.interrupt), named_failures():
                 yield
         except EngineFailed:
             self._engine.give_up()

@@ -1,4 +1,4 @@
-"""A statement as it is planned: without EXPLAIN, with session variables where its parameters stand."""
+"""A statement as it is planned: without EXPLAIN, with parts of variables where its parameters stand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ _UNSETTLED = {
 }  # fmt: skip
 """Functions that are folded when planning, but may tell something else when the statement runs."""
 _SECRET = f"parameter_{secrets.token_hex(8)}"
-"""No statement can name the variables."""
+"""No statement can name the variables, or their parts."""
+TOGETHER = 16
+"""Parameters of one variable, a STRUCT: to set one is a statement, and to take a part of one copies it."""
 _PARAMETER = re.compile(rb'\?(\d*)|\$(\d+|"(?:[^"]|"")*"|[A-Za-z_\x80-\xff][\w$\x80-\xff]*)')
 
 
@@ -30,7 +32,8 @@ class Placed:
 
     text: str
     planned: str
-    variables: Mapping[str, Any]
+    variables: Mapping[str, Mapping[str, Any]]
+    """The parts of each, by their names."""
     is_settled: bool
     """Whether it is planned as it runs."""
 
@@ -47,7 +50,9 @@ def placed(
     planned, names = _with_variables(text, values, tree)
     if names is None:
         return Placed(text, text, {}, is_settled=False)
-    variables = {name: values[one] for name, one in names.items()}
+    variables: dict[str, dict[str, Any]] = {}
+    for n, (part, one) in enumerate(names.items()):
+        variables.setdefault(_variable(n), {})[part] = values[one]
     return Placed(text, planned, variables, is_settled=not _is_unsettled(text))
 
 
@@ -82,7 +87,7 @@ def _counted(count: int) -> str:
 def _with_variables(
     text: str, values: Mapping[str, Any], tree: Callable[[str], Any]
 ) -> tuple[str, Mapping[str, str] | None]:
-    """The text with a variable at each parameter, and parameters by variables; None when unsure."""
+    """The text with a part of a variable at each parameter, and parameters by parts; None when unsure."""
     if not values:
         return text, {}
     raw, parts, end = text.encode(), [], 0
@@ -92,13 +97,17 @@ def _with_variables(
         if found is None:
             continue
         name = (found[1] or found[2] or b"").decode().lower()
-        variable = f"{_SECRET}_{len(names)}"
-        names[variable] = _unquoted(name) or None
+        variable, part = _variable(len(names)), f"{_SECRET}_{len(names)}"
+        names[part] = _unquoted(name) or None
         # no parentheses: those of IN (…) would be around a list
-        parts += [raw[end:start].decode(), f" getvariable('{variable}') "]
+        parts += [raw[end:start].decode(), f" struct_extract(getvariable('{variable}'), '{part}') "]
         end = found.end()
     planned = "".join(parts) + raw[end:].decode()
     return planned, _numbered(names, lambda: (list(_placed(tree(one))) for one in (text, planned)))
+
+
+def _variable(number: int) -> str:
+    return f"{_SECRET}_of_{number // TOGETHER}"
 
 
 def _unquoted(name: str) -> str:
@@ -110,8 +119,8 @@ def _numbered(
 ) -> Mapping[str, str] | None:
     """With the number of each `?`, which DuckDB does not always count from left to right."""
     if len(names) == 1:
-        return {variable: name or "1" for variable, name in names.items()}
-    known = {variable: name for variable, name in names.items() if name is not None}
+        return {part: name or "1" for part, name in names.items()}
+    known = {part: name for part, name in names.items() if name is not None}
     if len(known) == len(names):
         return known
     # both trees have the same at each place
@@ -121,16 +130,18 @@ def _numbered(
 
 
 def _placed(tree: Any) -> Iterator[str]:
-    """The parameters and variables of a statement's tree, in its order."""
+    """The parameters, or the parts of variables, of a statement's tree, in its order."""
     pending = [tree]
     while pending:
         match pending.pop():
             case {"class": "PARAMETER", "identifier": str(name)}:
                 yield name
-            case {"class": "FUNCTION", "function_name": "getvariable", "children": [{"value": value}]} if str(
-                value.get("value")
-            ).startswith(_SECRET):
-                yield value["value"]
+            case {
+                "class": "FUNCTION",
+                "function_name": "struct_extract",
+                "children": [_, {"value": {"value": str(name)}}],
+            } if name.startswith(_SECRET):
+                yield name
             case dict() as node:
                 pending.extend(node.values())
             case list() as nodes:

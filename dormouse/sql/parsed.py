@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
+from typing import Any
 
 import duckdb
 
-from dormouse.errors import InvalidQuery
+from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.text import is_text
 from dormouse.sql.conditions import text
 from dormouse.sql.failures import failure, syntax_error
+from dormouse.sql.functions import check_expressions, check_tables
 
 STATEMENT_CHARACTERS_MAX = 1 << 20
 _READS = "SQL can only read: SELECT, WITH, VALUES, SHOW, DESCRIBE, SUMMARIZE and EXPLAIN of them"
-_TABLE_FUNCTIONS = {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
-"""That make rows of their arguments; others read files, or what DuckDB knows of itself."""
-_TELLING = {"current_setting", "json_serialize_plan", "write_log"}
-"""Functions that tell of the process, or of the instance's own files, or write to DuckDB's log."""
 _LISTS = {'"tables"', "__show_tables_expanded"}
 _ANALYZES = ("analyze", "analyse")
+_READERS = {
+    "(", "desc", "describe", "from", "pivot", "pivot_longer", "pivot_wider", "select", "show", "summarize",
+    "table", "unpivot", "values", "with",
+}  # fmt: skip
+"""How statements begin that may read."""
+_NO_STATEMENT = "parser"
+"""The type of DuckDB's error for a text that cannot be parsed."""
 _COMPARING_NULL = {
     ("distinct", "from"),
     *product(("is", "not"), ("true", "false", "unknown")),
@@ -30,6 +35,7 @@ _JOINING_FULL = {("full", "join"), ("full", "outer")}
 _JOINING_ONE = set(product(("left", "right"), ("join", "outer")))
 _NULLS_FIRST = ("nulls", "first")
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
+_NO_LINE_END = re.compile(r"[^\n]")
 _CATALOGS = {"temp", "memory"}
 _PATHS = {
     "names": "$..table_name",
@@ -77,19 +83,24 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         raise InvalidQuery(
             f"the statement has {len(statement):,} characters, more than {STATEMENT_CHARACTERS_MAX:,}"
         )
-    found = _one(statement)
-    explains, runs, select = found.type == duckdb.StatementType.EXPLAIN, True, statement
+    tokens = list(words(statement))
+    kind = _kind(tokens)
+    explains, runs, select = kind == "explain", True, statement
     if explains:
-        runs, select = _unexplained(statement)
-        found = _one(select)
-    named = _named(connection, select)
+        runs, select = _unexplained(connection, statement, tokens)
+        tokens = list(words(select))
+    tree = _tree(connection, select)
+    if tree["error_message"] is not None:
+        before = statement[: len(statement) - len(select)]
+        raise _refusal(connection, _NO_LINE_END.sub(" ", before) + select, tokens, tree)
+    named = {name: set(items) for name, items in tree.items() if name in _PATHS}
     _check_reads_tables(named)
-    pairs = set(pairwise(word for _, word in words(select)))
+    pairs = set(pairwise(word for _, word in tokens))
     lists = named["names"] & _LISTS if "SHOW_UNQUALIFIED" in named["shown"] else set()
     return Parsed(
         text=statement,
         select=select,
-        parameters=frozenset(name.lower() for name in found.named_parameters),
+        parameters=_parameters(connection, select),
         names=frozenset(named["names"] - lists),
         ctes=frozenset(name.lower() for name in named["ctes"]),
         lists_tables=bool(lists),
@@ -112,32 +123,27 @@ def words(text: str) -> Iterator[tuple[int, str]]:
             yield start, (word[1] or word[2] or b"").decode(errors="replace").lower()
 
 
-def _one(statement: str) -> duckdb.Statement:
-    """The one statement that there is; `InvalidQuery` when it neither reads nor explains."""
-    try:
-        found = duckdb.extract_statements(statement)
-    except duckdb.Error as error:
-        raise syntax_error(error, statement) from None
-    kinds = [one.type for one in found]
-    if not kinds:
+def _kind(tokens: Sequence[tuple[int, str]]) -> str:
+    """Returns the first word of the only statement; raises `InvalidQuery` where there is none, or several."""
+    parts = [list(part) for ends, part in groupby(tokens, lambda token: token[1] == ";") if not ends]
+    if not parts:
         raise InvalidQuery(f"the statement is empty; {_READS}")
-    if kinds == [duckdb.StatementType.CREATE, duckdb.StatementType.SELECT] and "pivot" in statement.lower():
-        raise InvalidQuery("PIVOT must name the values that become columns: PIVOT … ON column IN (…)")
-    if len(kinds) > 1:
-        raise InvalidQuery(f"only one statement at a time can be run, these are {len(kinds)}")
-    if kinds[0] not in (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN):
-        raise InvalidQuery(f"{_READS}; not {kinds[0].name.replace('_', ' ')}")
-    return found[0]
+    if len(parts) > 1:
+        raise InvalidQuery(f"only one statement at a time can be run, these are {len(parts)}")
+    return parts[0][0][1]
 
 
-def _unexplained(statement: str) -> tuple[bool, str]:
+def _unexplained(
+    connection: duckdb.DuckDBPyConnection, statement: str, tokens: Sequence[tuple[int, str]]
+) -> tuple[bool, str]:
     """Whether an EXPLAIN runs what it explains, and what that is."""
-    raw, left, runs = statement.encode(), list(words(statement))[1:], False
+    raw, runs = statement.encode(), False
+    left = [token for token in tokens if token[1] != ";"][1:]
     while left:
         start, word = left[0]
         rest, length = raw[start:].decode(), 1
-        if word == "(" and not _is_statement(rest):
-            length += next(n for n, (_, one) in enumerate(left) if one == ")")
+        if word == "(" and _tree(connection, rest)["error_type"] == _NO_STATEMENT:
+            length += next((n for n, (_, one) in enumerate(left) if one == ")"), 0)
         elif word not in (*_ANALYZES, "verbose"):
             return runs, rest
         runs = runs or any(one in _ANALYZES for _, one in left[:length])
@@ -145,21 +151,44 @@ def _unexplained(statement: str) -> tuple[bool, str]:
     raise InvalidQuery("EXPLAIN needs a statement")
 
 
-def _is_statement(text: str) -> bool:
-    try:
-        return len(duckdb.extract_statements(text)) == 1
-    except duckdb.Error:
-        return False
+def _refusal(
+    connection: duckdb.DuckDBPyConnection,
+    statement: str,
+    tokens: Sequence[tuple[int, str]],
+    tree: Mapping[str, Any],
+) -> DormouseError:
+    """Returns the reason for which a statement is refused that the parser makes no tree of.
+
+    It stands where it stood behind EXPLAIN.
+    """
+    if tree["error_type"] == _NO_STATEMENT:
+        try:
+            # tells the place, too; a text that cannot be parsed is not acted on
+            connection.extract_statements(statement)
+        except duckdb.Error as error:
+            return syntax_error(error, statement)
+    if "Only SELECT" not in tree["error_message"]:
+        return InvalidQuery(tree["error_message"])
+    first = _kind(tokens)
+    if first in _READERS:
+        if any(word.startswith("pivot") for _, word in tokens):
+            return InvalidQuery("PIVOT must name the values that become columns: PIVOT … ON column IN (…)")
+        return InvalidQuery(_READS)
+    return InvalidQuery(f"{_READS}; not {first.upper()}")
+
+
+def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset[str]:
+    """Returns the names of the parameters of a statement that is known to be one SELECT.
+
+    DuckDB acts on others when it extracts them: IMPORT DATABASE and PRAGMA open files.
+    """
+    [found] = connection.extract_statements(select)
+    return frozenset(name.lower() for name in found.named_parameters)
 
 
 def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
-    for function in sorted(named["functions"] - _TABLE_FUNCTIONS):
-        known = ", ".join(sorted(_TABLE_FUNCTIONS))
-        raise InvalidQuery(
-            f"SQL reads tables only, not {function}(…); of functions in FROM there are {known}"
-        )
-    for function in sorted({name.lower() for name in named["called"]} & _TELLING):
-        raise InvalidQuery(f"SQL reads tables only, not {function}(…)")
+    check_tables(named["functions"])
+    check_expressions(named["called"] - named["functions"])
     # a function of "system" would be another than the one of the planner, which knows no time
     catalogs = named["catalogs"] | named["homes"]
     for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS):
@@ -168,18 +197,19 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
         raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
 
 
-def _named(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, set[str]]:
+def _tree(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:
+    """Returns what a statement names, by `_PATHS`, or the error of the parser, which executes nothing.
+
+    There is an error for all but SELECT.
+    """
     tree = f"json_serialize_sql({text(select)}, skip_null := true, skip_empty := true, skip_default := true)"
-    columns = ", ".join(f"json_extract_string(tree, '{path}')" for path in _PATHS.values())
+    paths = {"error_type": "$.error_type", "error_message": "$.error_message", **_PATHS}
+    columns = ", ".join(f"json_extract_string(tree, '{path}')" for path in paths.values())
     try:
         found = connection.execute(
-            f"WITH parsed AS MATERIALIZED (SELECT {tree} AS tree) "
-            f"SELECT tree ->> '$.error_message', {columns} FROM parsed"
+            f"WITH parsed AS MATERIALIZED (SELECT {tree} AS tree) SELECT {columns} FROM parsed"
         ).fetchone()
     except duckdb.Error as error:
         raise failure(error, reads=False) from None
     assert found is not None  # noqa: S101 it is one row
-    refused, *lists = found
-    if refused is not None:
-        raise InvalidQuery(f"{_READS}" if "Only SELECT" in refused else refused)
-    return {name: set(items) for name, items in zip(_PATHS, lists, strict=True)}
+    return dict(zip(paths, found, strict=True))

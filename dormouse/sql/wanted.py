@@ -148,20 +148,30 @@ class _Planner:
 
     def plan(self, statement: Placed) -> Node:
         """DuckDB's plan of a statement, or its error."""
-        for name, value in statement.variables.items():
-            try:
-                self._connection.execute(f"SET VARIABLE {name} = $1", [value])
-            except duckdb.Error as error:
-                raise InvalidQuery(f"a parameter cannot be used: {first_line(error)}") from None
-        try:
+        with self._variables(statement.variables):
             found = self._plan(statement.planned, optimize=True)
-        finally:
-            for name in statement.variables:
-                self._connection.execute(f"RESET VARIABLE {name}")
         if found["error"] and statement.variables:
             # a mistake only when it is one without variables, too
             return {"error": True, **{**self._plan(statement.text, optimize=False), "error": True}}
         return found
+
+    @contextmanager
+    def _variables(self, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+        """Sets variables for what stands within, and resets them: the next statement is another caller's."""
+        try:
+            for name, parts in variables.items():
+                made = ", ".join(f"{part} := ${number}" for number, part in enumerate(parts, 1))
+                try:
+                    # each value by itself: within a dict NaN would be taken for NULL
+                    self._connection.execute(
+                        f"SET VARIABLE {name} = struct_pack({made})", list(parts.values())
+                    )
+                except duckdb.Error as error:
+                    raise InvalidQuery(f"a parameter cannot be used: {first_line(error)}") from None
+            yield
+        finally:
+            for name in variables:
+                self._connection.execute(f"RESET VARIABLE {name}")
 
     def _plan(self, statement: str, *, optimize: bool) -> Node:
         options = f"optimize := {str(optimize).lower()}, skip_null := true"

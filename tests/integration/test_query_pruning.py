@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pruning import pruned
 from query_lake import Lake
 
+import dormouse as dm
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import INT, LONG, STRING
@@ -79,3 +82,27 @@ def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
     found = pruned(new_lake(100).context, {"time": Range(750, 850)}, monkeypatch)
     assert found.numbers["pushdown_rows_pruned"] == 100
     assert found.numbers["pushdown_rows_matched"] == 100
+
+
+def test_each_of_many_keys_is_looked_at_a_few_times(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many leaves there are: not each key for each of them."""
+    looks = 0
+
+    def counted(self: Range) -> bool:
+        nonlocal looks
+        looks += 1
+        return is_exact(self)
+
+    is_exact = Range.is_exact.fget  # type: ignore[attr-defined]
+    leaves, keys = 40, list(range(0, 4_000, 2))
+    with closing(dm.connect(dsn, tmp_path.as_uri())) as instance:
+        schema = dm.Schema([dm.Field("k", dm.LONG)])
+        table = instance.create_table("t", schema, split_points=[n * 100 for n in range(1, leaves)])
+        table.ingest(pa.table({"k": range(4_000)}))
+        monkeypatch.setattr(Range, "is_exact", property(counted))
+        for descending in (False, True):
+            looks = 0
+            assert table.query({"k": keys}, descending=descending).read_all().num_rows == len(keys)
+            assert 0 < looks < 10 * len(keys)

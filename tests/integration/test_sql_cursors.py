@@ -1,23 +1,23 @@
-"""Cursors of DuckDB go from statement to statement with their views, and none sees another's."""
+"""Each statement has a connection of its own to DuckDB, and leaves nothing to the next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from query_lake import tuples
 
-from dormouse.errors import InvalidQuery
+from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.instance import Instance, connect
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import open_store
 from dormouse.query.interruption import Interruption
-from dormouse.sql.engine import SPARE_MAX, Engine
+from dormouse.sql.engine import Engine
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("word", STRING)])
 T = {"t": "SELECT 1::BIGINT AS k"}
@@ -68,29 +68,43 @@ def test_statements_at_once_have_cursors_of_their_own(instance: Instance) -> Non
         assert all(pool.map(asked, range(100)))
 
 
-def test_a_cursor_is_kept_when_its_statement_has_ended_well(engine: Engine) -> None:
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select * from t",
+        "select 1 / (k - 1) from t where error('x') is null",
+        "select * from range(1000000)",
+        "select nothing from t",
+    ],
+)
+def test_nothing_of_a_statement_is_there_for_the_next(engine: Engine, statement: str) -> None:
+    """However it ended: read to the end, failed, left alone after its first rows, refused."""
+    with (
+        closing(engine.session(Interruption())) as session,
+        suppress(InvalidQuery),
+        closing(session.rows(T, statement, ()).batches) as batches,  # type: ignore[type-var]
+    ):
+        next(batches)
+    with closing(engine.cursor()) as connection:
+        left = "from duckdb_views() where not internal union all by name from duckdb_variables()"
+        assert connection.execute(left).fetchall() == []
+
+
+def test_an_interrupted_statement_leaves_nothing(engine: Engine) -> None:
+    interruption = Interruption()
+    with closing(engine.session(interruption)) as session:
+        batches = session.rows(T, "select * from t, range(100000000)", ()).batches
+        next(batches)
+        interruption.set()
+        with pytest.raises(DormouseError, match="interrupted"):
+            for _ in batches:
+                pass
+    with closing(engine.cursor()) as connection:
+        assert connection.execute("from duckdb_views() where not internal").fetchall() == []
+
+
+def test_a_statement_sees_its_views_as_they_were_made_last(engine: Engine) -> None:
     with closing(engine.session(Interruption())) as session:
-        assert [batch.num_rows for batch in session.rows(T, "select * from t", ()).batches] == [1]
-    kept = engine.cursor()
-    engine.give_back(kept)
-    for text in ("select 1 / (k - 1) from t where error('x') is null", "select * from range(1000000)"):
-        with closing(engine.session(Interruption())) as session, pytest.raises((InvalidQuery, StopIteration)):
-            next(session.rows(T, text, ()).batches)
-            raise StopIteration
-    assert engine.cursor() is not kept
-
-
-def test_no_more_cursors_are_kept_than_that(engine: Engine) -> None:
-    taken = [engine.cursor() for _ in range(SPARE_MAX + 2)]
-    for cursor in taken:
-        engine.give_back(cursor)
-    again = [engine.cursor() for _ in taken]
-    assert len({id(one) for one in again} & {id(one) for one in taken}) == SPARE_MAX
-
-
-def test_a_cursor_with_much_is_not_kept(engine: Engine) -> None:
-    with closing(engine.session(Interruption())) as session:
-        long = {"t": f"SELECT '{'x' * 1_100_000}' AS k"}
-        for _ in session.rows(long, "select 1 from t", ()).batches:
-            pass
-    assert not engine.cursor()._made
+        for k in (1, 2, 2):
+            rows = session.rows({"T": f"SELECT {k}::BIGINT AS k"}, "select k from t", ())
+            assert [batch.to_pydict() for batch in rows.batches] == [{"k": [k]}]
