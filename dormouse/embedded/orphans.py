@@ -38,10 +38,9 @@ def end_orphans(data: Path, lease: int) -> None:
     for process in here:
         with suppress(psutil.Error):
             if _has_lost_its_parent(process) and _holds(process, os.fstat(lease)):
-                logger.warning(
-                    "%s outlived the PostgreSQL of %s, and is killed", described(process), data.parent
-                )
+                what = described(process)
                 process.kill()
+                logger.warning("killed %s, which outlived the PostgreSQL of %s", what, data.parent)
 
 
 def holders(lease: int) -> list[psutil.Process]:

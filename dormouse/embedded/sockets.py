@@ -26,9 +26,8 @@ def socket_folder(data: Path) -> Path:
     owner = data.stat()
     # a folder for temporary files may itself be deep, or ours alone
     above = Path(tempfile.gettempdir())
-    if not is_for_sockets(above / f"dormouse-{owner.st_uid}-{'x' * 8}-{'x' * 12}") or barrier(
-        above / "x", owner
-    ):
+    longest = above / f"dormouse-{owner.st_uid}-{'x' * 8}" / ("x" * 12)
+    if not is_for_sockets(longest) or barrier(above / "x", owner):
         above = Path("/tmp")  # noqa: S108
     own = private_folder("dormouse", owner, above)
     folder = own / sha256(f"{data}-{owner.st_ino}".encode()).hexdigest()[:12]
