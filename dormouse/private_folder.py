@@ -91,6 +91,16 @@ def is_private(folder: Path, owner: os.stat_result | None = None) -> bool:
         os.close(descriptor)
 
 
+def shut_out_others(path: Path) -> None:
+    """Makes what was just made its owner's alone, if the umask lets all users read it.
+
+    A umask that shuts out other users says what the group may do, and is heeded.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & stat.S_IRWXO:
+        path.chmod(mode & ~OTHERS)
+
+
 def _uid(owner: os.stat_result | None) -> int:
     return os.geteuid() if owner is None else owner.st_uid
 

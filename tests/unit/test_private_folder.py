@@ -12,6 +12,7 @@ import pytest
 from embedded import NOBODY, as_ordinary_user
 
 from dormouse import private_folder as private_folders_module
+from dormouse.durability.backups import BackupWriter
 from dormouse.objects import open_store
 from dormouse.objects.s3 import S3Store
 from dormouse.objects.staging import StagingArea
@@ -155,3 +156,35 @@ def test_locks_and_folders_of_a_slot_are_private(tmp_path: Path) -> None:
         os.umask(before)
     assert [mode(slot.folder), mode(slot.path("owner.lock"))] == [0o700, 0o600]
     slot.release()
+
+
+@pytest.mark.parametrize(
+    ("umask", "folder_mode", "file_mode"),
+    [
+        (0o000, 0o700, 0o600),
+        (0o002, 0o700, 0o600),
+        (0o022, 0o700, 0o600),
+        (0o027, 0o750, 0o640),
+        (0o007, 0o770, 0o660),
+        (0o077, 0o700, 0o600),
+    ],
+)
+def test_a_backup_s_umask_is_heeded_and_lets_in_no_other_user(
+    tmp_path: Path, umask: int, folder_mode: int, file_mode: int
+) -> None:
+    """A umask that shuts out other users may let in the group; another lets in the owner alone."""
+    root = tmp_path / "new" / "backups"
+    before = os.umask(umask)
+    try:
+        writer = BackupWriter(open_store(root), "instance", None)
+        writer.database(lambda path: path.write_bytes(b"roles and rows") and None)
+    finally:
+        os.umask(before)
+    assert [mode(root), mode(root / writer.name)] == [folder_mode] * 2
+    assert mode(root / writer.name / "database.tar.gz") == file_mode
+
+
+def test_a_backup_changes_no_rights_of_a_folder_that_is_there(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    BackupWriter(open_store(tmp_path), "instance", None)
+    assert mode(tmp_path) == 0o755
