@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -51,6 +52,17 @@ def a_file(own: Path) -> None:
 
 
 LAID = [open_to_others, a_link, a_file]
+
+
+def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> None:
+    """These ask for it to measure its disk, to name it in a message, or to have a private folder in it."""
+    package = Path(private_folders_module.__file__).parent
+    asking = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"gettempdir|\"/tmp|\bTMPDIR\b.*environ|mktemp\(", path.read_text("utf-8"))
+    }
+    assert asking == {"private_folder.py", "embedded/sockets.py", "sql/workers.py", "data/leaf_sorter.py"}
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
@@ -173,11 +185,15 @@ def test_a_backup_s_umask_is_heeded_and_lets_in_no_other_user(
     tmp_path: Path, umask: int, folder_mode: int, file_mode: int
 ) -> None:
     """A umask that shuts out other users may let in the group; another lets in the owner alone."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"roles and rows")
+
     root = tmp_path / "new" / "backups"
     before = os.umask(umask)
     try:
         writer = BackupWriter(open_store(root), "instance", None)
-        writer.database(lambda path: path.write_bytes(b"roles and rows") and None)
+        writer.database(write)
     finally:
         os.umask(before)
     assert [mode(root), mode(root / writer.name)] == [folder_mode] * 2
