@@ -6,9 +6,11 @@ so that no server can start. Its shared memory is dead, too, so that killing it 
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -32,21 +34,25 @@ def end_orphans(data: Path, lease: int) -> None:
     - Its title is that of a backend, and its parent is no PostgreSQL.
     - No process that works in the data directory may be a postmaster.
     """
-    here = [process for process in _postgres() if is_alive(process) and _works_in(process, data)]
+    folder = data.stat()
+    with _as_the_server(folder):
+        here = [process for process in _postgres() if is_alive(process) and _works_in(process, folder)]
     if not all(_is_backend(process) for process in here):
         return
+    holding = holders(data, lease)
     for process in here:
         with suppress(psutil.Error):
-            if _has_lost_its_parent(process) and _holds(process, os.fstat(lease)):
+            if process in holding and _has_lost_its_parent(process):
                 what = described(process)
                 process.kill()
                 logger.warning("killed %s, which outlived the PostgreSQL of %s", what, data.parent)
 
 
-def holders(lease: int) -> list[psutil.Process]:
+def holders(data: Path, lease: int) -> list[psutil.Process]:
     """Returns the PostgreSQL processes that are seen to have a lease open."""
     state = os.fstat(lease)
-    return [process for process in _postgres() if is_alive(process) and _holds(process, state)]
+    with _as_the_server(data.stat()):
+        return [process for process in _postgres() if is_alive(process) and _holds(process, state)]
 
 
 def described(process: psutil.Process) -> str:
@@ -80,13 +86,32 @@ def _has_lost_its_parent(process: psutil.Process) -> bool:
     return parent != 0 and psutil.Process(parent).name() != PROGRAM
 
 
-def _works_in(process: psutil.Process, folder: Path) -> bool:
+@contextmanager
+def _as_the_server(data: os.stat_result) -> Iterator[None]:
+    """Lets this thread read what the owner of the data directory may read in /proc.
+
+    In a container root may lack the right to look at other users' processes. Source: setfsuid(2), ptrace(2).
+    """
+    if os.geteuid() != 0 or not _PROC.is_dir():
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(data.st_gid)
+    libc.setfsuid(data.st_uid)
+    try:
+        yield
+    finally:
+        libc.setfsuid(0)
+        libc.setfsgid(os.getegid())
+
+
+def _works_in(process: psutil.Process, folder: os.stat_result) -> bool:
     """Returns whether a process of this namespace works in a folder, by the folder's device and inode."""
     try:
         if not _PROC.is_dir():
-            return Path(process.cwd()).samefile(folder)
+            return _is(Path(process.cwd()), folder)
         own = _PROC / str(process.pid)
-        return str((own / "ns/pid").readlink()) == namespace() and (own / "cwd").samefile(folder)
+        return str((own / "ns/pid").readlink()) == namespace() and _is(own / "cwd", folder)
     except (OSError, psutil.Error):  # it has ended, or may not be looked at
         return False
 

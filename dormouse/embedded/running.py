@@ -72,7 +72,7 @@ def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | Non
                 end_orphans(data, lease)
                 looks_again = time.monotonic() + ORPHAN_SECONDS
             if time.monotonic() > deadline:
-                raise _kept(folder, lease, holder)
+                raise _kept(data, lease, holder)
             time.sleep(POLL_SECONDS)
         os.ftruncate(lease, 0)  # until it is signed, the holder is not known
         return lease
@@ -132,9 +132,10 @@ def _is_elsewhere(holder: Holder) -> bool:
     return (holder.boot, holder.namespace) not in {("", ""), (boot(), namespace())}
 
 
-def _kept(folder: Path, lease: int, holder: Holder) -> InstanceLocked:
+def _kept(data: Path, lease: int, holder: Holder) -> InstanceLocked:
     """Names the processes that keep the lease although no server of theirs is in sight."""
-    if seen := holders(lease):
+    folder = data.parent
+    if seen := holders(data, lease):
         more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
         return InstanceLocked(
             f"{folder} is locked by {described(seen[0])}{more}, and cannot be joined: end what locks it"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
-from embedded import ask, other_process, postmaster, runs, said
+from embedded import OTHER_PROCESS, ask, other_process, postmaster, runs, said
 
 from dormouse.embedded import orphans, running
 from dormouse.embedded.postgres import EmbeddedPostgres
@@ -49,6 +52,21 @@ def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
         assert ask(server.dsn, "select x from t") == 7
         assert not orphans.is_alive(orphan)
     assert f"killed process {orphan.pid} (postgres: dormouse postgres [local] idle" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root gives up a right")
+def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
+    server_folder: Path, orphan: psutil.Process
+) -> None:
+    """As in a container, which has no CAP_SYS_PTRACE."""
+    command = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]
+    look = [*command, sys.executable, "-c", f"import os; os.readlink('/proc/{orphan.pid}/cwd')"]
+    assert b"PermissionError" in subprocess.run(look, check=False, capture_output=True).stderr
+    other = [*command, sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
+    done = subprocess.run(other, check=False, capture_output=True, text=True, input="\n")
+    assert (done.stdout, done.returncode) == ("started\n", 0), done.stderr
+    assert not orphans.is_alive(orphan)
+    assert not runs(server_folder)
 
 
 def test_starters_at_once_end_an_orphan_and_share_one_server(
