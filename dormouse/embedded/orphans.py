@@ -83,7 +83,7 @@ def _is_backend(process: psutil.Process) -> bool:
 
 def _has_lost_its_parent(process: psutil.Process) -> bool:
     parent = process.ppid()  # 0: it is of another namespace
-    return parent != 0 and psutil.Process(parent).name() != PROGRAM
+    return parent != 0 and bool(psutil.Process(parent).name() != PROGRAM)
 
 
 @contextmanager

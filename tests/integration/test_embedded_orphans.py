@@ -81,7 +81,8 @@ def test_starters_at_once_end_an_orphan_and_share_one_server(
 def test_a_process_with_the_dead_server_s_number_confuses_no_start(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
-    with subprocess.Popen(["sleep", "600"]) as sleeper:
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
         pid_file = server_folder / "postgres" / "postmaster.pid"
         rest = pid_file.read_text().partition("\n")[2]
         pid_file.write_text(f"{sleeper.pid}\n{rest}")
@@ -91,7 +92,9 @@ def test_a_process_with_the_dead_server_s_number_confuses_no_start(
         with EmbeddedPostgres(server_folder, seconds_max=SOON_SECONDS) as server:
             assert ask(server.dsn, "select x from t") == 7
         assert sleeper.poll() is None
+    finally:
         sleeper.kill()
+        sleeper.wait()
     assert not orphans.is_alive(orphan)
 
 
@@ -110,9 +113,11 @@ def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: s
         if not signed:
             lease.write_text("")
         main.suspend()
-        with pytest.raises(InstanceLocked, match=rf"process {main.pid} \(/.*/postgres -D"):
-            EmbeddedPostgres(server_folder, seconds_max=2 * running.ORPHAN_SECONDS).start()
-        main.resume()
+        try:
+            with pytest.raises(InstanceLocked, match=rf"process {main.pid} \(/.*/postgres -D"):
+                EmbeddedPostgres(server_folder, seconds_max=2 * running.ORPHAN_SECONDS).start()
+        finally:
+            main.resume()
         assert session.execute("select 1").fetchone() == (1,)
         pid_file.write_text(written)
     with EmbeddedPostgres(server_folder) as server:
