@@ -56,12 +56,12 @@ class StagingArea:
             folder = self.folder / uuid4().hex
             folder.mkdir(mode=0o700, parents=True)  # what is written may be for a private folder
             try:
-                state, lock = folder.lstat(), _lock(folder)
+                lock = _lock(folder)
             except OSError:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             if lock is not None:
-                return Slot(folder, lock, state)
+                return Slot(folder, lock, folder.lstat())  # while it is locked, no sweep removes it
 
     def sweep(self) -> int:
         """Remove the folders that have no owner; return how many."""
