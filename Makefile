@@ -11,6 +11,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3 python; d
 # one more than two cores: tests wait for processes, servers and locks
 TESTS_AT_ONCE ?= 3
 RUN_TESTS = $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder --max-worker-restart 2
+PIP_AUDIT = 2.10.1
 # the tests start hundreds of processes: each module is compiled once, whatever the caller has set
 test test-all test-lambdas test-postgres-17 test-spark-4-1 deploy-local: export PYTHONDONTWRITEBYTECODE =
 
@@ -77,6 +78,13 @@ lint: $(VENV)/.installed ## ruff, mypy --strict, and vulture for what nothing us
 	@$(BIN)/mypy --strict
 	@$(BIN)/vulture
 
+.PHONY: audit
+audit: ## Look for known faults in what is installed; asks the indexes of Python and npm
+	@test -x .venv-audit/bin/pip-audit || { $(PYTHON) -m venv .venv-audit && \
+		.venv-audit/bin/python -m pip install -qq --disable-pip-version-check pip-audit==$(PIP_AUDIT); }
+	@.venv-audit/bin/pip-audit --requirement requirements.txt --require-hashes --disable-pip
+	@npm audit
+
 .PHONY: format
 format: $(VENV)/.installed ## Format the code
 	@$(BIN)/ruff check --fix
@@ -103,7 +111,7 @@ requirements: $(VENV)/.installed ## Pin the newest versions that pyproject.toml 
 
 .PHONY: clean
 clean: ## Remove .venv and what tests and tools left
-	@rm -rf .venv .venv-lambdas .postgres-17 .spark-4.1 .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf .venv .venv-audit .venv-lambdas .postgres-17 .spark-4.1 .venv-emulator node_modules cdk.out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A finished set-up is brought up to date in place; one that was interrupted has no stamp, and starts again.
 $(VENV)/.installed: requirements.txt pyproject.toml

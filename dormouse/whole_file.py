@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,13 +18,15 @@ from dormouse.errors import InvalidInput
 def whole_file(path: str | PathLike[str]) -> Iterator[BinaryIO]:
     """What is written here is the file from the end of the block on, in place of one that is there.
 
-    Where the block raises, nothing has changed. A link stays: what it leads to is written. `InvalidInput`
-    when it cannot be written.
+    Where the block raises, nothing has changed. A link stays: what it leads to is written. The rights of a
+    file that is there stay. `InvalidInput` when it cannot be written.
     """
     target = Path(os.path.realpath(fspath(path)))
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with unfinished.open("xb") as file:
+            with suppress(FileNotFoundError):  # a file that was private stays private
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -43,7 +43,7 @@ def build(root: Path, folder: Path) -> None:
 
 def files(root: Path) -> Iterator[tuple[Path, Path]]:
     """What is copied, and to where in the folder."""
-    for name in ("Dockerfile", "dormouse"):
+    for name in ("Dockerfile", "dormouse", "healthy"):
         yield root / "query_image" / name, Path(name)
     home = packages.home(root)
     for path in (home / "dormouse_command.py", *packages.sources(home / "dormouse", ELSEWHERE)):

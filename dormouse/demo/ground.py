@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dormouse.embedded.local import prepare
+from dormouse.embedded.locks import close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError, InstanceLocked
 from dormouse.instance import Instance
 
@@ -25,13 +25,12 @@ def claimed(folder: Path) -> Iterator[Path]:
     The lock is the kernel's, so it goes with the process, however that ends. Raises `InstanceLocked`.
     """
     prepare(folder, read_only=False)
-    with (folder / LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    lock = open_lock(folder / LOCK)
+    try:
+        if not try_lock(lock):
             raise InstanceLocked(
                 f"another demo is running in {folder}: wait for it, or give this one another --folder"
-            ) from None
+            )
         work = folder / WORK
         shutil.rmtree(work, ignore_errors=True)  # of a demo that was killed
         work.mkdir()
@@ -39,6 +38,8 @@ def claimed(folder: Path) -> Iterator[Path]:
             yield work
         finally:
             shutil.rmtree(work, ignore_errors=True)
+    finally:
+        close_lock(lock)
 
 
 def start_afresh(instance: Instance, folder: Path, names: Sequence[str]) -> None:

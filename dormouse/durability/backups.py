@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +37,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.objects import ObjectStore
+from dormouse.private_folder import shut_out_others
 
 FORMAT = 1
 FORMAT_DAMAGED = 2
@@ -209,6 +209,7 @@ class BackupWriter:
         """The base backup, which `write` writes to a path."""
         with self._store.staged(f"{self.name}/{DATABASE}") as path:
             write(path)
+            shut_out_others(path)
             with path.open("rb") as file:
                 self._database = _digest(file)
 
@@ -276,9 +277,13 @@ class BackupWriter:
         raise InvalidInput(f"{self._store.url} has too many backups of one second, {stem}")
 
     def _mark(self, name: str) -> None:
+        folder = self._store.local_path(name)
+        if folder is not None and not folder.parent.exists():
+            folder.parent.mkdir(parents=True)
+            shut_out_others(folder.parent)
         self._store.put(f"{name}/{BEGUN}", json.dumps({"began": self._began.isoformat()}).encode())
-        if (folder := self._store.local_path(name)) is not None:
-            folder.chmod(stat.S_IRWXU)  # rows are in it
+        if folder is not None:
+            shut_out_others(folder)
 
     def _object(self, source: ObjectStore, wanted: Wanted) -> BackedUp | None:
         name = wanted.name

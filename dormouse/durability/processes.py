@@ -42,7 +42,11 @@ class Process:
 
 def this_process() -> Process:
     """The one that asks."""
-    pid = os.getpid()
+    return process_here(os.getpid())
+
+
+def process_here(pid: int) -> Process:
+    """Returns the process that has an id in this namespace now."""
     return Process(socket.gethostname(), boot(), namespace(), pid, _state_of(pid)[1])
 
 

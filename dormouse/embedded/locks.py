@@ -23,7 +23,7 @@ _descriptors: set[int] = set()
 def open_lock(path: Path) -> int:
     """A descriptor to lock; a forked child closes its copy, so that only this process holds the lock."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise unwritable(path.parent, error) from None
     _descriptors.add(descriptor)

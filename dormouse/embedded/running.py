@@ -16,12 +16,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dormouse.durability.processes import boot, namespace
+from dormouse.durability.processes import Process, boot, namespace, process_here
 from dormouse.embedded.locks import close_lock, open_lock, try_lock
+from dormouse.embedded.orphans import described, end_orphans, holders
 from dormouse.errors import InstanceLocked
 
 NAME = "postgres.running"
 POLL_SECONDS = 0.02
+ORPHAN_SECONDS = 1.0
+"""How long backends may take to notice that their postmaster died; and how often orphans are looked for."""
 ANSWER_SECONDS_MAX = 1
 CONTENT_BYTES_MAX = 4096
 _SOCKETS = ".s.PGSQL.*[0-9]"
@@ -40,23 +43,36 @@ class Holder:
     namespace: str = ""
     pid: int = 0
     since: str = ""
+    started: str = ""
+    """In ticks since the boot, so that a process that got the server's id later is not taken for it."""
+
+    def is_gone(self) -> bool:
+        return Process(self.host, self.boot, self.namespace, self.pid, self.started).is_gone()
 
 
-def take(folder: Path, deadline: float, in_sight: Callable[[], bool]) -> int | None:
+def take(data: Path, deadline: float, in_sight: Callable[[], bool]) -> int | None:
     """Wins the lease: a locked descriptor, for the server to inherit; None once a server is in sight.
 
-    Waits for processes of a server that ends. Raises `HeldElsewhere` when it runs where it cannot be seen.
+    Waits for processes of a server that ends, and kills those that never will. Raises `HeldElsewhere` when
+    the server runs where it cannot be seen, `InstanceLocked` when a process keeps the lease too long.
     """
+    folder = data.parent
     lease = open_lock(folder / NAME)
     won = False
+    looks_again = time.monotonic() + ORPHAN_SECONDS
     try:
         while not (won := try_lock(lease)):
             holder = _read(lease)
             elsewhere = _is_elsewhere(holder)
             if not elsewhere and in_sight():
                 return None
-            if elsewhere or time.monotonic() > deadline:
+            if elsewhere:
                 raise HeldElsewhere(str(_locked(folder, holder)))
+            if time.monotonic() > looks_again:
+                end_orphans(data, lease)
+                looks_again = time.monotonic() + ORPHAN_SECONDS
+            if time.monotonic() > deadline:
+                raise _kept(data, lease, holder)
             time.sleep(POLL_SECONDS)
         os.ftruncate(lease, 0)  # until it is signed, the holder is not known
         return lease
@@ -80,7 +96,7 @@ def is_held_by(folder: Path, pid: int) -> bool:
     try:
         holder = _read(lease)
         signed = (holder.boot, holder.namespace, holder.pid) == (boot(), namespace(), pid)
-        return signed and not try_lock(lease)
+        return signed and not holder.is_gone() and not try_lock(lease)
     finally:
         close_lock(lease)
 
@@ -88,7 +104,8 @@ def is_held_by(folder: Path, pid: int) -> bool:
 def sign(lease: int, pid: int) -> None:
     """Says who holds it: the server with this process id."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    holder = Holder(socket.gethostname(), boot(), namespace(), pid, since)
+    server = process_here(pid)
+    holder = Holder(server.host, server.boot, server.namespace, pid, since, server.started)
     os.pwrite(lease, json.dumps(asdict(holder)).encode(), 0)
 
 
@@ -113,6 +130,22 @@ def _read(lease: int) -> Holder:
 
 def _is_elsewhere(holder: Holder) -> bool:
     return (holder.boot, holder.namespace) not in {("", ""), (boot(), namespace())}
+
+
+def _kept(data: Path, lease: int, holder: Holder) -> InstanceLocked:
+    """Names the processes that keep the lease although no server of theirs is in sight."""
+    folder = data.parent
+    if seen := holders(data, lease):
+        more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
+        return InstanceLocked(
+            f"{folder} is locked by {described(seen[0])}{more}, and cannot be joined: end what locks it"
+        )
+    if holder.pid and holder.is_gone():
+        return InstanceLocked(
+            f"{folder} is locked by a process that cannot be seen from here; its PostgreSQL, process "
+            f"{holder.pid}, has ended: end the process where it can be seen"
+        )
+    return HeldElsewhere(str(_locked(folder, holder)))
 
 
 def _locked(folder: Path, holder: Holder) -> InstanceLocked:

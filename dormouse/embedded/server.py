@@ -24,6 +24,7 @@ from psycopg.conninfo import make_conninfo
 
 from dormouse.embedded import running
 from dormouse.embedded.locks import hand_over
+from dormouse.embedded.orphans import PROGRAM, is_alive
 from dormouse.embedded.owner import WORKING_FOLDER, as_owner_of, seen_by_owner, system_user
 from dormouse.embedded.server_log import ServerLog
 from dormouse.embedded.sockets import socket_folder
@@ -85,7 +86,7 @@ class Server:
         while True:
             child = None
             if not self.is_running() or running.is_held_elsewhere(self.data.parent):
-                lease = running.take(self.data.parent, deadline, self.is_running)
+                lease = running.take(self.data, deadline, self.is_running)
                 if lease is not None:
                     child = self._spawn(lease, options)
             if self._is_ready_by(deadline, seconds_max, child):
@@ -95,7 +96,7 @@ class Server:
         """Ends the server in an orderly way; after `seconds_max`, as a crash that the next start recovers."""
         postmaster = self._postmaster()
         process = postmaster.process if postmaster else self._last
-        if process is None or not _is_alive(process):
+        if process is None or not is_alive(process):
             return
         for how, patience in ((signal.SIGINT, seconds_max), (signal.SIGQUIT, QUIT_SECONDS_MAX)):
             process.send_signal(how)
@@ -240,7 +241,7 @@ class Server:
 
     def _wait_until_gone(self, process: psutil.Process, seconds_max: float) -> bool:
         deadline = time.monotonic() + seconds_max
-        while _is_alive(process):
+        while is_alive(process):
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL_SECONDS)
@@ -253,7 +254,7 @@ class Server:
         try:
             lines = (self.data / "postmaster.pid").read_text().splitlines()
             process = psutil.Process(int(lines[0]))
-            if not _is_alive(process) or not _works_in(process, self.data):
+            if not is_alive(process) or not _works_in(process, self.data):
                 return None
             ready = len(lines) > 7 and lines[7].strip() == "ready"
             sockets = self.data if lines[4] == str(WORKING_FOLDER) else Path(lines[4])
@@ -285,27 +286,20 @@ class Server:
             self.data.chmod(stat.S_IRWXU)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _works_in(process: psutil.Process, folder: Path) -> bool:
     """PostgreSQL's processes have the data directory as their working directory."""
     try:
         with suppress(psutil.AccessDenied):
             return Path(process.cwd()) == folder
         # in a container root may not look; a crashed server's id may be that of another folder's by now
-        return process.name() == "postgres" and running.is_held_by(folder.parent, process.pid)
+        return process.name() == PROGRAM and running.is_held_by(folder.parent, process.pid)
     except (psutil.Error, OSError, InstanceError):
         return False
 
 
 def _processes_in(folder: Path) -> list[psutil.Process]:
-    postgres = (one for one in psutil.process_iter(["name"]) if one.info["name"] == "postgres")
-    return [one for one in postgres if _is_alive(one) and _works_in(one, folder)]
+    postgres = (one for one in psutil.process_iter(["name"]) if one.info["name"] == PROGRAM)
+    return [one for one in postgres if is_alive(one) and _works_in(one, folder)]
 
 
 @cache

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from dormouse.objects.failures import failed, missing, reporting_full_disk, take
 from dormouse.objects.forks import ForkGuard
 from dormouse.objects.names import check_name, check_prefix, pinned_name
 from dormouse.objects.staging import StagingArea
+from dormouse.private_folder import private_folder, private_folders
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -41,6 +40,7 @@ READ_BUFFER_BYTES = 2**20
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 Failures = list[tuple[str, Exception]]
 _GUARD = ForkGuard("an object store in S3")
+_STAGING = "dormouse-staging"
 _FAILURES = (exceptions.BaseError, OSError)
 
 
@@ -154,7 +154,7 @@ class S3Store:
         return f"{self.url}/{check_name(name)}"
 
     def sweep_staging(self) -> int:
-        return self._area().sweep()
+        return sum(StagingArea(folder).sweep() for folder in self._areas())
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs; it opens connections of its own."""
@@ -179,8 +179,13 @@ class S3Store:
         return Client(self.bucket, prefix=self.prefix or None, retry_config=retries, **config)
 
     def _area(self) -> StagingArea:
-        default = Path(tempfile.gettempdir()) / f"dormouse-staging-{os.getuid()}"
-        return StagingArea(Path(self.options.get("staging_dir", default)))
+        given = self.options.get("staging_dir")
+        return StagingArea(private_folder(_STAGING) if given is None else Path(given))
+
+    def _areas(self) -> Iterator[Path]:
+        """Yields where this and earlier processes may have staged."""
+        given = self.options.get("staging_dir")
+        yield from private_folders(_STAGING) if given is None else [Path(given)]
 
     def _refuse_taken(self, name: str) -> None:
         try:

@@ -19,6 +19,8 @@ class Slot:
 
     folder: Path
     lock: int
+    state: os.stat_result
+    """Of the folder, so that another in its place is not taken for it."""
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -26,6 +28,8 @@ class Slot:
     def written(self, name: str) -> Path:
         """The file that was written; an error when there is none."""
         path = self.path(name)
+        if not os.path.samestat(self.folder.lstat(), self.state):
+            raise FileNotFoundError(errno.ENOENT, f"{self.folder} was replaced by another folder")
         if not path.is_file():
             raise FileNotFoundError(errno.ENOENT, "nothing was written to its staged path")
         return path
@@ -57,7 +61,7 @@ class StagingArea:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             if lock is not None:
-                return Slot(folder, lock)
+                return Slot(folder, lock, folder.lstat())  # while it is locked, no sweep removes it
 
     def sweep(self) -> int:
         """Remove the folders that have no owner; return how many."""
@@ -82,14 +86,25 @@ def _sweep(slot: Path) -> bool:
 
 def _lock(slot: Path) -> int | None:
     """Lock a folder without waiting: None when another has it, or has just removed it."""
-    path = slot / _LOCK
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        folder = os.open(slot, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        return _locked_in(folder)
+    finally:
+        os.close(folder)
+
+
+def _locked_in(folder: int) -> int | None:
+    """Locks a folder by its descriptor: a link, which may lead to any file, is not followed."""
+    try:
+        lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock), path.stat()):
+        if os.path.samestat(os.fstat(lock), os.stat(_LOCK, dir_fd=folder, follow_symlinks=False)):
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass

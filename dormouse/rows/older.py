@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from dormouse.errors import DormouseError, InvalidQuery, one_line
+from dormouse.private_folder import spill_folder
 from dormouse.query.interruption import Interruption
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.columns import Column
@@ -62,9 +60,8 @@ class OlderRows:
             names = ["row_id", "row_version", *(column_name(column.column_id or 0) for column in used)]
             schema = pa.schema([pa.field(n, f.type) for n, f in zip(names, reader.schema, strict=True)])
             renamed = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
-            # DuckDB makes the folder when it first needs it, and removes it
-            folder = Path(tempfile.gettempdir()) / f"dormouse-rows-{os.getpid()}-{id(reader):x}"
-            settings = {**_SETTINGS, "memory_limit": MEMORY, "temp_directory": str(folder)}
+            folder = spill_folder(f"{id(reader):x}")
+            settings = {**_SETTINGS, "memory_limit": MEMORY, "temp_directory": folder}
             with duckdb.connect(config=settings) as connection:
                 connection.execute(_SET)
                 connection.register(SOURCE, pa.RecordBatchReader.from_batches(schema, renamed))

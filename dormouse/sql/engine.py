@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dormouse.errors import EngineFailed
 from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.private_folder import spill_folder
 from dormouse.query.interruption import Interruption
 from dormouse.sql.conditions import text
 from dormouse.sql.connection import connection, path_of, secret_of
@@ -121,9 +121,7 @@ class Engine:
             for name, value in self._settings.items():
                 if value is not None:
                     made.execute(f"SET {name} = {text(value)}")
-            # DuckDB makes the folder when it first needs it, and removes it
-            folder = self._spill_folder
-            folder = folder or Path(tempfile.gettempdir()) / f"dormouse-sql-{os.getpid()}-{id(made):x}"
+            folder = self._spill_folder or spill_folder(f"{id(made):x}")
             made.execute(f"SET temp_directory = {text(str(folder))}")
             self._lock_to_objects(made)
         except BaseException:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError
 from dormouse.objects.staging import Slot
+from dormouse.private_folder import OTHERS
 from dormouse.query.interruption import Interruption
 from dormouse.settings import environment
 from dormouse.settings.process import PREFIX
@@ -216,6 +217,7 @@ def _started(end: int, lifeline: int) -> subprocess.Popen[bytes]:
         pass_fds=(end, lifeline),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        umask=OTHERS,  # what it spills has rows in it
         # Ctrl-C in the terminal is for the parent
         start_new_session=True,
     )

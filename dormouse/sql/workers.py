@@ -6,7 +6,6 @@ One more than may be asked at once is kept ready, so that the place of one that 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.staging import StagingArea
+from dormouse.private_folder import private_folder, private_folders
 from dormouse.query.interruption import Interruption
 from dormouse.settings.machine import machine_bytes
 from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
@@ -41,6 +41,8 @@ ACCOUNTED_SHARE = 0.7
 KEPT_SHARE = 0.5
 """Of the rest: a worker that keeps more of it after a statement is replaced, for allocators give back what
 they do not use, but not what counts against the limit."""
+_FOLDER = "dormouse-sql"
+"""Of temporary files, with a folder for each worker."""
 AGAIN_SECONDS = 1.0
 POLL_SECONDS = 0.1
 
@@ -67,7 +69,6 @@ class Workers:
         """`ended` is told why one ended."""
         self._limits = limits
         self._ended = ended
-        self._area = StagingArea(Path(tempfile.gettempdir()) / f"dormouse-sql-{os.getuid()}")
         self._setup = _setup(objects, limits)
         self._changed = threading.Condition()
         self._waiting: deque[object] = deque()
@@ -151,10 +152,11 @@ class Workers:
         self._ended(worker.end(why))
 
     def _keep_ready(self) -> None:
-        self._area.sweep()
+        for folder in private_folders(_FOLDER):
+            StagingArea(folder).sweep()
         while self._lacks_one():
             try:
-                worker = WorkerProcess(self._setup, self._area.claim())
+                worker = WorkerProcess(self._setup, StagingArea(private_folder(_FOLDER)).claim())
             except (InstanceError, OSError) as error:
                 self._failure = str(error)
                 logger.warning("%s", error)

@@ -71,8 +71,11 @@ def test_what_is_required_elsewhere_only_is_left_out() -> None:
 def test_the_dockerfile_is_pinned_has_no_shell_and_no_rights(folder: Path) -> None:
     found = instructions(folder)
     bases = {value.split()[0] for name, value in found if name == "FROM"}
-    assert [re.fullmatch(r"\S+/python:3\.11\.\d+-slim-\w+", base) is not None for base in bases] == [True]
+    pinned = re.compile(r"\S+/python:3\.11\.\d+-slim-\w+@sha256:[0-9a-f]{64}")
+    assert [pinned.fullmatch(base) is not None for base in bases] == [True]
     for name, value in found:
+        if name == "HEALTHCHECK":
+            assert isinstance(json.loads(value.partition(" CMD ")[2]), list), value
         if name in {"RUN", "ENTRYPOINT", "CMD"}:
             assert isinstance(json.loads(value), list), value
     values: dict[str, Any] = dict(found)
@@ -82,7 +85,7 @@ def test_the_dockerfile_is_pinned_has_no_shell_and_no_rights(folder: Path) -> No
     order = [name for name, _ in found]
     assert order.index("USER") > max(number for number, name in enumerate(order) if name == "COPY")
     copied = [value.split() for name, value in found if name == "COPY" and "--from" not in value]
-    assert all((folder / source).exists() for source, _ in copied)
+    assert all((folder / source).exists() for *sources, _ in copied for source in sources)
 
 
 @pytest.fixture
@@ -103,7 +106,8 @@ def installed(folder: Path, tmp_path: Path) -> Path:
                 place / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
             )
             shutil.copytree(folder / "package", site, dirs_exist_ok=True)
-            shutil.copy(folder / "dormouse", place / "bin" / "dormouse")
+            for program in ("dormouse", "healthy"):
+                shutil.copy(folder / program, place / "bin")
             words = [*words[:-1], str(site)]
         subprocess.run(words, check=True, env=environment, timeout=900)
     return place
@@ -147,6 +151,10 @@ def test_put_together_as_the_dockerfile_says_it_serves_and_ends(
         url = re.search(r"http://\S+?:\d+", process.stdout.readline())
         assert url is not None, process.communicate(timeout=SECONDS_MAX)
         assert ask(f"{url[0]}/health", None) == 200
+        words = json.loads(values["HEALTHCHECK"].partition(" CMD ")[2])
+        words = [word.replace("/opt/dormouse", str(installed)) for word in words]
+        at = {**environment, f"{SERVICE_PREFIX}PORT": url[0].rpartition(":")[2]}
+        assert subprocess.run(words, cwd="/", env=at, check=False).returncode == 0
         assert ask(f"{url[0]}/v1/tables", None) == 401
         rows = post(f"{url[0]}/v1/tables/t/query", {"where": {"key": 2}})
         assert [json.loads(line) for line in rows.splitlines()] == [{"key": 2}]
@@ -154,6 +162,7 @@ def test_put_together_as_the_dockerfile_says_it_serves_and_ends(
         assert json.loads(rows) == {"n": 3}
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS_MAX) == 0
+        assert subprocess.run(words, cwd="/", env=at, check=False, capture_output=True).returncode == 1
     finally:
         process.kill()
         print(*process.communicate())

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,12 @@ class Battlefield:
     def all_have_begun(self) -> bool:
         return all(self._said.values())
 
-    def restart_server(self, how: signal.Signals) -> None:
+    def restart_server(self, how: signal.Signals, dice: random.Random) -> None:
+        """A server that is killed leaves a frozen backend behind, which the next start must end."""
         process = postmaster(self._folder)
+        if how == signal.SIGKILL:
+            with suppress(psutil.NoSuchProcess):  # a client's that has just left
+                dice.choice(process.children()).suspend()
         process.send_signal(how)
         assert not psutil.wait_procs([process], timeout=WAIT_SECONDS_MAX)[1]
         self._start_server()
@@ -191,7 +195,7 @@ def restart_server(folder: Path, how: Sequence[signal.Signals], seed: int) -> No
             for _ in range(dice.randint(10, 60)):
                 if field.remaining:
                     field.next_commit()
-            field.restart_server(one)
+            field.restart_server(one, dice)
         while field.remaining:
             field.next_commit()
         field.check_end()

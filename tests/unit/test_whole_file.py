@@ -66,3 +66,14 @@ def test_where_no_file_can_be_is_told_in_a_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none" / "a"):
         with pytest.raises(InvalidInput, match=f"^cannot write '{path}': [A-Z][a-z ]+$"), whole_file(path):
             pass
+
+
+def test_a_private_file_that_is_replaced_stays_private(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    with whole_file(path) as file:
+        file.write(b"new")
+        [unfinished] = [one for one in tmp_path.iterdir() if one != path]
+        assert unfinished.stat().st_mode & 0o777 == 0o600
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)

@@ -1,0 +1,97 @@
+"""What is fetched by a name that its owner can move is fetched by what it is: actions, base images."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = [*sorted((ROOT / ".github").rglob("*.y*ml")), ROOT / "docs" / "how-to" / "deploy-from-ci.md"]
+DOCKERFILES = [ROOT / "query_image" / "Dockerfile"]
+HEALTHY = ROOT / "query_image" / "healthy"
+SECONDS_MAX = 60
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_named_by_their_commit_with_the_version_beside_it(path: Path) -> None:
+    used = re.findall(r"^\s*(?:- )?uses:(.*)$", path.read_text("utf-8"), re.M)
+    assert used
+    pinned = re.compile(r" [\w.-]+/[\w./-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+")
+    assert [line for line in used if not pinned.fullmatch(line)] == []
+
+
+def test_every_workflow_and_dockerfile_is_looked_at() -> None:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = [ROOT / line for line in done.stdout.splitlines()]
+    texts = [path for path in tracked if path.suffix in {".md", ".yml", ".yaml"} and path.is_file()]
+    using = [path for path in texts if re.search(r"^\s*(?:- )?uses: \S+/", path.read_text("utf-8"), re.M)]
+    assert sorted(using) == sorted(WORKFLOWS)
+    assert [path for path in tracked if "Dockerfile" in path.name] == DOCKERFILES
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_base_images_are_named_by_their_digest(path: Path) -> None:
+    bases = re.findall(r"^FROM (\S+)", path.read_text("utf-8"), re.M)
+    assert bases
+    assert [base for base in bases if not re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", base)] == []
+
+
+def test_what_is_installed_is_audited_by_ci() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    assert "run: make audit" in workflow
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\naudit:")[2].partition("\n\n")[0]
+    assert "pip-audit --requirement requirements.txt" in recipe
+    assert "npm audit" in recipe
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    """A server on a free port that answers GET /health with a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def checked(port: int) -> tuple[int, str]:
+    """The exit status and the message of the image's health check."""
+    variables = {"DORMOUSE_SERVICE_HOST": "0.0.0.0", "DORMOUSE_SERVICE_PORT": str(port)}  # noqa: S104
+    proxy = {"http_proxy": "http://127.0.0.1:1"}  # which a check of this container must not ask
+    command = [sys.executable, str(HEALTHY)]
+    environment = {**os.environ, **variables, **proxy}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
+    )
+    return done.returncode, done.stderr
+
+
+def test_the_image_s_health_check_tells_a_service_that_answers_from_others() -> None:
+    with answering(200) as port:
+        assert checked(port) == (0, "")
+    code, message = checked(port)
+    assert (code, message.count("\n")) == (1, 1)
+    assert message.startswith(f"the service does not answer on 127.0.0.1:{port}: ")
+    with answering(503) as port:
+        assert checked(port) == (1, f"the service on 127.0.0.1:{port} answered with status 503\n")

@@ -1,0 +1,206 @@
+"""Folders for temporary files: what another user laid in the way is not used."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from embedded import NOBODY, as_ordinary_user
+
+from dormouse import private_folder as private_folders_module
+from dormouse.durability.backups import BackupWriter
+from dormouse.objects import open_store
+from dormouse.objects.s3 import S3Store
+from dormouse.objects.staging import StagingArea
+from dormouse.private_folder import private_folder, private_folders
+
+NAME = "dormouse-test"
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for the temporary files of all users."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def open_to_others(own: Path) -> None:
+    own.mkdir()
+    own.chmod(0o755)
+
+
+def a_link(own: Path) -> None:
+    target = own.with_name("target")
+    target.mkdir(mode=0o700)
+    own.symlink_to(target)
+
+
+def a_file(own: Path) -> None:
+    own.touch(mode=0o600)
+
+
+LAID = [open_to_others, a_link, a_file]
+
+
+def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> None:
+    """These ask for it to measure its disk, to name it in a message, or to have a private folder in it."""
+    package = Path(private_folders_module.__file__).parent
+    asking = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(r"gettempdir|\"/tmp|\bTMPDIR\b.*environ|mktemp\(", path.read_text("utf-8"))
+    }
+    assert asking == {"private_folder.py", "embedded/sockets.py", "sql/workers.py", "data/leaf_sorter.py"}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_it_is_its_user_s_alone_whatever_the_umask(shared: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = private_folder(NAME)
+    finally:
+        os.umask(before)
+    assert folder == shared / f"{NAME}-{os.geteuid()}"
+    assert mode(folder) == 0o700
+    assert private_folder(NAME) == folder
+
+
+@pytest.mark.parametrize("lay", LAID)
+def test_what_is_no_private_folder_is_not_used(
+    shared: Path, lay: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    own = shared / f"{NAME}-{os.geteuid()}"
+    lay(own)
+    folder = private_folder(NAME)
+    assert folder.parent == shared
+    assert folder.name.startswith(f"{own.name}-")
+    assert mode(folder) == 0o700
+    assert f"{own} is not a private folder of user {os.geteuid()}" in caplog.text
+    assert private_folder(NAME) == folder
+    assert not own.is_dir() or list(own.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as two users")
+def test_a_private_folder_of_another_user_is_not_used(shared: Path) -> None:
+    own = shared / f"{NAME}-0"
+    random = shared / f"{NAME}-0-12345678"
+    assert as_ordinary_user(lambda: [folder.mkdir(mode=0o700) for folder in (own, random)] and None) == ""
+    assert own.stat().st_uid == NOBODY
+    assert private_folder(NAME) not in {own, random}
+
+
+def test_the_owner_is_looked_at(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without root: the folder is this process's, which now is another user."""
+    own = private_folder(NAME)
+    monkeypatch.setattr(private_folders_module.os, "geteuid", lambda: os.getuid() + 1)
+    assert not private_folders_module.is_private(own)
+
+
+def test_what_was_left_in_each_private_folder_is_swept(shared: Path) -> None:
+    """Also in one with a random name, when the predictable one is free again."""
+    own = shared / f"dormouse-staging-{os.geteuid()}"
+    a_file(own)
+    store = open_store("s3://bucket/prefix", region="us-east-1")
+    assert isinstance(store, S3Store)
+    slot = store._area().claim()
+    os.close(slot.lock)  # as its writer's death does
+    own.unlink()
+    other = store._area().claim()
+    os.close(other.lock)
+    assert slot.folder.parent != other.folder.parent == own
+    assert sorted(private_folders("dormouse-staging")) == sorted({slot.folder.parent, own})
+    assert store.sweep_staging() == 2
+    assert not slot.folder.exists()
+
+
+def test_a_folder_that_others_can_replace_is_warned_of(
+    shared: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    private_folder(NAME)
+    assert caplog.text == ""
+    loose = shared / "loose"
+    loose.mkdir()
+    loose.chmod(0o777)
+    private_folder(NAME, above=loose)
+    assert f"another user can replace folders in {loose}: set TMPDIR" in caplog.text
+
+
+def test_a_staged_file_of_another_folder_in_its_place_is_not_published(tmp_path: Path) -> None:
+    slot = StagingArea(tmp_path).claim()
+    slot.path("0.parquet").write_bytes(b"written")
+    assert slot.written("0.parquet").read_bytes() == b"written"
+    slot.folder.rename(tmp_path / "hidden")
+    slot.folder.mkdir()
+    slot.path("0.parquet").write_bytes(b"forged")
+    with pytest.raises(FileNotFoundError, match="was replaced by another folder"):
+        slot.written("0.parquet")
+
+
+def test_a_lock_that_is_a_link_makes_no_file_elsewhere(tmp_path: Path) -> None:
+    area = tmp_path / "area"
+    (area / "x").mkdir(parents=True)
+    (area / "x" / "owner.lock").symlink_to(tmp_path / "made")
+    assert StagingArea(area).sweep() == 0
+    (area / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    assert StagingArea(area).sweep() == 0
+    assert not (tmp_path / "made").exists()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_locks_and_folders_of_a_slot_are_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        slot = StagingArea(tmp_path).claim()
+    finally:
+        os.umask(before)
+    assert [mode(slot.folder), mode(slot.path("owner.lock"))] == [0o700, 0o600]
+    slot.release()
+
+
+@pytest.mark.parametrize(
+    ("umask", "folder_mode", "file_mode"),
+    [
+        (0o000, 0o700, 0o600),
+        (0o002, 0o700, 0o600),
+        (0o022, 0o700, 0o600),
+        (0o027, 0o750, 0o640),
+        (0o007, 0o770, 0o660),
+        (0o077, 0o700, 0o600),
+    ],
+)
+def test_a_backup_s_umask_is_heeded_and_lets_in_no_other_user(
+    tmp_path: Path, umask: int, folder_mode: int, file_mode: int
+) -> None:
+    """A umask that shuts out other users may let in the group; another lets in the owner alone."""
+
+    def write(path: Path) -> None:
+        path.write_bytes(b"roles and rows")
+
+    root = tmp_path / "new" / "backups"
+    before = os.umask(umask)
+    try:
+        writer = BackupWriter(open_store(root), "instance", None)
+        writer.database(write)
+    finally:
+        os.umask(before)
+    assert [mode(root), mode(root / writer.name)] == [folder_mode] * 2
+    assert mode(root / writer.name / "database.tar.gz") == file_mode
+
+
+def test_a_backup_changes_no_rights_of_a_folder_that_is_there(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    BackupWriter(open_store(tmp_path), "instance", None)
+    assert mode(tmp_path) == 0o755
