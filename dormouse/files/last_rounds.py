@@ -27,6 +27,7 @@ from dormouse.errors import (
 from dormouse.files.round_reports import who
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
@@ -85,10 +86,11 @@ class LastRounds:
     def round(self, kind: RoundKind) -> Iterator[Round]:
         """A round, whose end is remembered: with what it raises, or with the errors that it tells.
 
-        Not that of one which was interrupted or cancelled, nor where there is nothing to remember it in.
+        It begins by restarting the leases that a wrong clock made too long. Not that of one which was interrupted or cancelled, nor where there is nothing to remember it in.
         """
         current, started = Round(), time.monotonic()
         try:
+            restart_leases(self._supplier)
             yield current
         except (InstanceError, ConnectionsExhausted, TableNotFound, JobCancelled, JobLost):
             raise

@@ -26,6 +26,9 @@ CANCELLED, LIMITS = "cancelled", "limits"
 DEATHS_MAX = 3
 """A job whose workers died so often has failed: it may be what they die of."""
 
+GRACE_SECONDS_MAX = 30.0
+"""A worker whose lease was found to be over has half a lease to renew it, but no more than this."""
+
 FORGET_SECONDS = 3_600.0
 FROZEN_MS_MAX = 10_000
 """No worker takes so long between two statements of a transaction: the server ends it, and its locks."""
@@ -47,6 +50,9 @@ _PUT = PUT.including(such=_QUERIES["of_ended"])
 _KEEP = _QUERIES["keep"].including(put=replace(_PUT, text=_PUT.text.rstrip(";")))
 _FINISH_KEEPING = _QUERIES["finish"].including(kept=_KEEP, **_ENDING)
 _FINISH = _QUERIES["finish"].including(kept=replace(_KEEP, text=""), **_ENDING)
+_LOOK, _TAKE_OVER = (
+    _QUERIES[name].including(found_dead_at=_QUERIES["found_dead_at"]) for name in ("look", "take_over")
+)
 _KEPT_CHARACTERS_MAX = 4 * 2**20
 """Of results that are kept by the statement that ends their jobs; more are kept after it."""
 
@@ -71,7 +77,7 @@ class Look:
     """What a worker without work is to know."""
 
     is_alive: bool
-    """Whether its lease lasted."""
+    """Whether it was not found dead."""
     next_death_seconds: float | None
     """When another worker with jobs may be found dead; None: none has any."""
     limited: frozenset[int]
@@ -95,7 +101,7 @@ class Claims:
     def claim(
         self, worker_id: UUID, free: Mapping[int, int], since: Mapping[int, int], *, limited: bool = False
     ) -> list[Claim]:
-        """Jobs of each kind, at most so many, in the order of start; none when the lease is over.
+        """Jobs of each kind, at most so many, in the order of start; none when the worker was found dead.
 
         `limited`: of the kinds with a limit alone, or `KindsBusy`; else of those without. `since`: the
         numbers from which on they are looked for.
@@ -138,7 +144,7 @@ class Claims:
         told: Sequence[tuple[Claim, tuple[int | None, int | None, str | None]]],
         lease_seconds: float,
     ) -> tuple[bool, set[UUID]]:
-        """Renews the lease; whether it lasted until now, and the jobs that somebody wants to end."""
+        """Renews the lease, unless the worker was found dead; gives whether it did, and the jobs to end."""
         ((is_alive, cancelled),) = self._run(
             "pulse",
             worker_id=worker_id,
@@ -195,16 +201,26 @@ class Claims:
         self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:
-        """Has the jobs of dead workers wait again, or ends them; gives how many there were."""
-        again, gone, _ = self._run("take_over", deaths_max=DEATHS_MAX)[0]
+        """Has the jobs of dead workers wait again, or ends them; gives how many there were.
+
+        A worker is dead when its lease is over, and it did not renew it for a while after that was found.
+        """
+        values = {"deaths_max": DEATHS_MAX, "grace_seconds_max": GRACE_SECONDS_MAX}
+        again, gone, _ = self._rows(_TAKE_OVER, values)[0]
+        self._run("suspect")
         return int(again + gone)
+
+    def lives(self, worker_id: UUID, job_keys: Iterable[UUID]) -> None:
+        """Has jobs not count the death of a worker that was found dead, and lives."""
+        self._run("lives", worker_id=worker_id, job_keys=list(job_keys))
 
     def look(
         self, worker_id: UUID, kind_ids: Sequence[int], lease_seconds: float, wait_seconds: float
     ) -> Look:
         """Renews the lease, and has the worker notified for so long."""
         values = {"kind_ids": list(kind_ids), "lease_seconds": lease_seconds, "wait_seconds": wait_seconds}
-        is_alive, seconds, limited = self._run("look", worker_id=worker_id, **values)[0]
+        values |= {"worker_id": worker_id, "grace_seconds_max": GRACE_SECONDS_MAX}
+        is_alive, seconds, limited = self._rows(_LOOK, values)[0]
         return Look(is_alive, seconds, frozenset(limited))
 
     def awake(self, worker_id: UUID, lease_seconds: float) -> None:

@@ -49,7 +49,9 @@ RUNNING_MAX = (1 << 31) - 1
 CANCEL_TRIES_MAX = 100
 
 _QUERIES = load(__package__ or "", "jobs")
-_SHOWN = {name: _QUERIES[name] for name in ("shown", "shown_ended")}
+_WORKS = {"works": _QUERIES["works"]}
+_SHOWN = {"shown": _QUERIES["shown"].including(**_WORKS), "shown_ended": _QUERIES["shown_ended"]}
+_KINDS = _QUERIES["kinds"].including(**_WORKS)
 _START = _QUERIES["start"].including(wake=_QUERIES["wake"])
 _FIND = _QUERIES["find"].including(**_SHOWN)
 _LIST = _QUERIES["list"].including(**_SHOWN)
@@ -159,7 +161,7 @@ class JobStore:
 
     def kinds(self) -> list[KindOfJob]:
         """The kinds of jobs that there were, and who works on each."""
-        work = rows_of(_QUERIES["kinds"], {"counted_max": COUNTED_MAX})
+        work = rows_of(_KINDS, {"counted_max": COUNTED_MAX})
         return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
     def list(

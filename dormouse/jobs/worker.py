@@ -48,13 +48,17 @@ from dormouse.jobs.runs import JobFunction, Run, refused, unkept
 from dormouse.jobs.sight import Sight
 from dormouse.jobs.threads import Threads
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import is_noted_since
+from dormouse.objects.activity import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore
+from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS, restart_leases
 from dormouse.postgres.listening import Listening
 
 THREADS_MAX = 1_000
-LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = 60.0, 5.0
+LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = WORKER_IDLE_SECONDS, 5.0
 """How often a worker looks for dead ones, limits, and jobs that it was not told of; with work more often."""
+
+AGAIN_SECONDS = 1.0
+"""After which a worker that found a lease to be over asks when its worker may be taken for dead."""
 
 FIRST_WAIT_SECONDS = 0.005
 """A start may just miss that a worker went to sleep: it looks soon after, and then ever more rarely."""
@@ -62,7 +66,7 @@ FIRST_WAIT_SECONDS = 0.005
 ASK_SECONDS = 15.0
 """How often one without a connection asks the object store whether there was any activity."""
 
-ASLEEP_SECONDS_MAX = 24 * 3_600.0
+ASLEEP_SECONDS_MAX = WORKER_ASLEEP_SECONDS
 FAILED_SECONDS_MAX = 10.0
 
 PASSING = (
@@ -130,7 +134,7 @@ class Worker:
         self._limited: frozenset[int] = frozenset()
         self._is_registered = self._is_announced = self._found_nothing = self._is_sure = False
         self._wait_seconds = FIRST_WAIT_SECONDS
-        self._look_at = self._idle_since = time.monotonic()
+        self._look_at = self._idle_since = self._restart_at = time.monotonic()
         self._stops = 0
         self._done: Counter[str] = Counter()
 
@@ -208,7 +212,9 @@ class Worker:
 
     def _lose(self) -> None:
         """The lease is over: others have the jobs, and this is another worker from now on."""
-        logger.warning("worker: its lease was over; %d jobs are others' now", len(self._running))
+        logger.warning("worker: it was found dead; %d jobs are others' now", len(self._running))
+        # first, and again if that fails: a job must not fail because its workers were not heard for a while
+        self._claims.lives(self._worker_id, self._running)
         self._drop(self._running.values(), "its worker told nothing for so long that others took it over")
         self._pulse.end()
         with suppress(DormouseError, psycopg.Error):
@@ -355,6 +361,9 @@ class Worker:
         kind_ids, lease_seconds = list(self._functions), self._options.lease_seconds
         if not self._running:  # of one that has jobs, these are others' soon after it dies
             lease_seconds += LOOK_SECONDS_MAX
+        if (now := time.monotonic()) >= self._restart_at:
+            self._restart_at = now + LOOK_SECONDS_MAX
+            restart_leases(self._claims.supplier)
         look = self._claims.look(self._worker_id, kind_ids, lease_seconds, LOOK_SECONDS_MAX)
         if not look.is_alive:
             self._lose()
@@ -362,6 +371,7 @@ class Worker:
         seconds = look.next_death_seconds
         if seconds is not None and seconds <= 0:
             self._claims.take_over()
+            seconds = AGAIN_SECONDS
         self._is_announced, self._limited = True, look.limited
         # it says so again before that is over
         most = LOOK_SECONDS_MAX / 2
@@ -369,8 +379,12 @@ class Worker:
         self._sight.look_everywhere()
 
     def _sleep(self) -> None:
-        """Lets the connection go, until there may be work; what nobody can tell is looked for once a day."""
-        self._claims.sleep(self._worker_id, ASLEEP_SECONDS_MAX + self._options.lease_seconds)
+        """Lets the connection go until there may be work; without a sign of any, asks the database once a day.
+
+        The lease lasts until the worker asks again.
+        """
+        seconds_max = ASLEEP_SECONDS_MAX if is_shared(self._objects) else 2 * ASK_SECONDS
+        self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
         self._line.let_go()
         self._is_announced = False
         slept_at, until = datetime.now(UTC), time.monotonic() + ASLEEP_SECONDS_MAX
@@ -383,7 +397,7 @@ class Worker:
 
     def _may_have_work(self, since: datetime) -> bool:
         """Activity is noted in a store that is shared; a server beside a folder costs nothing to be asked."""
-        if not self._objects.url.startswith("s3://"):
+        if not is_shared(self._objects):
             return True
         try:
             return is_noted_since(self._objects, since)

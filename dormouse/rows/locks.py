@@ -26,10 +26,11 @@ from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, RowLockHeld, TableNotFound
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import MARGIN_SECONDS, ROW_LOCK_SECONDS, restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
-LEASE_SECONDS = 30.0
+LEASE_SECONDS = ROW_LOCK_SECONDS
 QUEUE_SECONDS_MAX = 1.0
 POLL_SECONDS_MIN, POLL_SECONDS_MAX = 0.002, 0.25
 Kind = Literal["read", "write"]
@@ -127,11 +128,13 @@ class RowLocks:
     def _take(self, kind: Kind, token: UUID) -> HeldLock | RowLockHeld:
         """The lock, or why it is not given now; a writer that readers hold up leaves a precursor."""
         values = {**self._of(token), "kind": kind, "holder": f"{socket.gethostname()}:{os.getpid()}"}
-        state, held_kind, holder, until, version, next_id = self._run("take", values)[0]
+        state, held_kind, holder, until, version, next_id, is_too_long = self._run("take", values)[0]
         if state == "gone":
             raise TableNotFound.gone(self._table.name)
         if state == "granted":
             return HeldLock(token, version, next_id)
+        if is_too_long:  # a wrong clock gave it; for the next try it is over a while from now
+            restart_leases(self._supplier)
         does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
         return RowLockHeld(
             f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; "
@@ -159,4 +162,9 @@ class RowLocks:
         return {"table_id": self._table.table_id}
 
     def _of(self, token: UUID) -> dict[str, Any]:
-        return {**self._key, "token": token, "lease_seconds": self._lease_seconds}
+        return {
+            **self._key,
+            "token": token,
+            "lease_seconds": self._lease_seconds,
+            "margin_seconds": MARGIN_SECONDS,
+        }

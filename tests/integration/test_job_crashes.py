@@ -26,7 +26,10 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
 def end_leases(supplier: ConnectionSupplier) -> None:
     """As if all workers that there are had told nothing for too long."""
     with supplier.connection() as conn:
-        conn.execute("update job_worker set lease_until = clock_timestamp() - interval '1 second'")
+        conn.execute(
+            "update job_worker set lease_until = clock_timestamp() - interval '1 hour', "
+            "suspected_at = clock_timestamp() - interval '1 hour'"
+        )
 
 
 def count_ended(supplier: ConnectionSupplier) -> int:
