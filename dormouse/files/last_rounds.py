@@ -86,7 +86,8 @@ class LastRounds:
     def round(self, kind: RoundKind) -> Iterator[Round]:
         """A round, whose end is remembered: with what it raises, or with the errors that it tells.
 
-        It begins by restarting the leases that a wrong clock made too long. Not that of one which was interrupted or cancelled, nor where there is nothing to remember it in.
+        It begins by restarting the leases that a wrong clock made too long. The end of a round that was
+        interrupted or cancelled is not remembered, nor where there is nothing to remember it in.
         """
         current, started = Round(), time.monotonic()
         try:

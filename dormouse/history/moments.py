@@ -196,7 +196,7 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
 
 
 def _corrected(context: TableContext) -> bool:
-    """Corrects what a wrong clock wrote, such as from when on tables can be read; whether there was anything."""
+    """Corrects times that a wrong clock wrote; returns whether there were any."""
     with suppress(InstanceReadOnly, InstanceForbidden):
         return restart_leases(context.supplier) is not None
     return False

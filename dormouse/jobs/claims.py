@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from dormouse.jobs.job import Claim, JobState
 from dormouse.payloads.keys import columns
 from dormouse.payloads.rows import DAYS, PUT, with_days, write
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 
@@ -28,6 +30,12 @@ DEATHS_MAX = 3
 
 GRACE_SECONDS_MAX = 30.0
 """A worker whose lease was found to be over has half a lease to renew it, but no more than this."""
+
+AGAIN_SECONDS = 1.0
+"""After which a worker that found a lease to be over asks when its worker may be taken for dead."""
+
+RESTART_SECONDS = 60.0
+"""How often a worker looks for leases that a wrong clock made too long."""
 
 FORGET_SECONDS = 3_600.0
 FROZEN_MS_MAX = 10_000
@@ -89,6 +97,7 @@ class Claims:
 
     def __init__(self, supplier: Supplier) -> None:
         self.supplier = supplier
+        self._restart_at = time.monotonic()
 
     def over(self, supplier: Supplier) -> Claims:
         """The same, over other connections."""
@@ -218,6 +227,9 @@ class Claims:
         self, worker_id: UUID, kind_ids: Sequence[int], lease_seconds: float, wait_seconds: float
     ) -> Look:
         """Renews the lease, and has the worker notified for so long."""
+        if (now := time.monotonic()) >= self._restart_at:
+            self._restart_at = now + RESTART_SECONDS
+            restart_leases(self.supplier)
         values = {"kind_ids": list(kind_ids), "lease_seconds": lease_seconds, "wait_seconds": wait_seconds}
         values |= {"worker_id": worker_id, "grace_seconds_max": GRACE_SECONDS_MAX}
         is_alive, seconds, limited = self._rows(_LOOK, values)[0]

@@ -214,8 +214,10 @@ class JobStore:
         """A worker of some kinds: `run()` until `stop()`.
 
         Each function is called as `function(request, progress)`, in one of `threads` threads of its kind, and
-        returns a JSON value. A job that runs for longer than `seconds_max` has failed. A process that tells
-        nothing for `lease_seconds` is taken for dead: others run its jobs. Without work for `idle_seconds`
+        returns a JSON value. A job that runs for longer than `seconds_max` has failed. A process that does
+        not renew its lease within `lease_seconds`, nor within half of that after another worker found so, is
+        taken for dead: others run its jobs. After an outage of the database it goes on. Without work for
+        `idle_seconds`
         the worker lets its connection go, and asks now and then whether there is any.
 
         Raises `InvalidInput`.

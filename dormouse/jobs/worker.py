@@ -40,7 +40,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.jobs import documents
-from dormouse.jobs.claims import CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
+from dormouse.jobs.claims import AGAIN_SECONDS, CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim
 from dormouse.jobs.progress import Progress
 from dormouse.jobs.pulse import Pulse
@@ -50,15 +50,12 @@ from dormouse.jobs.threads import Threads
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore
-from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS, restart_leases
+from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
 from dormouse.postgres.listening import Listening
 
 THREADS_MAX = 1_000
 LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = WORKER_IDLE_SECONDS, 5.0
 """How often a worker looks for dead ones, limits, and jobs that it was not told of; with work more often."""
-
-AGAIN_SECONDS = 1.0
-"""After which a worker that found a lease to be over asks when its worker may be taken for dead."""
 
 FIRST_WAIT_SECONDS = 0.005
 """A start may just miss that a worker went to sleep: it looks soon after, and then ever more rarely."""
@@ -66,7 +63,6 @@ FIRST_WAIT_SECONDS = 0.005
 ASK_SECONDS = 15.0
 """How often one without a connection asks the object store whether there was any activity."""
 
-ASLEEP_SECONDS_MAX = WORKER_ASLEEP_SECONDS
 FAILED_SECONDS_MAX = 10.0
 
 PASSING = (
@@ -134,7 +130,7 @@ class Worker:
         self._limited: frozenset[int] = frozenset()
         self._is_registered = self._is_announced = self._found_nothing = self._is_sure = False
         self._wait_seconds = FIRST_WAIT_SECONDS
-        self._look_at = self._idle_since = self._restart_at = time.monotonic()
+        self._look_at = self._idle_since = time.monotonic()
         self._stops = 0
         self._done: Counter[str] = Counter()
 
@@ -361,9 +357,6 @@ class Worker:
         kind_ids, lease_seconds = list(self._functions), self._options.lease_seconds
         if not self._running:  # of one that has jobs, these are others' soon after it dies
             lease_seconds += LOOK_SECONDS_MAX
-        if (now := time.monotonic()) >= self._restart_at:
-            self._restart_at = now + LOOK_SECONDS_MAX
-            restart_leases(self._claims.supplier)
         look = self._claims.look(self._worker_id, kind_ids, lease_seconds, LOOK_SECONDS_MAX)
         if not look.is_alive:
             self._lose()
@@ -379,15 +372,12 @@ class Worker:
         self._sight.look_everywhere()
 
     def _sleep(self) -> None:
-        """Lets the connection go until there may be work; without a sign of any, asks the database once a day.
-
-        The lease lasts until the worker asks again.
-        """
-        seconds_max = ASLEEP_SECONDS_MAX if is_shared(self._objects) else 2 * ASK_SECONDS
+        """Lets the connection go until there may be work, for a day at most; the lease lasts as long."""
+        seconds_max = WORKER_ASLEEP_SECONDS if is_shared(self._objects) else 2 * ASK_SECONDS
         self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
         self._line.let_go()
         self._is_announced = False
-        slept_at, until = datetime.now(UTC), time.monotonic() + ASLEEP_SECONDS_MAX
+        slept_at, until = datetime.now(UTC), time.monotonic() + WORKER_ASLEEP_SECONDS
         while not self._stops and time.monotonic() < until:
             self._line.wait(ASK_SECONDS)
             if self._may_have_work(slept_at):
@@ -397,10 +387,8 @@ class Worker:
 
     def _may_have_work(self, since: datetime) -> bool:
         """Activity is noted in a store that is shared; a server beside a folder costs nothing to be asked."""
-        if not is_shared(self._objects):
-            return True
         try:
-            return is_noted_since(self._objects, since)
+            return not is_shared(self._objects) or is_noted_since(self._objects, since)
         except ObjectStoreError as error:
             logger.warning("worker: it cannot ask whether there is work: %s", one_line(error))
             return False

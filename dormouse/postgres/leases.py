@@ -1,8 +1,9 @@
 """Leases after a jump of the database's clock: none lasts longer than it may.
 
-A lease says until when it lasts, by the database's clock. When that clock is ahead for a while, the leases and times that are
-written meanwhile lie in the future once it is right again. `restart_leases` finds them by the largest span that each may
-have, starts them again from now, and records the jump. Clocks of clients decide nothing.
+A lease says until when it lasts, by the database's clock. When that clock is ahead for a while, the leases
+and times that are written meanwhile lie in the future once it is right again. `restart_leases` finds them by
+the largest span that each may have, starts them again from now, and records the jump. Clocks of clients
+decide nothing.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class ClockJump:
         days, hours = divmod(round(self.seconds / 3_600), 24)
         span = f"{days} d {hours} h" if days else f"{hours} h" if hours else f"{self.seconds:,.0f} s"
         return (
-            f"the database's clock went back by about {span}, found at {self.found_at:%Y-%m-%d %H:%M:%S} UTC; "
-            f"{self.leases:,} leases were restarted, and {self.times:,} other times corrected"
+            f"the database's clock went back by about {span}, found at {self.found_at:%Y-%m-%d %H:%M:%S} "
+            f"UTC; {self.leases:,} leases were restarted, and {self.times:,} other times corrected"
         )
 
 

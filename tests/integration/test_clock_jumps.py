@@ -1,7 +1,7 @@
 """What a jump of the database's clock leaves behind, and that it heals.
 
-The clock was five days ahead for a while and is right again: leases and times of then lie five days ahead. The tests write
-them so; `tests/acceptance/test_clock_storm.py` has the clock jump for real.
+The clock was five days ahead for a while and is right again: leases and times of then lie five days ahead.
+The tests write them so; `tests/acceptance/test_clock_storm.py` has the clock jump for real.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ AHEAD = f"clock_timestamp() + interval '{DAYS} days'"
 YESTERDAY = (datetime.now(UTC) - timedelta(days=1)).date()
 
 HEALED = {
-    "clock_jump.found_at", "compaction_job.leased_until", "compaction_job.run_until", "deletion.read_at", "hold.since",
-    "hold.until", "instance.removals_since", "job_worker.asleep_since", "job_worker.lease_until", "job_worker.since",
-    "job_worker.suspected_at", "job_worker.waits_until", "last_round.began_at", "last_round.ended_at",
-    "payload_day.leased_until", "payload_day.rehydrated_at", "row_index.used_at", "row_lock.leased_until",
-    "tables.history_since", "tables.log_since", "truncation.recorded_at", "watermark.looked_at", "watermark.whole_at",
-    "write_attempt.abandoned_at", "write_attempt.finished_at", "write_attempt.started_at",
+    "clock_jump.found_at", "compaction_job.leased_until", "compaction_job.run_until", "deletion.read_at",
+    "hold.since", "hold.until", "instance.removals_since", "job_worker.asleep_since",
+    "job_worker.lease_until", "job_worker.since", "job_worker.suspected_at", "job_worker.waits_until",
+    "last_round.began_at", "last_round.ended_at", "payload_day.leased_until", "payload_day.rehydrated_at",
+    "row_index.used_at", "row_lock.leased_until", "tables.history_since", "tables.log_since",
+    "truncation.recorded_at", "watermark.looked_at", "watermark.whole_at", "write_attempt.abandoned_at",
+    "write_attempt.finished_at", "write_attempt.started_at",
 }  # fmt: skip
 """What `restart_leases` corrects."""
 
@@ -54,23 +55,24 @@ ELSEWHERE = {
 """What the statement that reads it takes care of."""
 
 KEPT_LONGER = {
-    "applied_commit.applied_at", "backup_taken.taken_at", "file.unreferenced_at", "applied_commit.expires_at", "consumer.acknowledged_at", "consumer.position_at",
-    "deletion.deleted_at", "deletion.retired_at", "ended_job.ended_at", "erased_file.freed_at",
-    "payload_object.changed_at", "payload.inserted_at", "rejected_commit.rejected_at", "removal.removed_at",
+    "applied_commit.applied_at", "applied_commit.expires_at", "backup_taken.taken_at",
+    "consumer.acknowledged_at", "consumer.position_at", "deletion.deleted_at", "deletion.retired_at",
+    "ended_job.ended_at", "erased_file.freed_at", "file.unreferenced_at", "payload.inserted_at",
+    "payload_object.changed_at", "rejected_commit.rejected_at", "removal.removed_at",
 }  # fmt: skip
 """Until when something is kept: for longer by as much as the clock was ahead, which harms nothing."""
 
 FOR_PEOPLE = {
-    "file.added_at", "file_count.changed_at", "file_reference.file_added_at", "file_reference.last_updated",
-    "migration.applied_at", "restored.moment", "restored.restored_at", "compaction_job.created_at", "consumer.created_at", "dead_commit_message.buried_at", "dead_commit_message.sent_at",
-    "commit_message.sent_at", "difference.accepted_at", "difference.found_at", "ended_job.claimed_at",
-    "ended_job.started_at", "erasure.began_at", "erasure.finished_at",
-    "incarnation.made_at", "instance.created_at", "instance_round.began_at", "instance_round.well_at", "job.claimed_at",
-    "job.started_at", "job.told_at", "last_round.failing_since", "last_round.given_up_at", "payload_day.after_at",
-    "payload_day.changed_at", "payload_day.failed_at", "payload_object.first_at", "payload_object.last_at",
-   
-    "row_change.changed_at", "row_index.failed_at", "row_snapshot.taken_at", "row_table.changed_at",
-    "schema_change.changed_at", "tables.created_at", "truncation.truncated_at",
+    "commit_message.sent_at", "compaction_job.created_at", "consumer.created_at",
+    "dead_commit_message.buried_at", "dead_commit_message.sent_at", "difference.accepted_at",
+    "difference.found_at", "ended_job.claimed_at", "ended_job.started_at", "erasure.began_at",
+    "erasure.finished_at", "file.added_at", "file_count.changed_at", "file_reference.file_added_at",
+    "file_reference.last_updated", "incarnation.made_at", "instance.created_at", "instance_round.began_at",
+    "instance_round.well_at", "job.claimed_at", "job.started_at", "job.told_at", "last_round.failing_since",
+    "last_round.given_up_at", "migration.applied_at", "payload_day.after_at", "payload_day.changed_at",
+    "payload_day.failed_at", "payload_object.first_at", "payload_object.last_at", "restored.moment",
+    "restored.restored_at", "row_change.changed_at", "row_index.failed_at", "row_snapshot.taken_at",
+    "row_table.changed_at", "schema_change.changed_at", "tables.created_at", "truncation.truncated_at",
     "write_stream.committed_at",
 }  # fmt: skip
 """What is only shown, or part of a key."""
@@ -152,8 +154,8 @@ def test_a_job_of_a_dead_worker_is_run_a_while_later(
         until(lambda: clock_jumps(instance._supplier))
         left = query(
             instance._supplier,
-            "select extract(epoch from lease_until - clock_timestamp())::float8, waits_until <= clock_timestamp() "
-            f"from job_worker where worker_id = '{dead}'",
+            "select extract(epoch from lease_until - clock_timestamp())::float8, "
+            f"waits_until <= clock_timestamp() from job_worker where worker_id = '{dead}'",
         )
         assert left[0][0] <= 63 and left[0][1]
         query(
@@ -173,7 +175,8 @@ def test_a_compaction_job_is_taken_when_its_span_is_over(instance: Instance) -> 
     assert seconds_left(instance, "compaction_job", "leased_until") <= 6 * 3_600
     query(
         instance._supplier,
-        f"update compaction_job set run_id = gen_random_uuid(), run_until = {AHEAD}, leased_until = '-infinity'",
+        f"update compaction_job set run_id = gen_random_uuid(), run_until = {AHEAD}, "
+        "leased_until = '-infinity'",
     )
     table.compact()
     assert seconds_left(instance, "compaction_job", "run_until") <= 2 * 86_400
@@ -262,7 +265,8 @@ def test_a_hold_that_began_ahead_ends_as_much_earlier(instance: Instance, table_
 
 TIMES = [
     ("write_attempt", "started_at"), ("write_attempt", "abandoned_at"), ("write_attempt", "finished_at"),
-    ("watermark", "whole_at"), ("watermark", "looked_at"), ("last_round", "ended_at"), ("deletion", "read_at"),
+    ("watermark", "whole_at"), ("watermark", "looked_at"), ("last_round", "ended_at"),
+    ("deletion", "read_at"),
     ("payload_day", "rehydrated_at"), ("row_index", "used_at"),
 ]  # fmt: skip
 

@@ -141,14 +141,15 @@ class Jobs(RuleBasedStateMachine):
         for job_id, job in self.jobs.items():
             if job.holder == hand.worker_id and job_id not in runs:
                 job.holder = None
+                job.state = "CANCELLED" if job.is_cancelled else job.state
 
     @rule(hand=workers)
     def falls_silent(self, hand: Hand) -> None:
         """Its lease is over for longer than it has to renew it; nothing has come of that yet."""
         with self.supplier.connection() as conn:
             conn.execute(
-                "update job_worker set lease_until = clock_timestamp() - interval '1 h', "
-                "suspected_at = clock_timestamp() - interval '1 h' "
+                "update job_worker set lease_until = clock_timestamp() - interval '10 minutes', "
+                "suspected_at = clock_timestamp() - interval '10 minutes' "
                 "where worker_id = %s and lease_until > '-infinity'",
                 [hand.worker_id],
             )
