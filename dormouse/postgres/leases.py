@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import psycopg
 
@@ -96,7 +97,7 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
     ):
         return None
 
-    def work(conn: psycopg.Connection[object]) -> ClockJump | None:
+    def work(conn: psycopg.Connection[Any]) -> ClockJump | None:
         # another process may be restarting them: after it there is nothing left to do
         conn.execute(_QUERIES["alone"].on())
         [(seconds,)] = conn.execute(_QUERIES["seconds_ahead"].on(), _SPANS).fetchall()
