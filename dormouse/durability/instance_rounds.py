@@ -67,7 +67,8 @@ class InstanceRounds:
         """Keeps others from maintaining the instance meanwhile; `InstanceLocked` when another does."""
         # a transaction keeps its session through a pooler, too, and while it is idle no snapshot
         with self._supplier.connection() as conn, conn.transaction():
-            if not conn.execute(_QUERIES["alone"].on()).fetchall()[0][0]:
+            # a prepared statement would keep its snapshot until the end, for which payloads wait
+            if not conn.execute(_QUERIES["alone"].on(), prepare=False).fetchall()[0][0]:
                 raise InstanceLocked("another process maintains this instance: one is enough")
             yield
 
