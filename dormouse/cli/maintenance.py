@@ -193,7 +193,7 @@ def _table(
     found: Sequence[TableStatus],
     rounds: Sequence[InstanceRound],
     held: Sequence[Hold],
-    jumps: Sequence[ClockJump],
+    jumps: Sequence[ClockJump] = (),
 ) -> Any:
     from rich.console import Group
     from rich.text import Text

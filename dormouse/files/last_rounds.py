@@ -91,7 +91,7 @@ class LastRounds:
         """
         current, started = Round(), time.monotonic()
         try:
-            restart_leases(self._supplier)
+            self._restart_leases()
             yield current
         except (InstanceError, ConnectionsExhausted, TableNotFound, JobCancelled, JobLost):
             raise
@@ -100,6 +100,12 @@ class LastRounds:
             raise
         if not current.goes_on:
             self._remember(kind, started, current, _in_one_line(current.errors))
+
+    def _restart_leases(self) -> None:
+        try:
+            restart_leases(self._supplier)
+        except Exception as failure:  # the round itself says what is wrong
+            logger.warning("leases were not looked at: %s", one_line(failure))
 
     def read(self) -> tuple[tuple[LastRound, ...], GivenUp]:
         """The last round of each kind that there was, and the jobs that were given up."""

@@ -59,6 +59,24 @@ _SPANS = {
     "hold_margin": HOLD_MARGIN_SECONDS,
 }
 _QUERIES = load(__package__ or "", "leases")
+_LEASES = (
+    "lease_of_row_lock",
+    "lease_of_payload_day",
+    "lease_of_job_worker",
+    "lease_of_compaction_job",
+    "lease_of_hold",
+)
+_TIMES = (
+    "time_of_history",
+    "time_of_truncation",
+    "time_of_removals",
+    "time_of_write_attempt",
+    "time_of_watermark",
+    "time_of_deletion",
+    "time_of_last_round",
+    "time_of_rehydrated_day",
+    "time_of_row_index",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +121,11 @@ def restart_leases(supplier: Supplier) -> ClockJump | None:
         [(seconds,)] = conn.execute(_QUERIES["seconds_ahead"].on(), _SPANS).fetchall()
         if seconds is None:
             return None
-        counts: dict[str, int] = {"lease": 0, "time": 0}
-        for name, query in _QUERIES.items():
-            kind, _, table = name.partition("_of_")
-            if table:
-                counts[kind] += conn.execute(query.on(), _SPANS).rowcount
-        values = {"seconds": seconds, "leases": counts["lease"], "times": counts["time"]}
+        leases, times = (
+            sum(conn.execute(_QUERIES[name].on(), _SPANS).rowcount for name in names)
+            for names in (_LEASES, _TIMES)
+        )
+        values = {"seconds": seconds, "leases": leases, "times": times}
         return ClockJump(*conn.execute(_QUERIES["record"].on(), values).fetchall()[0])
 
     jump = run_transaction(supplier, work, operation="restart leases")

@@ -330,6 +330,18 @@ def test_status_and_check_tell_of_a_jump(
     assert "0 leases were restarted, and 1 other times corrected" in str(jump)
 
 
+def test_maintenance_holds_no_snapshot_however_often_it_runs(instance: Instance) -> None:
+    """Statements that run often are prepared, and keep theirs until the transaction ends."""
+    rounds = InstanceRounds(instance._supplier)
+    held = (
+        "select count(*) from pg_stat_activity "
+        "where state = 'idle in transaction' and backend_xmin is not null"
+    )
+    for _ in range(10):
+        with rounds.alone():
+            assert query(instance._supplier, f"{held} and datname = current_database()") == [(0,)]
+
+
 def filled(instance: Instance) -> Table:
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
     table = instance.create_table("f", dm.Schema([dm.Field("key", dm.LONG)]), properties=properties)

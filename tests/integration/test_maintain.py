@@ -19,7 +19,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import dormouse as dm
 from dormouse.durability import metadata_backups
-from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.durability.metadata_backups import KIND
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.restoring import restore_metadata
@@ -392,15 +391,3 @@ def test_a_full_disk_is_no_damage(lost: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(InstanceError, match=f"cannot restore into {lost}: No space left"):
         restore_metadata(lost)
     assert not (lost / "postgres").exists()
-
-
-def test_maintenance_holds_no_snapshot_however_often_it_runs(instance: Instance) -> None:
-    """Statements that run often are prepared, and keep theirs until the transaction ends."""
-    rounds = InstanceRounds(instance._supplier)
-    held = (
-        "select count(*) from pg_stat_activity "
-        "where state = 'idle in transaction' and backend_xmin is not null"
-    )
-    for _ in range(10):
-        with rounds.alone():
-            assert query(instance._supplier, f"{held} and datname = current_database()") == [(0,)]
