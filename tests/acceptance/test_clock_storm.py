@@ -184,7 +184,7 @@ def test_rows_outlast_jumps_in_all_directions(lake: tuple[Path, Clock], seed: in
                     table.ingest(pa.table({"key": [number]}), engine="local")
                     written.add(number)
                 elif work == "change":
-                    done = tried(lambda rows=rows: rows.change([dm.Insert([{"n": 1}])]))  # type: ignore[misc]
+                    done = tried(lambda rows=rows: rows.change([dm.Insert([{"n": 1}])]))
                     changed += done is not None
                 elif work == "maintain":
                     instance.maintain(once=True)

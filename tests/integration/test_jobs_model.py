@@ -189,7 +189,7 @@ class Jobs(RuleBasedStateMachine):
         dead = {hand.worker_id for hand in self.hands if hand.is_dead}
         for job in self.jobs.values():
             if job.holder in dead:
-                job.dead.append(job.holder)  # type: ignore[arg-type]
+                job.dead.append(job.holder)
                 job.holder = None
                 if job.is_cancelled:
                     job.state = "CANCELLED"
