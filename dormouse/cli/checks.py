@@ -131,6 +131,7 @@ def _found(report: CheckReport) -> Any:
     )
     if report.quarantined:
         checked += f"; quarantined: {plural(report.quarantined, 'object')}, see dormouse orphans"
+    checked = "\n".join([checked, *map(str, report.clock_jumps)])
     columns = ("kind", "table", "partition", "file", "detail")
     rows = [
         (one.kind, one.table or "", one.partition_id or "", one.filename or "", one.detail)

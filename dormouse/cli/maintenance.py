@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dormouse.files.holds import Hold
     from dormouse.files.last_rounds import RoundKind
     from dormouse.history.status import TableStatus
+    from dormouse.postgres.leases import ClockJump
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),
@@ -186,17 +187,23 @@ def status(
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()
         found, rounds, held = [item.status() for item in tables], instance.rounds(), instance.holds()
+        jumps = instance.clock_jumps()
     refusal = None if instance.refusal is None else str(instance.refusal)
-    of_instance = {"refusal": refusal, "instance_rounds": rounds, "holds": held}
+    of_instance = {"refusal": refusal, "instance_rounds": rounds, "holds": held, "clock_jumps": jumps}
     shown = [{**asdict(one), **of_instance} for one in found]
     if not found and refusal is not None:
         shown = [of_instance]  # a program must see it
-    session.show(shown, lambda: _table(found, rounds, held) if found else "there are no tables yet")
+    session.show(shown, lambda: _table(found, rounds, held, jumps) if found else "there are no tables yet")
     if refusal is not None:
         say(refusal)
 
 
-def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: Sequence[Hold]) -> Any:
+def _table(
+    found: Sequence[TableStatus],
+    rounds: Sequence[InstanceRound],
+    held: Sequence[Hold],
+    jumps: Sequence[ClockJump] = (),
+) -> Any:
     from rich.console import Group
     from rich.text import Text
 
@@ -216,7 +223,7 @@ def _table(found: Sequence[TableStatus], rounds: Sequence[InstanceRound], held: 
     )  # fmt: skip
     lines = [line for one in found for line in _attention(one)]
     lines += [line for one in found for line in _history(one)]
-    lines += [*map(_last_of, rounds), *map(_held, held)]
+    lines += [*map(_last_of, rounds), *map(_held, held), *(f"! {one}" for one in jumps)]
     return Group(tables, *(Text(printable(line)) for line in lines))
 
 

@@ -31,6 +31,7 @@ from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.partitions.checks import tree_problems
 from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import ClockJump
 
 if TYPE_CHECKING:
     from dormouse.data.file_reader import FileReader
@@ -51,7 +52,8 @@ class CheckReport:
 
     `problems` are at most 10,000 and a few: with so many, a check ends. Objects that nothing knows come last,
     the first thousand. `quarantined` are none: what another timeline wrote, and is kept for a way back to it;
-    they are counted up to a thousand and a few.
+    they are counted up to a thousand and a few. `clock_jumps` are those of the database's clock in the last
+    week, and no problems, as they were healed.
     """
 
     tables: int
@@ -60,6 +62,7 @@ class CheckReport:
     seconds: float
     problems: tuple[Problem, ...]
     quarantined: int = 0
+    clock_jumps: tuple[ClockJump, ...] = ()
 
 
 @dataclass

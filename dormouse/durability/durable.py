@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -26,6 +27,7 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.holds import Hold, holds, release
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.leases import ClockJump, clock_jumps
 
 if TYPE_CHECKING:
     from dormouse.durability.backups import Backup
@@ -208,7 +210,7 @@ class Durable:
         report = checker.run(tables, rest=table is None, finished=finished)
         if table is not None and tables and not report.tables:
             raise TableNotFound.gone(table)
-        return report
+        return replace(report, clock_jumps=tuple(self.clock_jumps()))
 
     def accept_differences(self, table: str) -> int:
         """Takes what a table has for right from now on, though references of it are lost; gives how much was.
@@ -268,6 +270,10 @@ class Durable:
     def rounds(self) -> list[InstanceRound]:
         """How the last rounds ended that are of the instance: backups of the metadata, checks."""
         return InstanceRounds(self._supplier).read()
+
+    def clock_jumps(self) -> list[ClockJump]:
+        """Returns the jumps of the database's clock that were found in the last week, the latest first."""
+        return clock_jumps(self._supplier)
 
     def adopt(
         self,

@@ -26,13 +26,15 @@ on conflict (kind) do nothing;
 select kind, began_at, ended_at, error, well_at from instance_round order by kind;
 
 -- name: is_due
--- Whether a round is due: so long after the last, or sooner after one that failed.
+-- Whether a round is due: so long after the last, or sooner after one that failed. One that ended in the future, by a clock
+-- that went back since, tells nothing.
 select not exists (
     select from instance_round
     where kind = %(kind)s
         and ended_at > clock_timestamp() - make_interval(
             secs => case when error is null then %(every_seconds)s else least(%(every_seconds)s, %(again_seconds)s) end
         )
+        and ended_at < clock_timestamp() + interval '1 minute'
 );
 
 -- name: alone

@@ -19,6 +19,7 @@ from dormouse.errors import InstanceReadOnly, MaintenanceTakenOver, TableNotFoun
 from dormouse.model.properties import TableProperties
 from dormouse.partitions.leaves import REST_SECONDS
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
@@ -70,6 +71,7 @@ class Maintainer:
         after_cycle: Callable[[Maintenance], object] = lambda done: None,
     ) -> None:
         self._after_cycle = after_cycle
+        self._supplier = supplier
         self._rounds = InstanceRounds(supplier)
         self._alone: Alone | None = None
         self._tables = tables
@@ -95,6 +97,7 @@ class Maintainer:
                 stop.wait(cycle_seconds)
 
     def _cycle(self, stop: threading.Event, *, all_is_due: bool) -> None:
+        self._try("leases", lambda: restart_leases(self._supplier))
         for table in self._tables():
             if stop.is_set():
                 return

@@ -16,10 +16,11 @@ from dormouse.errors import InvalidInput
 from dormouse.files.holds import held_until_next
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import METADATA_BACKUP_SECONDS
 
 FOLDER = "backups"
 KIND = "metadata backup"
-HELD_SECONDS_MAX = 172_800.0
+HELD_SECONDS_MAX = METADATA_BACKUP_SECONDS
 """Two days: should the next one not come, collection goes on."""
 
 _TIME = "%Y-%m-%dT%H%M%SZ"

@@ -9,9 +9,18 @@ values (concat('adoption ', %(number)s::bigint), 'epoch', clock_timestamp() + ma
 on conflict (holder) do update set until = excluded.until;
 
 -- name: forget_writers
--- Of a database that is adopted: nobody writes or works for it yet, and what others wrote is theirs to collect. Its cuts and
--- consumers are of the tables; these have all their time again, as nobody could read for them meanwhile.
-with jobs as (
+-- Of a database that is adopted: no process writes or works for it yet, and what others wrote is theirs to collect. All leases
+-- end: of row tables, jobs, days of payloads, compaction jobs, committers that sleep. Its cuts and consumers are of the tables;
+-- these have all their time again, as they could not be read for meanwhile.
+with row_locks as (delete from row_lock),
+workers as (delete from job_worker),
+running as (update job set worker_id = null, claimed_at = null where worker_id is not null),
+payload_days as (
+    update payload_day set token = token + 1, worker = null, leased_until = null
+    where worker is not null or leased_until is not null
+),
+waiters as (delete from commit_waiter),
+jobs as (
     update compaction_job set leased_until = '-infinity', run_id = null, run_until = '-infinity'
     where leased_until > '-infinity' or run_id is not null
 ),

@@ -18,12 +18,13 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.files.watermarks import look
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import allow_scans, rows_of, run_transaction
 
 logger = logging.getLogger(__name__)
 
-LEASE_SECONDS = 6 * 3600.0
+LEASE_SECONDS = COMPACTION_SECONDS
 RELEASE_BATCH_JOBS = 10_000
 OLD_SECONDS = 7 * 24 * 3600.0
 """A deletion that is pending for longer is worth merging each file that has rows of it."""

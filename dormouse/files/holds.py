@@ -21,11 +21,12 @@ import psycopg
 from dormouse.errors import InstanceError
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import HOLD_MARGIN_SECONDS, HOLD_SECONDS
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
-LEASE_SECONDS = 900.0
-MARGIN_SECONDS = 600.0
+LEASE_SECONDS = HOLD_SECONDS
+MARGIN_SECONDS = HOLD_MARGIN_SECONDS
 """Longer than a transaction that removes references takes."""
 
 logger = logging.getLogger(__name__)

@@ -27,6 +27,7 @@ from dormouse.errors import (
 from dormouse.files.round_reports import who
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
@@ -85,10 +86,12 @@ class LastRounds:
     def round(self, kind: RoundKind) -> Iterator[Round]:
         """A round, whose end is remembered: with what it raises, or with the errors that it tells.
 
-        Not that of one which was interrupted or cancelled, nor where there is nothing to remember it in.
+        It begins by restarting the leases that a wrong clock made too long. The end of a round that was
+        interrupted or cancelled is not remembered, nor where there is nothing to remember it in.
         """
         current, started = Round(), time.monotonic()
         try:
+            self._restart_leases()
             yield current
         except (InstanceError, ConnectionsExhausted, TableNotFound, JobCancelled, JobLost):
             raise
@@ -97,6 +100,12 @@ class LastRounds:
             raise
         if not current.goes_on:
             self._remember(kind, started, current, _in_one_line(current.errors))
+
+    def _restart_leases(self) -> None:
+        try:
+            restart_leases(self._supplier)
+        except Exception as failure:  # the round itself says what is wrong
+            logger.warning("leases were not looked at: %s", one_line(failure))
 
     def read(self) -> tuple[tuple[LastRound, ...], GivenUp]:
         """The last round of each kind that there was, and the jobs that were given up."""

@@ -20,6 +20,7 @@ from dormouse.history.events import has_events_since
 from dormouse.history.sizes import size_since
 from dormouse.model.cut import Position
 from dormouse.model.text import check_printed
+from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
@@ -80,6 +81,7 @@ class Consumers:
 
         Raises `CutExpired` when its beginning cannot be read any more.
         """
+        restart_leases(self._context.supplier)  # a wrong clock may have let all moments till later go
         if not self._change("create", name, self._moment(begin)) and self.find(name) is None:
             raise CutExpired(
                 f"consumer {name!r} cannot begin at {begin and begin.at}: the history of table "

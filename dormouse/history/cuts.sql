@@ -53,13 +53,15 @@ with last as materialized (
     on conflict (table_id, name) do nothing
     returning cut_id, name, recorded_at, epoch, table_id, snapshot
 ), held as (
+    -- by the clock of now: that of the last cut, which this one comes after, may have been ahead
     insert into hold (holder, table_id, since, snapshot, until)
-    select concat('cut ', table_id, '/', cut_id), table_id, recorded_at, snapshot, case
-            when name is null then recorded_at + make_interval(secs => %(kept_seconds)s)
+    select concat('cut ', m.table_id, '/', m.cut_id), m.table_id, l.now, m.snapshot, case
+            when m.name is null then l.now + make_interval(secs => %(kept_seconds)s)
             else 'infinity'
         end
-    from made
-    where name is not null or %(kept_seconds)s > 0
+    from made m
+    cross join last l
+    where m.name is not null or %(kept_seconds)s > 0
 )
 select cut_id, name, recorded_at, epoch, table_id from made;
 
@@ -81,8 +83,13 @@ with gone as (
 select count(*) from gone;
 
 -- name: is_due
--- Whether the last cut is old enough for another, and the table has changed since. What is as it was needs no cut.
-select coalesce(l.recorded_at < clock_timestamp() - make_interval(secs => %(interval_seconds)s), true)
+-- Whether the last cut is old enough for another, and the table has changed since. What is as it was needs no cut. One of the
+-- future is that of a clock that went back since, and tells nothing.
+select coalesce(
+        l.recorded_at not between clock_timestamp() - make_interval(secs => %(interval_seconds)s)
+            and clock_timestamp() + interval '1 minute',
+        true
+    )
     and (
         l.snapshot is null
         or exists (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from dormouse.jobs.job import Claim, JobState
 from dormouse.payloads.keys import columns
 from dormouse.payloads.rows import DAYS, PUT, with_days, write
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement, run_transaction
 
@@ -25,6 +27,15 @@ CANCELLED, LIMITS = "cancelled", "limits"
 
 DEATHS_MAX = 3
 """A job whose workers died so often has failed: it may be what they die of."""
+
+GRACE_SECONDS_MAX = 30.0
+"""A worker whose lease was found to be over has half a lease to renew it, but no more than this."""
+
+AGAIN_SECONDS = 1.0
+"""After which a worker that found a lease to be over asks when its worker may be taken for dead."""
+
+RESTART_SECONDS = 60.0
+"""How often a worker looks for leases that a wrong clock made too long."""
 
 FORGET_SECONDS = 3_600.0
 FROZEN_MS_MAX = 10_000
@@ -47,6 +58,9 @@ _PUT = PUT.including(such=_QUERIES["of_ended"])
 _KEEP = _QUERIES["keep"].including(put=replace(_PUT, text=_PUT.text.rstrip(";")))
 _FINISH_KEEPING = _QUERIES["finish"].including(kept=_KEEP, **_ENDING)
 _FINISH = _QUERIES["finish"].including(kept=replace(_KEEP, text=""), **_ENDING)
+_LOOK, _TAKE_OVER = (
+    _QUERIES[name].including(found_dead_at=_QUERIES["found_dead_at"]) for name in ("look", "take_over")
+)
 _KEPT_CHARACTERS_MAX = 4 * 2**20
 """Of results that are kept by the statement that ends their jobs; more are kept after it."""
 
@@ -71,7 +85,7 @@ class Look:
     """What a worker without work is to know."""
 
     is_alive: bool
-    """Whether its lease lasted."""
+    """Whether it was not found dead."""
     next_death_seconds: float | None
     """When another worker with jobs may be found dead; None: none has any."""
     limited: frozenset[int]
@@ -83,6 +97,7 @@ class Claims:
 
     def __init__(self, supplier: Supplier) -> None:
         self.supplier = supplier
+        self._restart_at = time.monotonic()
 
     def over(self, supplier: Supplier) -> Claims:
         """The same, over other connections."""
@@ -95,7 +110,7 @@ class Claims:
     def claim(
         self, worker_id: UUID, free: Mapping[int, int], since: Mapping[int, int], *, limited: bool = False
     ) -> list[Claim]:
-        """Jobs of each kind, at most so many, in the order of start; none when the lease is over.
+        """Jobs of each kind, at most so many, in the order of start; none when the worker was found dead.
 
         `limited`: of the kinds with a limit alone, or `KindsBusy`; else of those without. `since`: the
         numbers from which on they are looked for.
@@ -137,7 +152,7 @@ class Claims:
         told: Sequence[tuple[Claim, tuple[int | None, int | None, str | None]]],
         lease_seconds: float,
     ) -> tuple[bool, set[UUID]]:
-        """Renews the lease; whether it lasted until now, and the jobs that somebody wants to end."""
+        """Renews the lease, unless the worker was found dead; gives whether it did, and the jobs to end."""
         ((is_alive, cancelled),) = self._run(
             "pulse",
             worker_id=worker_id,
@@ -194,16 +209,29 @@ class Claims:
         self._run("give_back", worker_id=worker_id, kind_ids=list(kind_ids), running=list(running))
 
     def take_over(self) -> int:
-        """Has the jobs of dead workers wait again, or ends them; gives how many there were."""
-        again, gone, _ = self._run("take_over", deaths_max=DEATHS_MAX)[0]
+        """Has the jobs of dead workers wait again, or ends them; gives how many there were.
+
+        A worker is dead when its lease is over, and it did not renew it for a while after that was found.
+        """
+        values = {"deaths_max": DEATHS_MAX, "grace_seconds_max": GRACE_SECONDS_MAX}
+        again, gone, _ = self._rows(_TAKE_OVER, values)[0]
+        self._run("suspect")
         return int(again + gone)
+
+    def lives(self, worker_id: UUID, job_keys: Iterable[UUID]) -> None:
+        """Has jobs not count the death of a worker that was found dead, and lives."""
+        self._run("lives", worker_id=worker_id, job_keys=list(job_keys))
 
     def look(
         self, worker_id: UUID, kind_ids: Sequence[int], lease_seconds: float, wait_seconds: float
     ) -> Look:
         """Renews the lease, and has the worker notified for so long."""
+        if (now := time.monotonic()) >= self._restart_at:
+            self._restart_at = now + RESTART_SECONDS
+            restart_leases(self.supplier)
         values = {"kind_ids": list(kind_ids), "lease_seconds": lease_seconds, "wait_seconds": wait_seconds}
-        is_alive, seconds, limited = self._run("look", worker_id=worker_id, **values)[0]
+        values |= {"worker_id": worker_id, "grace_seconds_max": GRACE_SECONDS_MAX}
+        is_alive, seconds, limited = self._rows(_LOOK, values)[0]
         return Look(is_alive, seconds, frozenset(limited))
 
     def awake(self, worker_id: UUID, lease_seconds: float) -> None:

@@ -1,12 +1,14 @@
 -- name: register
 -- A worker that is ready to take jobs.
-insert into job_worker (worker_id, kind_ids, name, lease_until)
-values (%(worker_id)s, %(kind_ids)s, %(name)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s));
+insert into job_worker (worker_id, kind_ids, name, lease_until, lease_seconds)
+values (
+    %(worker_id)s, %(kind_ids)s, %(name)s, clock_timestamp() + make_interval(secs => %(lease_seconds)s), %(lease_seconds)s
+);
 
 -- name: me
--- Part of a query: the worker, as long as its lease lasts. Who takes its jobs from it when that is over waits until this
--- ends.
-select name from job_worker where worker_id = %(worker_id)s and lease_until > clock_timestamp() for share
+-- Part of a query: the worker, as long as it is not found dead, also when its lease is over. What takes its jobs from it waits
+-- until this ends.
+select name from job_worker where worker_id = %(worker_id)s and lease_until > '-infinity' for share
 
 -- name: any_number
 -- Part of a query: the kinds without a limit, how many of each may be claimed, and from which number on they are looked for:
@@ -82,13 +84,14 @@ with me as materialized (
 {requests};
 
 -- name: pulse
--- Renews the lease, unless it is over, and writes what functions told; gives whether it is renewed, and which jobs somebody
--- wants to end.
+-- Renews the lease, unless the worker is found dead, and writes what functions told; gives whether it is renewed, and which
+-- jobs are to be ended. The lease of a worker that the database did not hear for a while may be over, and nobody else has its
+-- jobs yet.
 with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s)
     from (select set_config('synchronous_commit', 'off', true)) as quick
-    where worker_id = %(worker_id)s and lease_until > clock_timestamp()
+    where worker_id = %(worker_id)s and lease_until > '-infinity'
     returning worker_id
 ), told as (
     update job j
@@ -173,13 +176,43 @@ with back as (
 select pg_notify('dormouse_jobs', kind_id::text)::text
 from (select kind_id from back union select kind_id from gone) k;
 
+-- name: suspect
+-- Notes the workers whose lease is over: one that lives has some time from now on to renew it, as the database may not have
+-- answered while the lease ended. Gives whether there are any.
+with noted as (
+    update job_worker w
+    set suspected_at = clock_timestamp()
+    from (
+        select worker_id
+        from job_worker
+        where lease_until > '-infinity' and lease_until <= clock_timestamp() and (suspected_at >= lease_until) is not true
+        for update skip locked
+    ) over
+    where w.worker_id = over.worker_id
+    returning w.worker_id
+)
+select count(*) from noted;
+
+-- name: found_dead_at
+-- Part of a query: when a worker w is taken for dead, unless it renews its lease: half a lease after that was found to be over.
+case when w.suspected_at >= w.lease_until
+    then w.suspected_at + make_interval(secs => least(coalesce(w.lease_seconds, 30) / 2, %(grace_seconds_max)s))
+    else w.lease_until end
+
 -- name: take_over
--- Has the jobs of dead workers wait again; ends those that somebody wants to end, or that so many workers died of.
+-- Has the jobs of dead workers wait again; ends those that are to be ended, or that so many workers died of. A dead worker's
+-- lease never lasts again.
 with dead as materialized (
     select worker_id, kind_ids, name
-    from job_worker
-    where lease_until <= clock_timestamp()
+    from job_worker w
+    where lease_until > '-infinity' and lease_until <= clock_timestamp() and suspected_at >= lease_until
+        and {found_dead_at} <= clock_timestamp()
     for update skip locked
+), buried as (
+    update job_worker w
+    set lease_until = '-infinity', waits_until = '-infinity'
+    from dead d
+    where w.worker_id = d.worker_id
 ), lost as materialized (
     select j.job_key, j.token, d.worker_id, d.name, j.is_cancelled, j.is_cancelled or j.deaths + 1 >= %(deaths_max)s as ends
     from dead d
@@ -187,7 +220,7 @@ with dead as materialized (
     join job j on j.kind_id = k.kind_id and j.worker_id = d.worker_id
 ), again as (
     update job j
-    set worker_id = null, claimed_at = null, deaths = j.deaths + 1
+    set worker_id = null, claimed_at = null, deaths = j.deaths + 1, dead_workers = j.dead_workers || l.worker_id
     from lost l
     where j.job_key = l.job_key and j.worker_id = l.worker_id and not l.ends
     returning j.kind_id
@@ -212,21 +245,27 @@ select (select count(*) from again), (select count(*) from gone),
         from (select kind_id from again union select kind_id from gone) k
     );
 
+-- name: lives
+-- A worker that was found dead lives: jobs do not count its death any more.
+update job
+set deaths = greatest(deaths - 1, 0), dead_workers = array_remove(dead_workers, %(worker_id)s)
+where job_key = any(%(job_keys)s::uuid[]) and %(worker_id)s = any(dead_workers);
+
 -- name: look
--- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether its lease lasted,
--- in how many seconds the next worker with jobs may be found dead, and which of its kinds have a limit.
+-- Renews the lease of a worker that has nothing else to do, and says for how long it sleeps. Gives whether it was not found
+-- dead, in how many seconds the next worker with jobs may be, and which of its kinds have a limit.
 with me as (
     update job_worker
     set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s),
-        waits_until = clock_timestamp() + make_interval(secs => %(wait_seconds)s)
+        waits_until = clock_timestamp() + make_interval(secs => %(wait_seconds)s), asleep_since = null
     from (select set_config('synchronous_commit', 'off', true)) as quick
-    where worker_id = %(worker_id)s and lease_until > clock_timestamp()
+    where worker_id = %(worker_id)s and lease_until > '-infinity'
     returning worker_id
 )
 select exists (select from me), (
-    select extract(epoch from min(w.lease_until) - clock_timestamp())::float8
+    select extract(epoch from min({found_dead_at}) - clock_timestamp())::float8
     from job_worker w
-    where w.worker_id <> %(worker_id)s and exists (
+    where w.worker_id <> %(worker_id)s and w.lease_until > '-infinity' and exists (
         select
         from unnest(w.kind_ids) as k (kind_id)
         join job j on j.kind_id = k.kind_id and j.worker_id = w.worker_id
@@ -236,15 +275,16 @@ select exists (select from me), (
 -- name: awake
 -- The worker works, and needs no notifications; its jobs are others' soon after it dies.
 update job_worker
-set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), waits_until = '-infinity'
+set lease_until = clock_timestamp() + make_interval(secs => %(lease_seconds)s), waits_until = '-infinity', asleep_since = null
 from (select set_config('synchronous_commit', 'off', true)) as quick
-where worker_id = %(worker_id)s and lease_until > clock_timestamp();
+where worker_id = %(worker_id)s and lease_until > '-infinity';
 
 -- name: sleep
 -- The worker has no job, and lets its connection go; it asks again within this time.
 update job_worker
-set lease_until = clock_timestamp() + make_interval(secs => %(seconds)s), waits_until = '-infinity'
-where worker_id = %(worker_id)s and lease_until > clock_timestamp();
+set lease_until = clock_timestamp() + make_interval(secs => %(seconds)s), waits_until = '-infinity',
+    asleep_since = clock_timestamp()
+where worker_id = %(worker_id)s and lease_until > '-infinity';
 
 -- name: leave
 -- Forgets a worker that ends and has no job, and those that ended without a word a while ago.

@@ -38,14 +38,24 @@ from started;
 -- gone before.
 select exists (select from ended_job where job_key = %(job_key)s);
 
+-- name: works
+-- Part of a query: whether worker a is taken to work on kind k. One that has no connection comes back within a minute after a
+-- job was started: it died when one that was started since waits for longer.
+a.lease_until > clock_timestamp() and k.kind_id = any(a.kind_ids) and (
+    a.asleep_since is null or (
+        select o.started_at
+        from job o
+        where o.kind_id = k.kind_id and o.worker_id is null
+        order by o.job_number
+        limit 1
+    ) between a.asleep_since and clock_timestamp() - interval '1 minute' is not true
+)
+
 -- name: shown
 -- Part of a query: a job that has not ended, as it is told of; w is its worker.
 j.job_key, j.job_id, k.name as kind, 'PROCESSING' as state, j.owner, null::text as about, j.current, j.total, j.message,
     null::text as error, null::text as traceback, w.name as worker, j.token as attempts, j.is_cancelled,
-    j.worker_id is not null or exists (
-        select from job_worker a
-        where j.kind_id = any(a.kind_ids) and a.lease_until > clock_timestamp()
-    ) as has_workers,
+    j.worker_id is not null or exists (select from job_worker a where {works}) as has_workers,
     j.started_at, j.claimed_at, j.told_at, null::timestamptz as ended_at
 
 -- name: shown_ended
@@ -153,9 +163,7 @@ select k.name, k.running_max,
     ),
     (select count(*) from job j where j.kind_id = k.kind_id and j.worker_id is not null),
     (
-        select count(*)
-        from job_worker a
-        where k.kind_id = any(a.kind_ids) and a.lease_until > clock_timestamp()
+        select count(*) from job_worker a where {works}
     )
 from job_kind k
 where k.kind_id > 0

@@ -44,7 +44,7 @@ class Pulse:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease was over before it was renewed."""
+        """Whether the worker was found dead before it renewed its lease."""
         return self._is_lost
 
     def begin(self, worker_id: UUID) -> None:
@@ -101,8 +101,9 @@ class Pulse:
         try:
             is_alive, cancelled = self._claims.pulse(worker_id, self._kind_ids, news, self._lease_seconds)
         except (DormouseError, psycopg.Error) as error:
+            # an outage is no death: whether another worker has the jobs, the database says when it answers
             logger.warning("worker: it cannot tell that it lives: %s", one_line(error))
-            is_alive, cancelled = began - self._renewed_at < self._lease_seconds, set()
+            is_alive, cancelled = True, set()
         else:
             self._renewed_at = began
         for run in runs:

@@ -50,7 +50,9 @@ RUNNING_MAX = (1 << 31) - 1
 CANCEL_TRIES_MAX = 100
 
 _QUERIES = load(__package__ or "", "jobs")
-_SHOWN = {name: _QUERIES[name] for name in ("shown", "shown_ended")}
+_WORKS = {"works": _QUERIES["works"]}
+_SHOWN = {"shown": _QUERIES["shown"].including(**_WORKS), "shown_ended": _QUERIES["shown_ended"]}
+_KINDS = _QUERIES["kinds"].including(**_WORKS)
 _START = _QUERIES["start"].including(wake=_QUERIES["wake"])
 _FIND = _QUERIES["find"].including(**_SHOWN)
 _LIST = _QUERIES["list"].including(**_SHOWN)
@@ -161,7 +163,7 @@ class JobStore:
 
     def kinds(self) -> list[KindOfJob]:
         """The kinds of jobs that there were, and who works on each."""
-        work = rows_of(_QUERIES["kinds"], {"counted_max": COUNTED_MAX})
+        work = rows_of(_KINDS, {"counted_max": COUNTED_MAX})
         return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
     def list(
@@ -214,8 +216,10 @@ class JobStore:
         """A worker of some kinds: `run()` until `stop()`.
 
         Each function is called as `function(request, progress)`, in one of `threads` threads of its kind, and
-        returns a JSON value. A job that runs for longer than `seconds_max` has failed. A process that tells
-        nothing for `lease_seconds` is taken for dead: others run its jobs. Without work for `idle_seconds`
+        returns a JSON value. A job that runs for longer than `seconds_max` has failed. A process that does
+        not renew its lease within `lease_seconds`, nor within half of that after another worker found so, is
+        taken for dead: others run its jobs. After an outage of the database it goes on. Without work for
+        `idle_seconds`
         the worker lets its connection go, and asks now and then whether there is any.
 
         Raises `InvalidInput`.

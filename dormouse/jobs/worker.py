@@ -40,7 +40,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.jobs import documents
-from dormouse.jobs.claims import CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
+from dormouse.jobs.claims import AGAIN_SECONDS, CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim
 from dormouse.jobs.progress import Progress
 from dormouse.jobs.pulse import Pulse
@@ -48,12 +48,13 @@ from dormouse.jobs.runs import JobFunction, Run, refused, unkept
 from dormouse.jobs.sight import Sight
 from dormouse.jobs.threads import Threads
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import is_noted_since
+from dormouse.objects.activity import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore
+from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
 from dormouse.postgres.listening import Listening
 
 THREADS_MAX = 1_000
-LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = 60.0, 5.0
+LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = WORKER_IDLE_SECONDS, 5.0
 """How often a worker looks for dead ones, limits, and jobs that it was not told of; with work more often."""
 
 FIRST_WAIT_SECONDS = 0.005
@@ -62,7 +63,6 @@ FIRST_WAIT_SECONDS = 0.005
 ASK_SECONDS = 15.0
 """How often one without a connection asks the object store whether there was any activity."""
 
-ASLEEP_SECONDS_MAX = 24 * 3_600.0
 FAILED_SECONDS_MAX = 10.0
 
 PASSING = (
@@ -209,7 +209,9 @@ class Worker:
 
     def _lose(self) -> None:
         """The lease is over: others have the jobs, and this is another worker from now on."""
-        logger.warning("worker: its lease was over; %d jobs are others' now", len(self._running))
+        logger.warning("worker: it was found dead; %d jobs are others' now", len(self._running))
+        # first, and again if that fails: a job must not fail because its workers were not heard for a while
+        self._claims.lives(self._worker_id, self._running)
         self._drop(self._running.values(), "its worker told nothing for so long that others took it over")
         self._pulse.end()
         with suppress(DormouseError, psycopg.Error):
@@ -363,6 +365,7 @@ class Worker:
         seconds = look.next_death_seconds
         if seconds is not None and seconds <= 0:
             self._claims.take_over()
+            seconds = AGAIN_SECONDS
         self._is_announced, self._limited = True, look.limited
         # it says so again before that is over
         most = LOOK_SECONDS_MAX / 2
@@ -370,11 +373,12 @@ class Worker:
         self._sight.look_everywhere()
 
     def _sleep(self) -> None:
-        """Lets the connection go, until there may be work; what nobody can tell is looked for once a day."""
-        self._claims.sleep(self._worker_id, ASLEEP_SECONDS_MAX + self._options.lease_seconds)
+        """Lets the connection go until there may be work, for a day at most; the lease lasts as long."""
+        seconds_max = WORKER_ASLEEP_SECONDS if is_shared(self._objects) else 2 * ASK_SECONDS
+        self._claims.sleep(self._worker_id, seconds_max + self._options.lease_seconds)
         self._line.let_go()
         self._is_announced = False
-        slept_at, until = datetime.now(UTC), time.monotonic() + ASLEEP_SECONDS_MAX
+        slept_at, until = datetime.now(UTC), time.monotonic() + WORKER_ASLEEP_SECONDS
         while not self._stops and time.monotonic() < until:
             self._line.wait(ASK_SECONDS)
             if self._may_have_work(slept_at):
@@ -384,10 +388,8 @@ class Worker:
 
     def _may_have_work(self, since: datetime) -> bool:
         """Activity is noted in a store that is shared; a server beside a folder costs nothing to be asked."""
-        if not self._objects.url.startswith("s3://"):
-            return True
         try:
-            return is_noted_since(self._objects, since)
+            return not is_shared(self._objects) or is_noted_since(self._objects, since)
         except ObjectStoreError as error:
             logger.warning("worker: it cannot ask whether there is work: %s", one_line(error))
             return False

@@ -41,8 +41,13 @@ def note(objects: ObjectStore) -> None:
 
 def note_if_shared(objects: ObjectStore) -> None:
     """As `note`, of a store in S3: the schedules of a deployed instance work there, none in a folder."""
-    if objects.url.startswith("s3://"):
+    if is_shared(objects):
         note(objects)
+
+
+def is_shared(objects: ObjectStore) -> bool:
+    """Returns whether a store is in S3, so that other hosts see it and its database may pause itself."""
+    return objects.url.startswith("s3://")
 
 
 def is_noted_since(objects: ObjectStore, moment: datetime) -> bool:

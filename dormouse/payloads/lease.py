@@ -22,11 +22,12 @@ import psycopg
 from dormouse.errors import DormouseError, PayloadDayBusy, one_line
 from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import PAYLOAD_DAY_SECONDS, restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
 T = TypeVar("T")
-LEASE_SECONDS = 60.0
+LEASE_SECONDS = PAYLOAD_DAY_SECONDS
 Work = Literal["offload", "fold", "rehydrate", "rebuild"]
 _READERS = 723_615_409
 """Of the advisory locks of those that read a day."""
@@ -128,6 +129,8 @@ def leased(
     }
     taken = run_transaction(supplier, rows_of(_QUERIES["take"], values), operation="lease a day")
     if not taken:
+        # for the next try: a lease that a wrong clock made too long is over a while from now
+        restart_leases(supplier)
         raise PayloadDayBusy(_why_not(supplier, day, work))
     lease = Lease(supplier, day, taken[0][0], seconds)
     run_transaction(supplier, lambda conn: _end_readers(conn, day), operation="lease a day")

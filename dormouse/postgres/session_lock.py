@@ -62,9 +62,11 @@ class SessionLock:
                 conn.execute(_QUERIES["end_session"].on(), self._session)
             self._lent.enter_context(_kept(conn, self._kind))
             self._conn = conn
-            pid, began = conn.execute(_QUERIES["own_session"].on()).fetchall()[0]
+            pid, began = conn.execute(_QUERIES["own_session"].on(), prepare=False).fetchall()[0]
             self._session = {"pid": pid, "began": began}
-        self._is_taken = bool(self._conn.execute(self._query.on(), self._values).fetchall()[0][0])
+        # a prepared statement would keep its snapshot until the end, for which the offload of payloads waits
+        found = self._conn.execute(self._query.on(), self._values, prepare=False).fetchall()
+        self._is_taken = bool(found[0][0])
         return self._is_taken
 
     def is_held(self) -> bool:
@@ -81,7 +83,7 @@ class SessionLock:
 def _answers(conn: psycopg.Connection[Any]) -> bool:
     """Returns whether the session answers, by a statement: another thread may use the connection just now."""
     try:
-        conn.execute("")
+        conn.execute("", prepare=False)
     except psycopg.Error:
         return False
     return True
@@ -108,7 +110,7 @@ def _kept(conn: psycopg.Connection[Any], kind: limits.Limits) -> Iterator[None]:
 def _beat(conn: psycopg.Connection[Any], ended: threading.Event, seconds: float) -> None:
     while not ended.wait(seconds):
         try:
-            conn.execute("")
+            conn.execute("", prepare=False)
         except psycopg.Error as error:
             logger.warning("a session that keeps a lock was lost: %s", one_line(error))
             return

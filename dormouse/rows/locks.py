@@ -28,10 +28,11 @@ from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, RowLockHeld, TableNotFound
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import MARGIN_SECONDS, ROW_LOCK_SECONDS, restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
-LEASE_SECONDS = 30.0
+LEASE_SECONDS = ROW_LOCK_SECONDS
 QUEUE_SECONDS_MAX = 1.0
 ASKED_SECONDS_MIN = 1.0
 """How long even a caller that does not wait is held up by a transaction that is just changing the lock."""
@@ -138,11 +139,13 @@ class RowLocks:
             return RowLockHeld(
                 f"table {self._table.name!r}: a transaction that changes it has not ended; try again later"
             )
-        state, held_kind, holder, until, version, next_id = rows[0]
+        state, held_kind, holder, until, version, next_id, is_too_long = rows[0]
         if state == "gone":
             raise TableNotFound.gone(self._table.name)
         if state == "granted":
             return HeldLock(token, version, next_id)
+        if is_too_long:  # a wrong clock gave it; for the next try it is over a while from now
+            restart_leases(self._supplier)
         does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
         return RowLockHeld(
             f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; "
@@ -171,4 +174,9 @@ class RowLocks:
         return {"table_id": self._table.table_id}
 
     def _of(self, token: UUID) -> dict[str, Any]:
-        return {**self._key, "token": token, "lease_seconds": self._lease_seconds}
+        return {
+            **self._key,
+            "token": token,
+            "lease_seconds": self._lease_seconds,
+            "margin_seconds": MARGIN_SECONDS,
+        }

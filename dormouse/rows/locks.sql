@@ -1,6 +1,8 @@
 -- name: take
--- Takes a lock of a table, or tells who has it. One that a crash loses is fenced off as one that was given to another is.
-select l.state, l.kind, l.holder, l.leased_until, l.version, l.next_id
+-- Takes a lock of a table, or tells who has it, and whether its lease is longer than leases are. One that a crash loses is
+-- fenced off as one that was given to another is.
+select l.state, l.kind, l.holder, l.leased_until, l.version, l.next_id,
+    l.leased_until > clock_timestamp() + make_interval(secs => %(lease_seconds)s + %(margin_seconds)s)
 from lock_rows(%(table_id)s, %(kind)s, %(token)s, %(holder)s, %(lease_seconds)s) l,
     (select set_config('synchronous_commit', 'off', true)) quick;
 

@@ -20,6 +20,7 @@ from dormouse.jobs import expiry as jobs
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
 from dormouse.schedules.work import Turn, utc_now
 
 KIND = "garbage"
@@ -89,11 +90,16 @@ def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
 
 
 def _roll_days(supplier: Supplier) -> None:
-    for what, roll in (("the log of removals", removal_log.roll), ("jobs", jobs.roll)):
+    # first, as a wrong clock may have dated what the others look at
+    for what, work in (
+        ("restarting leases", restart_leases),
+        ("making days of the log of removals", removal_log.roll),
+        ("making days of jobs", jobs.roll),
+    ):
         try:
-            roll(supplier)
+            work(supplier)
         except Exception:
-            logger.exception("days of %s are not made in this round", what)
+            logger.exception("%s failed in this round", what)
 
 
 def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:

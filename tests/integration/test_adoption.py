@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -20,10 +22,13 @@ import dormouse as dm
 from dormouse.durability import deletions
 from dormouse.durability.deletions import announced
 from dormouse.durability.owner_records import records
+from dormouse.durability.ownership import Ownership
 from dormouse.durability.processes import Process, this_process
 from dormouse.errors import InstanceIsACopy, InstanceLocked, InstanceTakenOver, InvalidInput
 from dormouse.instance import Instance
+from dormouse.jobs.claims import Claims
 from dormouse.objects import open_store
+from dormouse.payloads.lease import leased
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
@@ -268,3 +273,28 @@ def test_what_is_held_is_shown_and_can_be_released(
         instance.table("t").compact()
         instance.table("t").collect_garbage()
         assert instance.table("t").status().files == 1
+
+
+def test_an_adoption_ends_all_leases(instance: Instance) -> None:
+    """Of the processes that had them none works with this database: nothing waits for one of them."""
+    supplier, day = instance._supplier, (datetime.now(UTC) - timedelta(days=1)).date()
+    rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
+    table = instance.create_table("t", SCHEMA)
+    job_id, claims, worker_id = instance.jobs.start("work", {}), Claims(supplier), uuid4()
+    kind_id = instance.jobs._kind_id("work")
+    claims.register(worker_id, [kind_id], "of before", 30.0)
+    assert len(claims.claim(worker_id, {kind_id: 1}, {})) == 1
+    query(
+        supplier,
+        "insert into commit_waiter (queue, waiter, waits_until) "
+        "values (0, gen_random_uuid(), clock_timestamp() + interval '1 minute')",
+    )
+    with rows.locks.write(), leased(supplier, day, "offload", ["open"]), table._context.writing():
+        Ownership(supplier, instance.objects).adopt(instance._catalog.instance_id(), keep_days=0)
+        for name in ("row_lock", "job_worker", "commit_waiter", "write_attempt"):
+            assert query(supplier, f"select count(*) from {name}") == [(0,)], name
+        assert query(supplier, "select worker, leased_until, token from payload_day") == [(None, None, 2)]
+        assert query(supplier, "select worker_id, claimed_at, deaths from job") == [(None, None, 0)]
+        assert rows.change([dm.Insert([{"n": 1}])], wait_seconds=0).versions
+    instance.jobs.worker({"work": lambda request, progress: "done"}).run(drain=True)
+    assert instance.jobs.result(job_id) == "done"

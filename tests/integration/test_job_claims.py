@@ -56,7 +56,8 @@ class Hand:
     def dies(self) -> None:
         with self._supplier.connection() as conn:
             conn.execute(
-                "update job_worker set lease_until = clock_timestamp() - interval '1 s' where worker_id = %s",
+                "update job_worker set lease_until = clock_timestamp() - interval '10 minutes', "
+                "suspected_at = clock_timestamp() - interval '10 minutes' where worker_id = %s",
                 [self.id],
             )
 

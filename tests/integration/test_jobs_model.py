@@ -39,7 +39,7 @@ class Known:
     state: str = "PROCESSING"
     holder: UUID | None = None
     token: int = 0
-    deaths: int = 0
+    dead: list[UUID] = field(default_factory=list)
     is_cancelled: bool = False
     result: int | None = None
 
@@ -49,6 +49,7 @@ class Hand:
     """A worker, and the claims that it believes to have."""
 
     worker_id: UUID
+    is_over: bool = False
     is_dead: bool = False
     claims: list[Claim] = field(default_factory=list)
 
@@ -68,6 +69,7 @@ class Jobs(RuleBasedStateMachine):
         self.store.limit(LIMITED, LIMIT)
         self.kind_ids = {kind: self.store._kind_id(kind) for kind in KINDS}
         self.jobs: dict[str, Known] = {}
+        self.hands: list[Hand] = []
         self.started = 0
 
     @rule(target=ids, kind=st.sampled_from(KINDS), count=st.integers(1, 4))
@@ -86,6 +88,7 @@ class Jobs(RuleBasedStateMachine):
     @rule(target=workers)
     def register(self) -> Hand:
         hand = Hand(uuid4())
+        self.hands.append(hand)
         self.claims.register(hand.worker_id, list(self.kind_ids.values()), "model", LONG_SECONDS)
         return hand
 
@@ -138,15 +141,19 @@ class Jobs(RuleBasedStateMachine):
         for job_id, job in self.jobs.items():
             if job.holder == hand.worker_id and job_id not in runs:
                 job.holder = None
+                job.state = "CANCELLED" if job.is_cancelled else job.state
 
     @rule(hand=workers)
-    def die(self, hand: Hand) -> None:
+    def falls_silent(self, hand: Hand) -> None:
+        """Its lease is over for longer than it has to renew it; nothing has come of that yet."""
         with self.supplier.connection() as conn:
             conn.execute(
-                "update job_worker set lease_until = clock_timestamp() - interval '1 s' where worker_id = %s",
+                "update job_worker set lease_until = clock_timestamp() - interval '10 minutes', "
+                "suspected_at = clock_timestamp() - interval '10 minutes' "
+                "where worker_id = %s and lease_until > '-infinity'",
                 [hand.worker_id],
             )
-        hand.is_dead = True
+        hand.is_over = True
 
     @rule(hand=workers)
     def pulse(self, hand: Hand) -> None:
@@ -154,26 +161,39 @@ class Jobs(RuleBasedStateMachine):
             hand.worker_id, list(self.kind_ids.values()), [], 2 * LONG_SECONDS
         )
         assert is_alive == (not hand.is_dead)
-        with self.supplier.connection() as conn:
-            statement = "select lease_until - clock_timestamp() from job_worker where worker_id = %s"
-            [(left,)] = conn.execute(statement, [hand.worker_id]).fetchall()
-        assert (left.total_seconds() > LONG_SECONDS) == is_alive
+        if is_alive:
+            hand.is_over = False
+            with self.supplier.connection() as conn:
+                statement = "select lease_until - clock_timestamp() from job_worker where worker_id = %s"
+                [(left,)] = conn.execute(statement, [hand.worker_id]).fetchall()
+            assert left.total_seconds() > LONG_SECONDS
         held = [job_id for job_id, job in self.jobs.items() if job.holder == hand.worker_id]
         assert len(cancelled) == sum(self.jobs[job_id].is_cancelled for job_id in held)
 
-    @rule(hands=st.lists(workers, max_size=4))
-    def take_over(self, hands: list[Hand]) -> None:
+    @rule(hand=workers)
+    def lives(self, hand: Hand) -> None:
+        """One that was found dead says that it lives."""
+        if not hand.is_dead:
+            return
+        self.claims.lives(hand.worker_id, [one.job_key for one in hand.claims])
+        for one in hand.claims:
+            dead = self.jobs[one.job_id].dead
+            if hand.worker_id in dead and self.jobs[one.job_id].state == "PROCESSING":
+                dead.remove(hand.worker_id)
+
+    @rule()
+    def take_over(self) -> None:
         self.claims.take_over()
-        with self.supplier.connection() as conn:
-            rows = conn.execute("select worker_id from job_worker where lease_until <= clock_timestamp()")
-            dead = {worker_id for (worker_id,) in rows.fetchall()}
+        for hand in self.hands:
+            hand.is_dead = hand.is_dead or hand.is_over
+        dead = {hand.worker_id for hand in self.hands if hand.is_dead}
         for job in self.jobs.values():
             if job.holder in dead:
+                job.dead.append(job.holder)
                 job.holder = None
-                job.deaths += 1
                 if job.is_cancelled:
                     job.state = "CANCELLED"
-                elif job.deaths >= DEATHS_MAX:
+                elif len(job.dead) >= DEATHS_MAX:
                     job.state = "FAILED"
 
     @rule(job_id=ids)
@@ -189,6 +209,7 @@ class Jobs(RuleBasedStateMachine):
     def leave(self, hand: Hand) -> None:
         self.give_back(hand, len(hand.claims), True)
         self.claims.leave(hand.worker_id)
+        self.hands.remove(hand)
 
     @invariant()
     def all_is_as_it_must_be(self) -> None:
