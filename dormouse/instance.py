@@ -368,6 +368,7 @@ class Instance(ShownInstance, RowTables, Durable):
         return {
             "jobs": lambda: self.jobs.expire(self._jobs_retention_days),
             "rows": self._keep_row_indexes,
+            "commit bodies": self._commits.sweep_bodies,
         }
 
     def _check_writable(self) -> None:

@@ -52,5 +52,5 @@ class DirectCommits:
             self._ids[request.table] = tables[None, request.table].record.table_id
         outcomes = apply(self._tables, [Envelope(r, self._ids[r.table]) for r in requests])
         # what a committer has applied before may not be on disk yet
-        settle(self._tables.supplier, [outcome for outcome in outcomes if outcome.state != "applied"])
-        return outcomes
+        others = iter(settle(self._tables.supplier, [o for o in outcomes if o.state != "applied"]))
+        return [outcome if outcome.state == "applied" else next(others) for outcome in outcomes]

@@ -84,8 +84,11 @@ class Handler:
             else item
             for message, item in zip(messages, read, strict=True)
         ]
-        settle(self._tables.supplier, [item.outcome for item in handled])
-        return handled
+        settled = settle(self._tables.supplier, [item.outcome for item in handled])
+        return [
+            item if outcome is item.outcome else Handled(item.message, outcome, "waits")
+            for item, outcome in zip(handled, settled, strict=True)
+        ]
 
     def _read(self, message: Message) -> Envelope | Handled:
         try:

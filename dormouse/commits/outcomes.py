@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from dormouse.postgres.migrate import lacking
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement
 
+logger = logging.getLogger(__name__)
 State = Literal["applied", "applied_before", "rejected", "try_later"]
 
 NOT_OUR_SCHEMA = (
@@ -255,18 +257,24 @@ def dead_letters(supplier: Supplier, limit: int) -> list[DeadLetter]:
     return [DeadLetter(*row) for row in rows]
 
 
-def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
-    """Keeps what was refused where the submitter finds it, and has what was applied on disk; one statement.
+def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> list[CommitOutcome]:
+    """Makes applied commits durable and records why others were refused, in one statement.
 
-    Only then may a message be deleted, or its sender be told.
+    Only then may a message be deleted, or its sender be answered. Returns the outcomes, in their order. The
+    statement may reach another server than the one that applied: a restarted one, or a promoted standby. So
+    it looks each applied commit up. A commit that is missing is to be tried later, and with it every
+    refusal, which may rest on what was lost.
     """
     named = [o for o in outcomes if o.commit_id and is_text(o.commit_id)]
     refused = {o.commit_id: o for o in named if o.state == "rejected"}
+    proved = [n for n, o in enumerate(outcomes) if o.state in {"applied", "applied_before"}]
+    if not refused and not proved:
+        return list(outcomes)
     applied = [o for o in outcomes if o.state == "applied" and o.commit_id not in refused]
-    if not refused and all(outcome.state == "try_later" for outcome in outcomes):
-        return
     rows = sorted((narrow_bytes(name), name, outcome) for name, outcome in refused.items())
     values = {
+        "proved_keys": Uuids([narrow_bytes(outcomes[n].commit_id) for n in proved]),
+        "proved_table_ids": [outcomes[n].table_id for n in proved],
         "applied_keys": Uuids([narrow_bytes(outcome.commit_id) for outcome in applied]),
         "applied_table_ids": integers([outcome.table_id for outcome in applied]),
         "commit_keys": Uuids([key for key, _, _ in rows]),
@@ -275,7 +283,20 @@ def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome]) -> None:
         "error_classes": [outcome.error_class for _, _, outcome in rows],
         "errors": [outcome.error for _, _, outcome in rows],
     }
-    run_statement(supplier, rows_of(_SETTLE, values), operation="settle commits")
+    [(missing, *_)] = run_statement(supplier, rows_of(_SETTLE, values), operation="settle commits")
+    if not missing:
+        return list(outcomes)
+    logger.warning("the database died and lost %d applied commits; they are applied again", len(missing))
+    lost = {proved[number - 1] for number in missing}
+    again = [n in lost or outcome.state == "rejected" for n, outcome in enumerate(outcomes)]
+    return [_lost(o) if is_again else o for o, is_again in zip(outcomes, again, strict=True)]
+
+
+def _lost(outcome: CommitOutcome) -> CommitOutcome:
+    error = "the database died before the commit was on its disk"
+    return replace(
+        outcome, state="try_later", error=error, error_class=CommitOutcomeUnknown.__name__, waits=True
+    )
 
 
 def forget_rejected(supplier: Supplier) -> None:

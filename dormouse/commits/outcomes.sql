@@ -50,9 +50,22 @@ select await_messages(%(awaited_keys)s::uuid[], %(usual)s, %(seconds)s);
 
 -- name: settle
 -- Keeps why commits were refused, and forgets it of those that are applied after all; what they changed is on disk then.
-with applied as (
+-- Gives the numbers of the applied commits that this server does not have: it, or the server before it, died after they
+-- were applied. Then no refusal is kept, since it may rest on what was lost.
+with missing as materialized (
+    select p.number
+    from unnest(%(proved_keys)s::uuid[], %(proved_table_ids)s::integer[]) with ordinality
+        p (commit_key, table_id, number)
+    where not exists (
+            select from applied_commit c
+            where c.commit_key = p.commit_key and c.table_id = coalesce(p.table_id, c.table_id)
+            offset 0
+        )
+        -- a table that was dropped meanwhile took its commits along
+        and (p.table_id is null or exists (select from tables t where t.table_id = p.table_id offset 0))
+), applied as (
     delete from rejected_commit
-    where ctid = any(array(
+    where not exists (select from missing) and ctid = any(array(
         select l.place
         from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[]) as a (commit_key, table_id)
         cross join lateral (
@@ -69,11 +82,12 @@ with applied as (
         %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(table_ids)s::integer[], %(error_classes)s::text[],
         %(errors)s::text[]
     )
+    where not exists (select from missing)
     on conflict (commit_key) do update set
         table_id = excluded.table_id, error_class = excluded.error_class, error = excluded.error,
         rejected_at = clock_timestamp()
 )
-{durably}
+select array(select number from missing), {durably};
 
 -- name: forget_rejected
 -- Forgets commits that were refused long ago.

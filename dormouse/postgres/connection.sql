@@ -28,11 +28,11 @@ select set_config('dormouse.durability', current_setting('synchronous_commit'), 
     set_config('synchronous_commit', 'off', false);
 
 -- name: durably
--- Has this transaction wait for the disk as far as the server or the role asks; a write is part of it.
-select set_config(
-        'synchronous_commit',
-        coalesce(nullif(current_setting('dormouse.durability', true), ''), current_setting('synchronous_commit')),
-        true
-    ),
-    -- one that writes nothing does not wait; the log is one sequence, so all that was committed before goes with it
-    pg_logical_emit_message(true, 'dormouse', '');
+-- Part of a query: has its transaction wait for the disk as far as the server or the role asks; a write is part of it.
+set_config(
+    'synchronous_commit',
+    coalesce(nullif(current_setting('dormouse.durability', true), ''), current_setting('synchronous_commit')),
+    true
+),
+-- one that writes nothing does not wait; the log is one sequence, so all that was committed before goes with it
+pg_logical_emit_message(true, 'dormouse', '')

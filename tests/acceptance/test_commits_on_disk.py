@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 import dormouse as dm
-from dormouse.commits import handling
+from dormouse.commits import direct, handling
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import settle
+from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.requests import AddFiles
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import DormouseError
@@ -187,6 +188,92 @@ def test_what_was_committed_at_once_outlives_a_crash(server: Server) -> None:
     server.crash()
     server.start()
     assert files_of(instance) == ["f0", "f1", "f2"]
+
+
+def crashing(server: Server, work: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
+    """Returns `work` with a crash and a restart of the server before or after its first useful call."""
+    crashed: list[bool] = []
+
+    def crash() -> None:
+        crashed.append(True)
+        server.crash()
+        server.start()
+        # as if the time had passed after which a delivery is taken for lost
+        query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+
+    def run(*args: Any, **more: Any) -> Any:
+        if before and not crashed:
+            crash()
+        found = work(*args, **more)
+        if not before and not crashed and found != []:
+            crash()
+        return found
+
+    return run
+
+
+def drain(instance: Instance) -> dict[str, str]:
+    """Drains the queue, again after each error, until it is empty; returns the last state of each commit."""
+    found: dict[str, str] = {}
+    for _ in range(20):
+        with suppress(DormouseError):
+            found |= {o.commit_id: o.state for o in instance.committer(concurrency=1).drain()}
+            if instance.commits.depths()[0].messages == 0:
+                return found
+    raise AssertionError("the queue does not become empty")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "before"),
+    [
+        pytest.param(PostgresQueue, "receive", False, marks=pytest.mark.slow, id="after receive"),
+        pytest.param(handling, "settle", True, id="after apply"),
+        pytest.param(handling, "settle", False, marks=pytest.mark.slow, id="after settle"),
+        pytest.param(PostgresQueue, "delete", False, marks=pytest.mark.slow, id="after delete"),
+    ],
+)
+def test_a_batch_outlives_a_crash_of_the_server_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, before: bool
+) -> None:
+    instance = server.instance
+    instance.submit([add(table, "a", commit_id=f"add {table}") for table in TABLES])
+    ids = [f"add {table}" for table in TABLES]
+    receive = PostgresQueue.receive
+
+    def received_on_disk(*args: Any, **more: Any) -> Any:
+        """Has the delivery on disk: one that was lost would not be deleted either."""
+        found = receive(*args, **more)
+        query(instance._supplier, "select pg_logical_emit_message(true, 'test', '')::text")
+        return found
+
+    monkeypatch.setattr(PostgresQueue, "receive", received_on_disk)
+    monkeypatch.setattr(place, name, crashing(server, getattr(place, name), before=before))
+    found = drain(instance)
+    assert {found.get(one) for one in ids} <= {"applied", "applied_before", None}
+    assert [instance.commit_status(one).state for one in ids] == ["applied"] * 3
+    server.crash()
+    server.start()
+    assert [instance.commit_status(one).state for one in ids] == ["applied"] * 3
+    assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
+
+
+@pytest.mark.slow
+def test_a_direct_commit_is_not_acknowledged_by_what_a_crash_undid(
+    server: Server, crash_after: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = server.instance
+    instance.submit([add("t", "a")])
+    answers: list[str] = []
+
+    def commit() -> None:
+        monkeypatch.setattr(direct, "settle", crashing(server, settle, before=True))
+        answers.append(instance.commit([add("t", "a")], seconds_max=0)[0].state)
+        answers.extend(files_of(instance))
+
+    crash_after(commit)
+    assert answers == ["pending"]
+    drain(instance)
+    assert files_of(instance) == ["a"]
 
 
 @pytest.mark.slow
