@@ -83,7 +83,7 @@ class Committer:
         tidy: Callable[[], object] = lambda: None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """Calls `applied` after each batch, `tidy` once an hour and after a drain, `check` before a receive."""
+        """Calls `applied` after a batch, `tidy` hourly and after a drain, `check` before a receive."""
         self._check = check
         self._options = options or CommitterOptions()
         self._applied = applied
