@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -365,10 +366,8 @@ class Instance(ShownInstance, RowTables, Durable):
         return Table(context, self._tables, self._check_writable, read_only=self._read_only)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        return {
-            "jobs": lambda: self.jobs.expire(self._jobs_retention_days),
-            "rows": self._keep_row_indexes,
-        }
+        jobs = partial(self.jobs.expire, self._jobs_retention_days)
+        return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _check_writable(self) -> None:
         if self._refusal is not None:

@@ -31,7 +31,12 @@ class CuttingProxy:
             except OSError:
                 return
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self._server)
+            try:
+                server.connect(self._server)
+            except OSError:  # it was killed, and another is not there yet
+                client.close()
+                server.close()
+                continue
             for ends in ((client, server), (server, client)):
                 threading.Thread(target=self._copy, args=(*ends, self._new_passes()), daemon=True).start()
 

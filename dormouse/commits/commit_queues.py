@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
-from dormouse.commits.committer import Committer, CommitterOptions
+from dormouse.commits.committer import STOP_SECONDS, Committer, CommitterOptions
 from dormouse.commits.direct import DirectCommits
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit_statuses, dead_letters
@@ -150,14 +150,22 @@ class CommitQueues:
         if not self._settings.commit_queue_urls:
             rehome(self._supplier, self._settings.queues)
         noting = partial(note_if_shared, self._objects)
-        tidy = partial(sweep, self._supplier, self._objects)
-        if not self._settings.commit_queue_urls:
-            tidy = partial(tidy, kept_seconds=KEPT_SECONDS_IN_DATABASE)
         made = Committer(
-            Tables(self._limited), self.queues, options, applied=noting, tidy=tidy, check=self._check_owner
+            Tables(self._limited),
+            self.queues,
+            options,
+            applied=noting,
+            tidy=self.sweep_bodies,
+            check=self._check_owner,
         )
         self._committers.add(made)
         return made
+
+    def sweep_bodies(self) -> int:
+        """Deletes the bodies of large requests that no message refers to; returns how many."""
+        if self._settings.commit_queue_urls:
+            return sweep(self._supplier, self._objects)
+        return sweep(self._supplier, self._objects, kept_seconds=KEPT_SECONDS_IN_DATABASE)
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""
@@ -204,14 +212,14 @@ class CommitQueues:
         return dead_letters(self._supplier, limit)
 
     def close(self) -> None:
-        """Ends this instance's committers, when they have finished what they hold."""
+        """Ends this instance's committers, when they have finished what they hold; see `Committer.close`."""
         with self._lock:
             self._closed = True
             own = self._own
         for committer in list(self._committers):
             committer.close()
         if own is not None:
-            own.join()
+            own.join(STOP_SECONDS)  # a daemon, which has ended unless its server hangs
         self._limited.close()
 
     @cached_property

@@ -45,6 +45,8 @@ COMMITS_OF_A_TABLE = 10
 """Wanted in a batch where many wait: a table costs a statement, one commit more in it a fifth of that."""
 BATCHES_OF_MANY_TABLES = 20
 STOP_SECONDS = 0.2
+CLOSE_SECONDS = 30.0
+"""How long `close` waits for a batch: one is applied within a second or two."""
 FAILURE_SECONDS_MAX = 10.0
 REPORT_SECONDS = 60.0
 FORGET_SECONDS = 3600.0
@@ -81,7 +83,7 @@ class Committer:
         tidy: Callable[[], object] = lambda: None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """`applied` is called after each batch, `tidy` once an hour, `check` before what is received."""
+        """Calls `applied` after a batch, `tidy` hourly and after a drain, `check` before a receive."""
         self._check = check
         self._options = options or CommitterOptions()
         self._applied = applied
@@ -127,9 +129,17 @@ class Committer:
         return self.metrics()
 
     def close(self) -> None:
-        """Ends `run` in another thread, and waits until it has finished what it holds."""
+        """Ends `run` in another thread, and waits until it has finished what it holds.
+
+        Waits at most `CLOSE_SECONDS`: a server that hangs may never answer. What it holds then comes again.
+        """
         self._closed.set()
-        self._ended.wait()
+        if not self._ended.wait(CLOSE_SECONDS):
+            logger.warning(
+                "a committer has not ended within %g s, as its database or queue does not answer; what it "
+                "holds comes again",
+                CLOSE_SECONDS,
+            )
 
     def drain(self) -> list[CommitOutcome]:
         """Applies until the queues are empty; gives the last outcome of every request that it has met.
@@ -152,6 +162,7 @@ class Committer:
             ]
         for loop in loops:
             outcomes += loop.result()
+        self._forget()
         return outcomes
 
     def metrics(self) -> CommitterMetrics:

@@ -92,9 +92,22 @@ def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
         conn = Connection.connect(conninfo, autocommit=True, prepare_threshold=PREPARE_THRESHOLD)
     except psycopg.OperationalError as error:
         message = f"cannot connect to {describe(conninfo)}: {one_line(error)}"
-        state = None if isinstance(error, psycopg.errors.ConnectionTimeout) else _sqlstate(conninfo)
-        if state in _CROWDED or (state is None and _is_backlog_full(conninfo)):
+        is_silent = isinstance(error, psycopg.errors.ConnectionTimeout)
+        state = None if is_silent else _sqlstate(conninfo)
+        if state in _CROWDED:
             raise Unavailable(message, conninfo, crowded=True) from None
+        if is_backlog_full := (state is None and _is_backlog_full(conninfo)):
+            message = (
+                f"{describe(conninfo)} accepts no connection: it is frozen, or too many processes connect "
+                "at once; look at the server's process"
+            )
+        elif is_silent:
+            message = (
+                f"{describe(conninfo)} does not answer: it is frozen or overloaded, or the network to it is "
+                "interrupted; look at the server"
+            )
+        if is_backlog_full:
+            raise Unavailable(message, conninfo) from None
         if state in _RESTARTING or (state is None and reached_before):
             raise Unavailable(message, conninfo) from None
         refused = state is not None and state.startswith(_INVALID_AUTHORIZATION)

@@ -6,17 +6,20 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dormouse.commits import bodies
 from dormouse.commits.outcomes import CommitStatus
+from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.instance import NO_TABLE, Instance
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.rounds.ingest_commit import commit_id
@@ -36,6 +39,7 @@ from tests.commit_storm import (
     submit,
 )
 from tests.cutting import CuttingProxy, after
+from tests.embedded import postmaster
 from tests.state import query, wait_until
 
 UNTOUCHED_SECONDS_MAX = 30.0
@@ -239,3 +243,44 @@ def test_what_was_told_in_a_long_storm_is_true(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storm_of(dsn, tmp_path, monkeypatch, seed=2, seconds=35, submitters=4, committers=3)
+
+
+@contextmanager
+def killed_again_and_again(folder: Path, seed: int, seconds: float) -> Iterator[str]:
+    """Runs a server whose processes are all killed at random times, and which is started again each time.
+
+    Its log is written every 10 s, or when a commit asks for it: so a kill loses commits that did not.
+    """
+    options = {"fsync": "off", "wal_writer_delay": "10s", "autovacuum": "off"}
+    dice, over, kills = random.Random(f"kills {seed}"), threading.Event(), list[float]()
+    with ExitStack() as stack:
+        dsn = stack.enter_context(EmbeddedPostgres(folder, options=options)).dsn
+
+        def kill() -> None:
+            until = time.monotonic() + seconds
+            while not over.wait(dice.uniform(2, 6)) and time.monotonic() < until:
+                main = postmaster(folder)
+                processes = [main, *main.children(recursive=True)]
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(processes, timeout=60)
+                stack.enter_context(EmbeddedPostgres(folder, options=options))
+                kills.append(time.monotonic())
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            yield dsn
+        finally:
+            over.set()
+            killer.join()
+        assert kills, "the server was never killed"
+
+
+@pytest.mark.slow
+def test_what_was_told_in_a_storm_that_kills_the_server_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_again_and_again(tmp_path / "server", seed=3, seconds=25) as dsn:
+        storm_of(dsn, tmp_path, monkeypatch, seed=3, seconds=30, submitters=3, committers=2)

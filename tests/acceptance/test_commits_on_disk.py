@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 import dormouse as dm
-from dormouse.commits import handling
+from dormouse.commits import direct, handling
 from dormouse.commits.job_commits import QueuedJobCommits
-from dormouse.commits.outcomes import CommitOutcome, settle
+from dormouse.commits.outcomes import settle
 from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.queue import Message
 from dormouse.commits.requests import AddFiles
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import DormouseError
@@ -96,100 +95,6 @@ def crash_after(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
         query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
 
     return run
-
-
-def crash_once(server: Server) -> Callable[[], None]:
-    """Returns a function that crashes the server and starts it again, the first time that it is called."""
-    left = [True]
-
-    def crash() -> None:
-        if left and left.pop():
-            server.crash()
-            server.start()
-            query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
-
-    return crash
-
-
-def crash_when_received(server: Server, patch: pytest.MonkeyPatch) -> None:
-    crash, receive = crash_once(server), PostgresQueue.receive
-
-    def received(queue: PostgresQueue, limit: int, wait_seconds: float) -> list[Message]:
-        if messages := receive(queue, limit, wait_seconds):
-            crash()
-        return messages
-
-    patch.setattr(PostgresQueue, "receive", received)
-
-
-def crash_when_applied(server: Server, patch: pytest.MonkeyPatch) -> None:
-    crash, apply = crash_once(server), handling.apply
-
-    def applied(*given: Any) -> list[CommitOutcome]:
-        # the deliveries are on disk, so that the messages can be deleted after the crash
-        query(server.instance._supplier, "select pg_logical_emit_message(true, 'test', '')")
-        outcomes = apply(*given)
-        crash()
-        return outcomes
-
-    patch.setattr(handling, "apply", applied)
-
-
-def crash_when_settled(server: Server, patch: pytest.MonkeyPatch) -> None:
-    crash = crash_once(server)
-
-    def settled(*given: Any) -> list[CommitOutcome]:
-        outcomes = settle(*given)
-        crash()
-        return outcomes
-
-    patch.setattr(handling, "settle", settled)
-
-
-def crash_when_deleted(server: Server, patch: pytest.MonkeyPatch) -> None:
-    crash, delete = crash_once(server), PostgresQueue.delete
-
-    def deleted(queue: PostgresQueue, messages: Sequence[Message]) -> None:
-        delete(queue, messages)
-        crash()
-
-    patch.setattr(PostgresQueue, "delete", deleted)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "crashing", [crash_when_applied, crash_when_received, crash_when_settled, crash_when_deleted]
-)
-def test_a_committer_that_goes_on_after_a_crash_of_the_server_loses_no_commit(
-    server: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    crashing: Callable[[Server, pytest.MonkeyPatch], None],
-) -> None:
-    instance = server.instance
-    instance.commit([add("t", "there")])
-    names = [f"add {table}" for table in TABLES]
-    instance.submit([add(table, "a", commit_id=name) for table, name in zip(TABLES, names, strict=True)])
-    # a refusal that rests on a commit that the crash undoes
-    instance.submit([add("t", "a", commit_id="again")])
-    crashing(server, monkeypatch)
-    answered: set[str] = set()
-    for _ in range(5):
-        with suppress(DormouseError):
-            outcomes = instance.committer(concurrency=1).drain()
-            answered |= {o.commit_id for o in outcomes if o.state in ("applied", "applied_before")}
-        if all(instance.commit_status(name).state == "applied" for name in names):
-            break
-    assert answered <= set(names) | {"again"}
-    server.crash()
-    server.start()
-    assert {table: files_of(instance, table) for table in TABLES} == {
-        "t": ["a", "there"], "u": ["a"], "v": ["a"]
-    }  # fmt: skip
-    # the crash may bring messages back, which are then found to be applied
-    query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
-    instance.committer(concurrency=1).drain()
-    assert [instance.commit_status(name).state for name in names] == ["applied"] * 3
-    assert instance.commit_status("again").state == "rejected"
 
 
 @pytest.mark.slow
@@ -283,6 +188,96 @@ def test_what_was_committed_at_once_outlives_a_crash(server: Server) -> None:
     server.crash()
     server.start()
     assert files_of(instance) == ["f0", "f1", "f2"]
+
+
+def crashing(server: Server, work: Callable[..., Any], *, before: bool) -> Callable[..., Any]:
+    """Returns `work` with a crash and a restart of the server before or after its first useful call."""
+    crashed: list[bool] = []
+
+    def crash() -> None:
+        crashed.append(True)
+        server.crash()
+        server.start()
+        # as if the time had passed after which a delivery is taken for lost
+        query(server.instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+
+    def run(*args: Any, **more: Any) -> Any:
+        if before and not crashed:
+            crash()
+        found = work(*args, **more)
+        if not before and not crashed and found != []:
+            crash()
+        return found
+
+    return run
+
+
+def drain(instance: Instance) -> dict[str, str]:
+    """Drains the queue, again after each error, until it is empty; returns the last state of each commit."""
+    found: dict[str, str] = {}
+    for _ in range(20):
+        with suppress(DormouseError):
+            found |= {o.commit_id: o.state for o in instance.committer(concurrency=1).drain()}
+            if instance.commits.depths()[0].messages == 0:
+                return found
+    raise AssertionError("the queue does not become empty")
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "before"),
+    [
+        pytest.param(PostgresQueue, "receive", False, marks=pytest.mark.slow, id="after receive"),
+        pytest.param(handling, "settle", True, id="after apply"),
+        pytest.param(handling, "settle", False, marks=pytest.mark.slow, id="after settle"),
+        pytest.param(PostgresQueue, "delete", False, marks=pytest.mark.slow, id="after delete"),
+    ],
+)
+def test_a_batch_outlives_a_crash_of_the_server_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, before: bool
+) -> None:
+    instance = server.instance
+    instance.submit([add(table, "a", commit_id=f"add {table}") for table in TABLES])
+    instance.submit([add("t", "a", commit_id="again")])  # its refusal rests on what the crash may undo
+    ids = [f"add {table}" for table in TABLES]
+    receive = PostgresQueue.receive
+
+    def received_on_disk(*args: Any, **more: Any) -> Any:
+        """Has the delivery on disk: one that was lost would not be deleted either."""
+        found = receive(*args, **more)
+        query(instance._supplier, "select pg_logical_emit_message(true, 'test', '')::text")
+        return found
+
+    monkeypatch.setattr(PostgresQueue, "receive", received_on_disk)
+    monkeypatch.setattr(place, name, crashing(server, getattr(place, name), before=before))
+    found = drain(instance)
+    assert {found.get(one) for one in ids} <= {"applied", "applied_before", None}
+    assert [instance.commit_status(one).state for one in ids] == ["applied"] * 3
+    server.crash()
+    server.start()
+    query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+    drain(instance)  # the crash may bring messages back, which are then found to be applied
+    assert [instance.commit_status(one).state for one in ids] == ["applied"] * 3
+    assert [files_of(instance, table) for table in TABLES] == [["a"]] * 3
+    assert instance.commit_status("again").state == "rejected"
+
+
+@pytest.mark.slow
+def test_a_direct_commit_is_not_acknowledged_by_what_a_crash_undid(
+    server: Server, crash_after: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = server.instance
+    instance.submit([add("t", "a")])
+    answers: list[str] = []
+
+    def commit() -> None:
+        monkeypatch.setattr(direct, "settle", crashing(server, settle, before=True))
+        answers.append(instance.commit([add("t", "a")], seconds_max=0)[0].state)
+        answers.extend(files_of(instance))
+
+    crash_after(commit)
+    assert answers == ["pending"]
+    drain(instance)
+    assert files_of(instance) == ["a"]
 
 
 @pytest.mark.slow

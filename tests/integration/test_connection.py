@@ -126,6 +126,20 @@ def test_fifty_threads_share_four_connections(dsn: str) -> None:
     assert len(pids) == 4
 
 
+def test_a_server_that_accepts_and_never_answers_is_reported_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        dsn = f"postgresql://user@127.0.0.1:{port}/db?connect_timeout=2"
+        with (
+            closing(ConnectionSupplier(dsn, wait_seconds_max=0.1)) as supplier,
+            pytest.raises(
+                InstanceError, match=rf"^PostgreSQL at 127\.0\.0\.1:{port}, .* does not answer: [^\n]*$"
+            ),
+            supplier.connection(),
+        ):
+            pass
+
+
 def test_waiting_past_the_bound_is_one_clear_error(dsn: str) -> None:
     with closing(ConnectionSupplier(dsn, connections_max=1, wait_seconds_max=0.1)) as supplier:
         with (
