@@ -64,7 +64,11 @@ with sent as materialized (
         limit 1
     ) c on true
 ), lost as materialized (
-    select array_agg(number order by number) as numbers from sent where not is_there
+    select array_agg(number order by number) as numbers
+    from sent s
+    where not s.is_there
+        -- a table that was dropped meanwhile took its commits along
+        and (s.table_id is null or exists (select from tables t where t.table_id = s.table_id offset 0))
 ), applied as (
     delete from rejected_commit
     where ctid = any(array(
