@@ -31,7 +31,7 @@ from dormouse.model.text import check_text, is_text, narrow_bytes
 from dormouse.postgres.arrays import Uuids, integers
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
-from dormouse.postgres.opening import Connection
+from dormouse.postgres.opening import was_open_at
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_statement
 
@@ -287,9 +287,7 @@ def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) 
     }
 
     def work(conn: psycopg.Connection[Any]) -> list[Any]:
-        # behind a pooler one session is many of the server
-        is_same = isinstance(conn, Connection) and not conn.is_pooled and conn.open_since < since
-        return rows_of(_SETTLE, {**values, "is_same_server": is_same})(conn)
+        return rows_of(_SETTLE, {**values, "is_same_server": was_open_at(conn, since)})(conn)
 
     ((lost, *_),) = run_statement(supplier, work, operation="settle commits")
     if not lost:

@@ -39,6 +39,7 @@ from dormouse.errors import (
 from dormouse.model.text import is_text, narrow_bytes
 from dormouse.postgres.arrays import Uuids, texts
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.opening import was_open_at
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
 
@@ -149,7 +150,8 @@ class PostgresQueue:
 
     def delete(self, messages: Sequence[Message]) -> None:
         if messages:
-            self._again("delete", _deliveries(messages))
+            since = min(message.born for message in messages)
+            self._again("delete", _deliveries(messages), since=since)
 
     def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
         check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
@@ -221,18 +223,27 @@ class PostgresQueue:
             self._sight.saw(rows[0][0])
         now = time.monotonic()
         return [
-            Message(row[5], f"{row[1]}.{row[2]}.{row[3]}", row[3], row[4], born=now - row[6]) for row in rows
+            Message(row[5], f"{row[1]}.{row[2]}.{row[3]}", row[3], row[4], born=now - max(row[6], 0.0))
+            for row in rows
         ]
 
     def _run(self, work: Callable[[psycopg.Connection[Any]], list[Any]], what: str) -> list[Any]:
         with self._errors():
             return run_statement(self._supplier, work, operation=f"commit queue {what}")
 
-    def _again(self, query: str, values: _Values) -> None:
-        """Runs what is done with deliveries, and does no harm when it runs twice."""
+    def _again(self, query: str, values: _Values, since: float | None = None) -> None:
+        """Runs what is done with deliveries, and does no harm when it runs twice.
+
+        With `since` (`time.monotonic`), the statement learns whether its session was open then.
+        """
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            more = {} if since is None else {"is_same_server": was_open_at(conn, since)}
+            return rows_of(_OF_DELIVERIES[query], {**values, **more})(conn)
+
         for attempt in range(1, ATTEMPTS_MAX + 1):
             try:
-                self._run(rows_of(_OF_DELIVERIES[query], values), query)
+                self._run(work, query)
             except CommitOutcomeUnknown:
                 if attempt == ATTEMPTS_MAX:
                     raise

@@ -84,12 +84,18 @@ cross join lateral (
 )) is true
 
 -- name: delete
--- Forgets messages, each only if its delivery is still the last one.
+-- Forgets messages, each only if its delivery is still the last one. In a session that is younger than the messages, a
+-- message whose commit is not there comes again: the server may have crashed, or a standby that lacks it may have taken over.
 delete from commit_message m
 using
     -- what a crash undoes is received again, and found to be applied
     (select set_config('synchronous_commit', 'off', true)) as quick
-where m.ctid = any(array({places})) and {is_last};
+where m.ctid = any(array({places})) and {is_last}
+    and (
+        %(is_same_server)s
+        or exists (select from applied_commit c where c.commit_key = m.commit_key offset 0)
+        or exists (select from rejected_commit r where r.commit_key = m.commit_key offset 0)
+    );
 
 -- name: retry_later
 -- Hides messages for so long from now, each only if its delivery is still the last one.

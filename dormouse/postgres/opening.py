@@ -154,6 +154,14 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
     return not conn.closed
 
 
+def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
+    """Returns whether the session was open at `since` (`time.monotonic`): no crash of its server came later.
+
+    Returns False behind a pooler, where one connection is many sessions.
+    """
+    return isinstance(conn, Connection) and not conn.is_pooled and conn.open_since < since
+
+
 def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:
     """An idle server says nothing, unless it is going away."""
     poll = select.poll()
