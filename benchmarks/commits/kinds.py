@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -108,8 +109,9 @@ def _rates(bench: Bench, tables: list[StateTable]) -> tuple[float, float]:
     with bench.supplier() as supplier, closing(supplier.hurried()) as hurried:
         known = Tables(hurried)
         known.named((table.record.table_id, "") for table in tables)
+        settled = partial(settle, since=time.monotonic())
         seconds = [
-            _seconds(known, batches(some, limit_of_batch(_BATCH, len(tables))), behind=settle)
+            _seconds(known, batches(some, limit_of_batch(_BATCH, len(tables))), behind=settled)
             for some in (first, later)
         ]
     return len(first) / seconds[0], len(later) / seconds[1]
