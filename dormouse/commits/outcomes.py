@@ -24,6 +24,7 @@ from dormouse.errors import (
     InstanceTooNew,
     ObjectNotFound,
     ObjectStoreError,
+    TableBusy,
     TooManyRetries,
 )
 from dormouse.files.commit import RefusedPart
@@ -54,7 +55,7 @@ NOT_THERE_YET = (FileNotFound, FileReferenceNotFound, FileReferenceNotAssignedTo
 OUT_OF_REACH = (InstanceError, ConnectionsExhausted, CommitQueueError, ObjectStoreError)
 """What a request needs is away: it waits until that is back."""
 
-BUSY = (TooManyRetries, CommitOutcomeUnknown)
+BUSY = (TooManyRetries, CommitOutcomeUnknown, TableBusy)
 """Others were faster at every attempt, or the outcome is unknown; the commit id tells at the next try."""
 
 TEXT_CHARACTERS_MAX = 2_000

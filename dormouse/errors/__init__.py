@@ -21,6 +21,7 @@ DormouseError
 │   ├── NotAnInstance                a folder or database that holds something else
 │   │   └── ObjectStoreIsNotOurs     emptied, mistyped, or older than the database
 │   ├── InstanceLocked
+│   │   └── MaintenanceTakenOver     it maintains the instance since this process lost the database
 │   ├── InstanceReadOnly
 │   │   ├── InstanceIsACopy          a database that was restored or copied: adopt it, or only read
 │   │   └── InstanceTakenOver        another database was made the owner of the object store

@@ -137,8 +137,7 @@ class Worker:
     @property
     def report(self) -> WorkerReport:
         """What was done so far."""
-        done = self._done
-        return WorkerReport(done["COMPLETE"], done["FAILED"], done["CANCELLED"], done["lost"])
+        return WorkerReport(*(self._done[state] for state in ("COMPLETE", "FAILED", "CANCELLED", "lost")))
 
     def stop(self) -> None:
         """Takes no more jobs; `run` returns when those that run have ended. Again: others run them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
+from dormouse.private_folder import private_folder
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.rows.csv_format import CsvFormat
@@ -273,7 +273,7 @@ async def preview_rows(
     """Which columns a table for it would have, and its first rows."""
     how = csv.format(separator_of(request))
     interruption = Interruption()
-    folder = FilePath(tempfile.gettempdir()) / f"dormouse-preview-{uuid4().hex}"
+    folder = private_folder("dormouse-preview") / uuid4().hex
     path = folder / "file.csv"
 
     @contextmanager

@@ -203,7 +203,7 @@ def refusal(door: dm.Instance | Client, statement: str) -> str:
 def check(watched: Watched, answers: Sequence[str], statement: str) -> None:
     """That nothing was touched, and that the answers tell nothing of what is there."""
     there, nowhere = answers
-    assert there.replace("folder", "nosuch") == nowhere, statement
+    assert there.replace("/folder", "/nosuch") == nowhere, statement
     assert "word" not in there
     assert len(there.splitlines()) == 1
     assert watched.seen() == [], statement
