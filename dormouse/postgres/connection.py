@@ -257,7 +257,7 @@ class ConnectionSupplier:
                 f"{describe(self._conninfo)}: a pooler takes the settings of sessions away; connect "
                 f"to PostgreSQL itself, or give the role each by ALTER ROLE … SET: {', '.join(lost)}"
             )
-        is_own = process_id == conn.info.backend_pid
+        conn.is_direct = is_own = process_id == conn.info.backend_pid
         if not is_own and not is_by_rds_proxy(self._conninfo):
             # the next statement may be another session's, in which names of ours mean statements of others
             conn.is_pooled = True

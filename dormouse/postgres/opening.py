@@ -53,6 +53,8 @@ class Connection(psycopg.Connection[TupleRow]):
         """Whether the server has so many more that this one may be kept for later."""
         self.is_pooled = False
         """Whether each transaction may be another session's, as a pooler gives them out."""
+        self.is_direct = False
+        """Whether the server's process answers itself: the connection ends with the server."""
         self.limits = SessionLimits()
 
     def __del__(self, *_: Any) -> None:
@@ -157,9 +159,9 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
 def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
     """Returns whether the session was open at `since` (`time.monotonic`): no crash of its server came later.
 
-    Returns False behind a pooler, where one connection is many sessions.
+    Returns False behind a pooler or an RDS Proxy, whose connections outlive the server.
     """
-    return isinstance(conn, Connection) and not conn.is_pooled and conn.open_since < since
+    return isinstance(conn, Connection) and conn.is_direct and conn.open_since < since
 
 
 def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:

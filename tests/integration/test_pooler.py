@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 
 import psycopg
 import pyarrow as pa
@@ -18,6 +19,7 @@ from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import InstanceError, InstanceLocked
 from dormouse.postgres import ConnectionSupplier, connection
 from dormouse.postgres.connection import SESSION_SETTINGS
+from dormouse.postgres.opening import was_open_at
 from tests.pooler import PGBOUNCER, pgbouncer
 
 with_pgbouncer = pytest.mark.skipif(PGBOUNCER is None, reason="needs PgBouncer (apt install pgbouncer)")
@@ -64,6 +66,19 @@ def test_one_that_takes_settings_away_is_refused_in_one_line(dsn: str, tmp_path:
         ) as raised:
             dm.connect(pooled, (tmp_path / "objects").as_uri())
         assert "\n" not in str(raised.value)
+
+
+@with_pgbouncer
+@pytest.mark.usefixtures("role_settings")
+@pytest.mark.parametrize("is_rds_proxy", [False, True])
+def test_a_session_through_another_process_proves_nothing_about_the_server(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rds_proxy: bool
+) -> None:
+    monkeypatch.setattr(connection, "is_by_rds_proxy", lambda _: is_rds_proxy)
+    with pgbouncer(dsn, tmp_path) as pooled:
+        for given, is_direct in [(pooled, False), (dsn, True)]:
+            with closing(ConnectionSupplier(given)) as supplier, supplier.connection() as conn:
+                assert was_open_at(conn, monotonic()) is is_direct
 
 
 @with_pgbouncer
