@@ -43,5 +43,13 @@ create table if not exists dormouse.migration (
 );
 
 -- name: record
--- Notes a migration, in the transaction that applied it.
-insert into dormouse.migration (version, name, checksum) values (%(version)s, %(name)s, %(checksum)s);
+-- Notes a migration, in the transaction that applied it, and that the row is where it was written. (Older databases lack these
+-- columns.)
+insert into dormouse.migration
+select (jsonb_populate_record(
+    null::dormouse.migration,
+    jsonb_build_object(
+        'version', %(version)s::integer, 'name', %(name)s::text, 'checksum', %(checksum)s::text, 'applied_at', now(),
+        'written_xid', pg_current_xact_id()::text, 'written_in', 'dormouse.migration'::regclass::oid
+    )
+)).*;

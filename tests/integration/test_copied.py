@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -34,6 +35,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.postgres.migrate import MIGRATIONS
 
 FAR = 1_000_000
 """More transactions than any test has."""
@@ -188,6 +190,27 @@ def test_a_database_is_settled_once(dsn: str, young_server: str, tmp_path: Path)
         conn.execute("vacuum (full, freeze) dormouse.migration")
         conn.execute("vacuum (freeze) dormouse.migration")
     assert written(copied) == (True, True)
+
+
+def test_an_upgrade_keeps_cuts_and_holds_and_a_copy_does_not(
+    dsn: str, young_server: str, tmp_path: Path
+) -> None:
+    with closing(ConnectionSupplier(dsn)) as supplier:
+        table = table_in(dsn, supplier, tmp_path, "file_table")
+        cuts.record_cut(table, "kept")
+        copied = fresh_database(young_server)
+        copy(dsn, copied)
+        newer = tmp_path / "newer"
+        shutil.copytree(MIGRATIONS, newer)
+        number = len(list(newer.iterdir())) + 1
+        (newer / f"{number:04d}_newer.sql").write_text("create table newer (id bigint);")
+        for database in (dsn, copied):
+            assert [str(one) for one in migrate(database, newer)] == [f"{number:04d}_newer"]
+            assert written(database) == (True, True)
+    known = "select (select count(snapshot) from dormouse.cut), (select count(*) from dormouse.hold)"
+    with psycopg.connect(dsn) as upgraded, psycopg.connect(copied) as other:
+        assert upgraded.execute(known).fetchall() == [(1, 1)]
+        assert other.execute(known).fetchall() == [(0, 0)]
 
 
 def written(dsn: str) -> Any:
