@@ -40,10 +40,6 @@ PAGED = {IDLE: 10 * _MINUTE, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTI
 
 KEPT = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 0}
 """A lock for the length of a job, whose process says every `KEPT_PULSE_SECONDS` that it lives."""
-
-NUMBERING = {**KEPT, IDLE: 24 * _HOUR}
-"""Running numbers of a load's rows. A load that is frozen would give numbers again that another load gave
-meanwhile, so it keeps the lock; other loads wait within bounds of their own."""
 # fmt: on
 
 KEPT_PULSE_SECONDS = 10.0

@@ -38,12 +38,10 @@ class SessionLock:
         supplier: Supplier,
         query: Query,
         values: Mapping[str, Any] | None = None,
-        kind: limits.Limits = limits.KEPT,
     ) -> None:
         self._supplier = supplier
         self._query = query
         self._values = values
-        self._kind = kind
         self._lent = ExitStack()
         self._conn: psycopg.Connection[TupleRow] | None = None
         self._session: Mapping[str, Any] | None = None
@@ -60,7 +58,7 @@ class SessionLock:
             conn = self._lent.enter_context(self._supplier.connection())
             if self._session is not None:  # a server may keep a lost session, and its lock, for a minute
                 conn.execute(_QUERIES["end_session"].on(), self._session)
-            self._lent.enter_context(_kept(conn, self._kind))
+            self._lent.enter_context(_kept(conn))
             self._conn = conn
             pid, began = conn.execute(_QUERIES["own_session"].on(), prepare=False).fetchall()[0]
             self._session = {"pid": pid, "began": began}
@@ -68,6 +66,11 @@ class SessionLock:
         found = self._conn.execute(self._query.on(), self._values, prepare=False).fetchall()
         self._is_taken = bool(found[0][0])
         return self._is_taken
+
+    @property
+    def session(self) -> Mapping[str, Any] | None:
+        """The session that has the lock, or had it: `pid`, and when it `began`."""
+        return self._session
 
     def is_held(self) -> bool:
         """Returns whether the session that took the lock still lives; this takes a round trip."""
@@ -90,11 +93,11 @@ def _answers(conn: psycopg.Connection[Any]) -> bool:
 
 
 @contextmanager
-def _kept(conn: psycopg.Connection[Any], kind: limits.Limits) -> Iterator[None]:
+def _kept(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Keeps a transaction open until the context ends."""
-    with bounded(conn, kind):
+    with bounded(conn, limits.KEPT):
         ended = threading.Event()
-        idle_ms = limits.lower(kind[limits.IDLE], limits_of(conn).highest.get(limits.IDLE, 0))
+        idle_ms = limits.lower(limits.KEPT[limits.IDLE], limits_of(conn).highest.get(limits.IDLE, 0))
         seconds = min(limits.KEPT_PULSE_SECONDS, idle_ms / 1_000 / PULSES_A_LIMIT)
         beating = threading.Thread(
             target=_beat, args=(conn, ended, seconds), name="session lock", daemon=True

@@ -133,8 +133,6 @@ def commit_files(
     when the database does not answer any more.
     """
     files = with_place(attempt, files)
-    if context.numbering is not None:
-        context.numbering.check()
     try:
         applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers, with_them=with_them)
     except CommitOutcomeUnknown as unknown:
@@ -160,8 +158,9 @@ def _commit(
     leftovers: bool,
     with_them: Callable[[psycopg.Connection[Any]], object] | None,
 ) -> bool:
-    # a request cannot say that there may be leftovers, or what else there is to do
-    if not leftovers and with_them is None and (commits := context.async_commits) is not None:
+    # a request cannot say that there may be leftovers, or what else there is to do or to check
+    is_plain = not leftovers and with_them is None and context.numbering is None
+    if is_plain and (commits := context.async_commits) is not None:
         with suppress(InvalidCommitRequest):
             request = AddFiles(
                 commit_id=commit_id(ingest_id),
@@ -172,6 +171,8 @@ def _commit(
             return commits.commit(request, attempt)
 
     def work(conn: psycopg.Connection[Any]) -> bool:
+        if context.numbering is not None:
+            context.numbering.check(conn)
         if with_them is not None:
             with_them(conn)
         applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)

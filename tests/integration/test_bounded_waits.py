@@ -93,7 +93,7 @@ def test_each_kind_of_work_has_its_limits(dsn: str) -> None:
             assert run_transaction(committing, milliseconds, limits=PAGED) == {**PAGED, **COMMIT}
 
 
-@pytest.mark.parametrize("kind", [SHORT, COMMIT, ALONE, LONG, PAGED, KEPT])  # see NUMBERING for why not
+@pytest.mark.parametrize("kind", [SHORT, COMMIT, ALONE, LONG, PAGED, KEPT])
 def test_no_kind_is_without_a_bound_for_a_process_that_is_frozen(kind: limits.Limits) -> None:
     assert 0 < kind[IDLE] <= 600_000 and 0 < kind[LOCK] <= 600_000
     assert {kind[IDLE] for kind in (SHORT, COMMIT, ALONE)} == {15_000}
