@@ -1,28 +1,87 @@
-"""A proxy between clients and PostgreSQL that cuts their connections."""
+"""A proxy between clients and PostgreSQL that cuts their connections, or falls silent on them."""
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 Passes = Callable[[bytes], int]
 """How many bytes of what came still pass; fewer than all: the connection is cut."""
+IMPATIENT = {
+    "tcp_user_timeout": 2_000,
+    "keepalives_idle": 1,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
+}
+"""Parameters of a DSN, by which its clients soon notice a peer that vanished."""
+SERVER_SECONDS = 3.0
+"""When the server notices a client that vanished; it is reached by a Unix socket, which tells it nothing."""
+CAN_VANISH = sys.platform == "linux"
+_SO_ATTACH_FILTER = 26
+_RETURN_0 = struct.pack("HBBI", 0x06, 0, 0, 0)
+
+
+@dataclass(eq=False)
+class Line:
+    """Both ends of a connection."""
+
+    client: socket.socket
+    server: socket.socket
+    is_silent: bool = False
+
+    def vanish(self) -> None:
+        """Drops every packet of the client from now on, so that nothing is acknowledged and nothing comes.
+
+        The kernel does so for a socket whose filter accepts nothing.
+        """
+        self.is_silent = True
+        if CAN_VANISH:
+            code = ctypes.create_string_buffer(_RETURN_0)
+            program = struct.pack("HP", 1, ctypes.addressof(code))
+            self.client.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        notice = threading.Timer(SERVER_SECONDS, end, [self.server])
+        notice.daemon = True
+        notice.start()
 
 
 class CuttingProxy:
-    """Asks for each direction of each connection anew what passes."""
+    """Asks for each direction of each connection anew what passes, and at its end whether it vanishes."""
 
-    def __init__(self, dsn: str, new_passes: Callable[[], Passes]) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        new_passes: Callable[[], Passes] = lambda: len,
+        vanishes: Callable[[], bool] = lambda: False,
+    ) -> None:
         server = conninfo_to_dict(dsn)
         self._server = f"{server['host']}/.s.PGSQL.{server['port']}"
-        self._new_passes = new_passes
+        self._new_passes, self._vanishes = new_passes, vanishes
+        self._lines: set[Line] = set()
+        self._is_silent = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self._listener.getsockname()[1])
+        self.vanished = 0
         threading.Thread(target=self._serve, daemon=True).start()
+
+    def fall_silent(self) -> None:
+        """Makes all connections vanish, also those that are made later."""
+        self._is_silent = True
+        for line in list(self._lines):
+            line.vanish()
+
+    def close(self) -> None:
+        end(self._listener)
+        self._listener.close()
+        for line in list(self._lines):
+            end(line.client, line.server)
 
     def _serve(self) -> None:
         while True:
@@ -30,31 +89,44 @@ class CuttingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.socket(socket.AF_UNIX)
+            line = Line(client, socket.socket(socket.AF_UNIX))
             try:
-                server.connect(self._server)
+                line.server.connect(self._server)
             except OSError:  # it was killed, and another is not there yet
                 client.close()
-                server.close()
+                line.server.close()
                 continue
-            for ends in ((client, server), (server, client)):
-                threading.Thread(target=self._copy, args=(*ends, self._new_passes()), daemon=True).start()
+            self._lines.add(line)
+            if self._is_silent:
+                line.vanish()
+            for ends in ((client, line.server), (line.server, client)):
+                threading.Thread(
+                    target=self._copy, args=(line, *ends, self._new_passes()), daemon=True
+                ).start()
 
-    @staticmethod
-    def _copy(source: socket.socket, target: socket.socket, passes: Passes) -> None:
+    def _copy(self, line: Line, source: socket.socket, target: socket.socket, passes: Passes) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
+                if line.is_silent:
+                    continue
                 room = passes(data)
                 target.sendall(data[:room])
                 if room < len(data):
-                    break
-        for one in (source, target):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                    if not self._vanishes():
+                        break
+                    line.vanish()
+                    self.vanished += 1
+        if line.is_silent:
+            end(line.server)  # the client hears nothing of it
+        else:
+            end(source, target)
+            self._lines.discard(line)
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+
+def end(*sockets: socket.socket) -> None:
+    for one in sockets:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
 
 
 def until(answer: bytes) -> Callable[[], Passes]:

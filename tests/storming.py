@@ -8,10 +8,40 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 PATIENCE_SECONDS = 600
 TURNS_A_KILL = 5
+
+
+def kill_server(main: psutil.Process) -> None:
+    """Kills all processes of a server."""
+    processes = [main, *main.children(recursive=True)]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not psutil.wait_procs(processes, timeout=PATIENCE_SECONDS)[1]
+
+
+def kill_postmaster(main: psutil.Process, rng: random.Random) -> psutil.Process:
+    """Kills a server's first process alone, and freezes another, which outlives it: returns this orphan."""
+    orphan = rng.choice(main.children())
+    with suppress(psutil.NoSuchProcess):  # a client's backend that has just ended
+        orphan.suspend()
+    main.kill()
+    assert not psutil.wait_procs([main], timeout=PATIENCE_SECONDS)[1]
+    return orphan
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Returns whether a process has ended, though nothing may have asked for its exit code."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 class Workers:

@@ -1,4 +1,7 @@
-"""Commits in a storm of deaths, frozen processes, cut connections, changed tables: what was told is true."""
+"""Commits in a storm of deaths, frozen processes, cut and silent connections, changed tables.
+
+What a process was told of its commits is true.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from dormouse.commits import bodies
 from dormouse.commits.outcomes import CommitStatus
@@ -38,14 +42,18 @@ from tests.commit_storm import (
     run,
     submit,
 )
-from tests.cutting import CuttingProxy, after
+from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 from tests.embedded import postmaster
 from tests.state import query, wait_until
+from tests.storming import is_gone, kill_postmaster, kill_server
 
 UNTOUCHED_SECONDS_MAX = 30.0
+LONG_SECONDS = 30
 WAIT_SECONDS_MAX = 120.0
 BYTES_MEAN = 60_000
 """That pass before a connection is cut."""
+VANISHING = 0.2
+"""Of the connections that would be cut, those whose peers vanish without a word."""
 IDS: dict[str, Callable[[str], str]] = {
     "ingest": commit_id,
     "claim": lambda name: f"{name} claim",
@@ -215,13 +223,17 @@ def storm_of(
     dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, seconds: float, **numbers: int
 ) -> None:
     dice = random.Random(seed)
-    with closing(CuttingProxy(dsn, after(lambda: int(dice.expovariate(1 / BYTES_MEAN))))) as proxy:
-        storm = Storm(proxy.dsn, folder)
+    passes = after(lambda: int(dice.expovariate(1 / BYTES_MEAN)))
+    vanishes = lambda: CAN_VANISH and dice.random() < VANISHING  # noqa: E731
+    with closing(CuttingProxy(dsn, passes, vanishes)) as proxy:
+        storm = Storm(make_conninfo(proxy.dsn, **IMPATIENT), folder)
         with opened(dsn, storm) as instance:
             for name in TABLES:
                 instance.create_table(name, SCHEMA, properties=PROPERTIES)
         with closing(Crowd(storm, seed)) as crowd:
             blow(crowd, storm, seed, seconds, **numbers)
+        print(f"{proxy.vanished} connections vanished")
+        assert proxy.vanished or not CAN_VANISH or seconds < LONG_SECONDS
     with opened(dsn, storm) as instance:
         # as if the time had passed after which a committer is taken for dead
         query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
@@ -247,24 +259,24 @@ def test_what_was_told_in_a_long_storm_is_true(
 
 @contextmanager
 def killed_again_and_again(folder: Path, seed: int, seconds: float) -> Iterator[str]:
-    """Runs a server whose processes are all killed at random times, and which is started again each time.
+    """Runs a server that is killed at random times, and is started again each time.
 
-    Its log is written every 10 s, or when a commit asks for it: so a kill loses commits that did not.
+    At every other kill one of its processes is frozen, and outlives the others as an orphan. The log is
+    written every 10 s, or when a commit asks for it: so a kill loses commits that did not.
     """
     options = {"fsync": "off", "wal_writer_delay": "10s", "autovacuum": "off"}
     dice, over, kills = random.Random(f"kills {seed}"), threading.Event(), list[float]()
+    orphans: list[psutil.Process] = []
     with ExitStack() as stack:
         dsn = stack.enter_context(EmbeddedPostgres(folder, options=options)).dsn
 
         def kill() -> None:
             until = time.monotonic() + seconds
             while not over.wait(dice.uniform(2, 6)) and time.monotonic() < until:
-                main = postmaster(folder)
-                processes = [main, *main.children(recursive=True)]
-                for process in processes:
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                psutil.wait_procs(processes, timeout=60)
+                if len(kills) % 2 == 0:
+                    orphans.append(kill_postmaster(postmaster(folder), dice))
+                else:
+                    kill_server(postmaster(folder))
                 stack.enter_context(EmbeddedPostgres(folder, options=options))
                 kills.append(time.monotonic())
 
@@ -276,6 +288,7 @@ def killed_again_and_again(folder: Path, seed: int, seconds: float) -> Iterator[
             over.set()
             killer.join()
         assert kills, "the server was never killed"
+        assert all(map(is_gone, orphans)), "processes of a dead server go on"
 
 
 @pytest.mark.slow

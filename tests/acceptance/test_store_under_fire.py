@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, Isolation, migrate, run_transaction
+from tests.storming import is_gone, kill_postmaster
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
 """Enough to survive the death of every process, though not a power cut."""
@@ -81,11 +82,13 @@ class Battlefield:
         """A server that is killed leaves a frozen backend behind, which the next start must end."""
         process = postmaster(self._folder)
         if how == signal.SIGKILL:
-            with suppress(psutil.NoSuchProcess):  # a client's that has just left
-                dice.choice(process.children()).suspend()
-        process.send_signal(how)
-        assert not psutil.wait_procs([process], timeout=WAIT_SECONDS_MAX)[1]
-        self._start_server()
+            orphan = kill_postmaster(process, dice)
+            self._start_server()
+            assert is_gone(orphan)
+        else:
+            process.send_signal(how)
+            assert not psutil.wait_procs([process], timeout=WAIT_SECONDS_MAX)[1]
+            self._start_server()
 
     def check(self, worker: int) -> set[str]:
         """Each commit of the worker is applied whole or not at all, in order; gives those applied."""

@@ -17,7 +17,7 @@ import dormouse as dm
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier, listening
 from dormouse.postgres.limits import PEER_SECONDS_MAX
-from tests.silent_proxy import silent_proxy
+from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy
 from tests.working import PATIENCE_SECONDS, until
 
 SEEN_BY_SERVER = {
@@ -82,8 +82,8 @@ def test_a_worker_stops_in_time_though_the_database_fell_silent(
 ) -> None:
     monkeypatch.setattr(listening, "END_SECONDS_MAX", 0.5)
     with (
-        silent_proxy(dsn) as (proxy, reached),
-        dm.connect(reached, (tmp_path / "objects").as_uri()) as instance,
+        closing(CuttingProxy(dsn)) as proxy,
+        dm.connect(proxy.dsn, (tmp_path / "objects").as_uri()) as instance,
     ):
         worker = instance.jobs.worker({"work": lambda *_: None})
         thread = threading.Thread(target=worker.run, daemon=True)
@@ -94,3 +94,15 @@ def test_a_worker_stops_in_time_though_the_database_fell_silent(
         thread.join(PATIENCE_SECONDS)
         assert not thread.is_alive() and worker._line.is_cut
         proxy.close()  # a silent one would hold up the end of the instance
+
+
+@pytest.mark.skipif(not CAN_VANISH, reason="a proxy cannot vanish without the filters of Linux")
+def test_a_call_ends_though_its_server_vanished(dsn: str) -> None:
+    with (
+        closing(CuttingProxy(dsn)) as proxy,
+        psycopg.connect(make_conninfo(proxy.dsn, **IMPATIENT), autocommit=True) as conn,
+    ):
+        assert conn.execute("select 1").fetchone() == (1,)
+        proxy.fall_silent()
+        with pytest.raises(psycopg.OperationalError, match="timed out"):
+            conn.execute("select pg_sleep(600)")
