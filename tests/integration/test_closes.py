@@ -60,7 +60,7 @@ class Ended:
 
 
 def asks(pid: int, supplier: ConnectionSupplier) -> bool:
-    found = query(supplier, f"select wait_event from pg_stat_activity where pid = {pid}")  # noqa: S608
+    found = query(supplier, f"select wait_event from pg_stat_activity where pid = {pid}")
     return found == [("PgSleep",)]
 
 
@@ -135,10 +135,11 @@ def test_a_reader_closes_though_its_session_is_frozen(dsn: str, apart: Connectio
 def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: ConnectionSupplier
 ) -> None:
-    monkeypatch.setattr(connection, "_CONNECT_SECONDS_MAX", 600)
+    monkeypatch.setattr(connection, "_CONNECT_SECONDS_MAX", 2)  # of psycopg, of each try
     looks, look = threading.Event(), ConnectionSupplier._look
     with silent_proxy(dsn) as (proxy, reached):
         instance = dm.connect(reached, (tmp_path / "objects").as_uri())
+        instance._supplier._wait_seconds_max = 1.0  # the time in which it tries
         worker = instance.jobs.worker({"work": lambda *_: None})
 
         def silent_look(self: ConnectionSupplier, conn: object) -> None:
