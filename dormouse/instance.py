@@ -144,15 +144,15 @@ class Instance(ShownInstance, RowTables, Durable):
         return self
 
     def close(self) -> None:
-        """Ends committers and gives connections back; an embedded database stops with its last user."""
+        """Ends committers in bounded time, and connections; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
         self._close_rows()
         self._close_jobs()
         self._commits.close()
-        self._tables.close()
-        if first and not self._read_only:
-            self._supplier.end_soon()
-            self._ownership.advance(last=True)
+        with self._supplier.ending():
+            self._tables.close()
+            if first and not self._read_only:
+                self._ownership.advance(last=True)
         self._supplier.close()
         on_close, self._on_close = self._on_close, lambda: None
         on_close()

@@ -28,6 +28,7 @@ from dormouse.commits.requests import CommitRequest, encode
 from dormouse.commits.table_cache import KEPT_MAX, Tables
 from dormouse.commits.together import Together
 from dormouse.errors import (
+    InstanceError,
     InstanceReadOnly,
     InstanceTooNew,
     InvalidCommitRequest,
@@ -216,7 +217,10 @@ class CommitQueues:
         with self._lock:
             self._closed = True
             own = self._own
-        for committer in list(self._committers):
+        committers = list(self._committers)
+        for committer in committers:
+            committer.stop()  # all at once
+        for committer in committers:
             committer.close()
         if own is not None:
             own.join(STOP_SECONDS)  # a daemon, which has ended unless its server hangs
@@ -317,9 +321,11 @@ class CommitQueues:
         """The own committer, which has nobody to tell why it ends."""
         try:
             committer.run()
-        except (InstanceTooNew, InstanceReadOnly) as error:
-            logger.error("the committer has ended: %s", error)  # noqa: TRY400  # the line, not the traceback
-        except BaseException:
+        except BaseException as error:
+            ends = InstanceError if self._closed else (InstanceTooNew, InstanceReadOnly)
+            if isinstance(error, ends):
+                logger.error("the committer has ended: %s", error)  # noqa: TRY400  # the line, no traceback
+                return
             with self._lock:
                 self._own = None  # who sends next starts another
             raise

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,8 +26,9 @@ from dormouse.commits.outcomes import CommitOutcome, check_schema, forget_reject
 from dormouse.commits.queue import CommitQueue, Message
 from dormouse.commits.repeating import repeating
 from dormouse.commits.table_cache import Tables
-from dormouse.errors import DormouseError, InstanceReadOnly, InstanceTooNew, InvalidInput
+from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
 from dormouse.files import removal_log
+from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ COMMITS_OF_A_TABLE = 10
 """Wanted in a batch where many wait: a table costs a statement, one commit more in it a fifth of that."""
 BATCHES_OF_MANY_TABLES = 20
 STOP_SECONDS = 0.2
-CLOSE_SECONDS = 30.0
-"""How long `close` waits for a batch: one is applied within a second or two."""
+LEAVE_SECONDS = 5.0
+"""How long `close` waits after the connections were cut of a server that does not answer."""
 FAILURE_SECONDS_MAX = 10.0
 REPORT_SECONDS = 60.0
 FORGET_SECONDS = 3600.0
@@ -97,6 +98,9 @@ class Committer:
         # a thread for each queue at least, so that none is forgotten; of them so many apply at once
         self._threads = max(self._options.concurrency, len(queues))
         self._permits = threading.Semaphore(self._options.concurrency)
+        self._thread_ids: set[int] = set()
+        """Of all threads that wait for the server on its behalf."""
+        self._end_by: float | None = None
         self._closed = threading.Event()
         self._ended = threading.Event()
         self._ended.set()
@@ -106,39 +110,64 @@ class Committer:
 
         A queue or database that fails is waited for. Raises `InstanceTooNew` when a newer Dormouse has
         migrated the database: its requests wait for a newer committer; `InstanceTakenOver` when another
-        database owns the object store now.
+        database owns the object store now; `InstanceError` when the database does not answer any more for
+        `CLOSE_SECONDS` from the stop on: what it holds then comes again.
         """
         stop = threading.Event() if stop is None else stop
         self._ended.clear()
         try:
-            with (
-                self._reporting(),
-                self._in_flight.kept(self._queues),
-                ThreadPoolExecutor(self._threads, "committer") as pool,
-            ):
+            with self._threads_to_end() as (pool, grace):
                 loops = [pool.submit(self._serve, queue) for queue in self._queue_of_each_thread()]
                 try:
                     while not stop.wait(STOP_SECONDS) and not self._closed.is_set():
                         pass
                 finally:
                     self._closed.set()  # also when Ctrl-C ends the wait
+                    grace.begin()
         finally:
             self._ended.set()
         for loop in loops:
             loop.result()
+        if grace.has_cut:
+            raise InstanceError(
+                f"the committer was stopped, and the database did not answer for {CLOSE_SECONDS:g} s: what "
+                "it holds comes again; look at the database's server, and at the network to it"
+            )
         return self.metrics()
+
+    @contextmanager
+    def _threads_to_end(self) -> Iterator[tuple[ThreadPoolExecutor, Grace]]:
+        """Runs the committer's threads, whose end is waited for, and may be bounded by `Grace.begin`."""
+        ids = self._thread_ids
+        with (
+            self._tables.supplier.grace(CLOSE_SECONDS, ids) as grace,
+            self._reporting() as reporting,
+            self._in_flight.kept(self._queues) as hiding,
+            ThreadPoolExecutor(
+                self._threads, "committer", initializer=lambda: ids.add(threading.get_ident())
+            ) as pool,
+        ):
+            ids |= {reporting, hiding}
+            yield pool, grace
+
+    def stop(self) -> None:
+        """Ends `run` in another thread, when that has finished what it holds."""
+        if self._end_by is None:
+            self._end_by = time.monotonic() + CLOSE_SECONDS + LEAVE_SECONDS
+        self._closed.set()
 
     def close(self) -> None:
         """Ends `run` in another thread, and waits until it has finished what it holds.
 
-        Waits at most `CLOSE_SECONDS`: a server that hangs may never answer. What it holds then comes again.
+        Waits little longer than `CLOSE_SECONDS` after `stop`: a server that hangs may never answer. What it
+        holds then comes again.
         """
-        self._closed.set()
-        if not self._ended.wait(CLOSE_SECONDS):
+        self.stop()
+        if self._end_by is not None and not self._ended.wait(max(0, self._end_by - time.monotonic())):
             logger.warning(
                 "a committer has not ended within %g s, as its database or queue does not answer; what it "
                 "holds comes again",
-                CLOSE_SECONDS,
+                CLOSE_SECONDS + LEAVE_SECONDS,
             )
 
     def drain(self) -> list[CommitOutcome]:
@@ -151,15 +180,17 @@ class Committer:
         outcomes: list[CommitOutcome] = []
         put_off = [_PutOff(queue) for queue in self._queues]
         failed = threading.Event()
-        with (
-            self._reporting(),
-            self._in_flight.kept(self._queues),
-            ThreadPoolExecutor(self._threads, "committer") as pool,
-        ):
+        with self._threads_to_end() as (pool, grace):
             loops = [
                 pool.submit(self._drain, queue, put_off[number % len(put_off)], failed)
                 for number, queue in enumerate(self._queue_of_each_thread())
             ]
+            try:
+                wait(loops)
+            except BaseException:  # Ctrl-C ends the wait, and so the work
+                failed.set()
+                grace.begin()
+                raise
         for loop in loops:
             outcomes += loop.result()
         self._forget()
@@ -260,8 +291,8 @@ class Committer:
             queue.bury([item.message], item.outcome.error or "")
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Says every minute, and at the end, what it has done."""
+    def _reporting(self) -> Iterator[int]:
+        """Says every minute, and at the end, what it has done; gives the id of the thread that does."""
         forget_at = time.monotonic()
 
         def report() -> None:
@@ -272,8 +303,8 @@ class Committer:
                 self._forget()
 
         try:
-            with repeating(report, REPORT_SECONDS, "committer-report"):
-                yield
+            with repeating(report, REPORT_SECONDS, "committer-report") as thread:
+                yield thread
         finally:
             logger.info("committer: %s", self.metrics())
 

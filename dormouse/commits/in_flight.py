@@ -48,11 +48,11 @@ class InFlight:
                 del self._batches[id(batch)]
 
     @contextmanager
-    def kept(self, queues: Sequence[CommitQueue]) -> Iterator[None]:
-        """Runs a thread that hides what is due."""
+    def kept(self, queues: Sequence[CommitQueue]) -> Iterator[int]:
+        """Runs a thread that hides what is due, and gives its id."""
         seconds = min(queue.visibility_seconds for queue in queues) / EXTENSIONS / 2
-        with repeating(self._extend_due, max(PAUSE_SECONDS_MIN, seconds), "committer-in-flight"):
-            yield
+        with repeating(self._extend_due, max(PAUSE_SECONDS_MIN, seconds), "committer-in-flight") as thread:
+            yield thread
 
     def _extend_due(self) -> None:
         with self._lock:  # what is handled meanwhile waits, so that it is not hidden afterwards

@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def repeating(work: Callable[[], object], seconds: float, name: str) -> Iterator[None]:
-    """Does it every so many seconds, in a thread of that name, until the block ends; waits for the last."""
+def repeating(work: Callable[[], object], seconds: float, name: str) -> Iterator[int]:
+    """Does it every so many seconds, in a thread of that name, until the block ends; waits for the last.
+
+    Gives the thread's id.
+    """
     ended = threading.Event()
 
     def repeat() -> None:
@@ -19,7 +22,7 @@ def repeating(work: Callable[[], object], seconds: float, name: str) -> Iterator
     thread = threading.Thread(target=repeat, name=name, daemon=True)
     thread.start()
     try:
-        yield
+        yield thread.ident or 0
     finally:
         ended.set()
         thread.join()

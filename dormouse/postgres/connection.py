@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from enum import StrEnum
@@ -20,6 +20,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
+from dormouse.postgres.cutting import CLOSE_SECONDS, END_SECONDS_MAX, Grace, Lines
 from dormouse.postgres.limits import (
     SHORT,
     Limits,
@@ -89,6 +90,10 @@ class Supplier(Protocol):
         """
         ...
 
+    def cut(self, threads: Collection[int]) -> None:
+        """Has threads, which are named by their ids, get an error where they wait for the server."""
+        ...
+
     def close(self) -> None:
         """Closes what is open; the supplier lends no more."""
         ...
@@ -128,6 +133,7 @@ class ConnectionSupplier:
         self._reached_before = False
         self._lock = threading.Lock()
         self._pool: Pool | None = None
+        self._lines = Lines()
         self._closed = False
         _suppliers.add(self)
 
@@ -146,11 +152,20 @@ class ConnectionSupplier:
             pool.give_back(conn)
 
     def close(self) -> None:
+        """As of every supplier. What is lent after `CLOSE_SECONDS` is cut, so that the program can end."""
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
+        self._lines.end(CLOSE_SECONDS)
+
+    def grace(self, seconds: float, threads: Collection[int]) -> Grace:
+        """Returns a context that bounds how long threads wait for the server, once they are to end."""
+        return Grace(self._lines.top, seconds, threads)
+
+    def cut(self, threads: Collection[int]) -> None:
+        self._lines.top.cut(threads)
 
     def limited(self, **limits_ms: int) -> ConnectionSupplier:
         """Returns another supplier, whose sessions have these limits in milliseconds, such as `lock_timeout`.
@@ -193,13 +208,21 @@ class ConnectionSupplier:
         if pool is not None:
             pool.close()
 
-    def end_soon(self) -> None:
-        """From here on nothing waits for a server, nor starts one: the supplier is about to be closed."""
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """From here on nothing waits for a server, nor starts one: the supplier is about to be closed.
+
+        A server that this thread asks within, and that does not answer, is waited for in bounded time.
+        """
         self._wait_seconds_max, self._revive = 0.0, lambda: False
+        with self.grace(END_SECONDS_MAX, [threading.get_ident()]) as grace:
+            grace.begin()
+            yield
 
     def _another(self) -> ConnectionSupplier:
         made = copy(self)
         made._lock, made._pool, made._closed = threading.Lock(), None, False
+        made._lines = Lines(self._lines)
         _suppliers.add(made)
         return made
 
@@ -216,6 +239,7 @@ class ConnectionSupplier:
             return self._pool
 
     def _connect(self) -> Connection:
+        self._lines.check()
         try:
             conn = connect(self._conninfo, reached_before=self._reached_before)
         except InstanceError:
@@ -223,6 +247,7 @@ class ConnectionSupplier:
                 raise
             conn = connect(self._conninfo, reached_before=True)
         try:
+            self._lines.add(conn)
             self._look(conn)
             if not self._waits_for_disk and not conn.is_pooled:
                 conn.execute(_QUERIES["hurry"].on())
@@ -302,6 +327,7 @@ class ConnectionSupplier:
         if self._pool is not None:
             _inherited.append(self._pool)
         self._pool, self._lock = None, threading.Lock()
+        self._lines.forget()
 
 
 def _conninfo_of(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 import psycopg
@@ -16,10 +15,8 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.cutting import END_SECONDS_MAX
 from dormouse.postgres.opening import is_alive
-
-END_SECONDS_MAX = 10.0
-"""How long a line that is to end waits for a server that does not answer."""
 
 
 class Listening:
@@ -34,6 +31,7 @@ class Listening:
         self._lent = ExitStack()
         self._conn: psycopg.Connection[TupleRow] | None = None
         self._asking_since: float | None = None
+        self._asked_by: int | None = None
         self._is_cut = False
         self._ending: threading.Thread | None = None
         self._closed = threading.Event()
@@ -44,7 +42,7 @@ class Listening:
     @contextmanager
     def connection(self) -> Iterator[psycopg.Connection[TupleRow]]:
         """As `Supplier.connection`; it is kept for later. Raises InstanceError when it was cut."""
-        self._asking_since = time.monotonic()
+        self._asking_since, self._asked_by = time.monotonic(), threading.get_ident()
         try:
             conn = self._conn
             if conn is None or not is_alive(conn):
@@ -80,17 +78,12 @@ class Listening:
         while not self._closed.wait(END_SECONDS_MAX / 10):
             since = self._asking_since
             if since is not None and time.monotonic() - since > END_SECONDS_MAX:
-                self._cut()
-                return
+                self._cut()  # and again, when the thread tries another connection
 
     def _cut(self) -> None:
         self._is_cut = True
-        conn = self._conn
-        # the thread may close it at any time, so this one has a descriptor of its own
-        with suppress(OSError, psycopg.Error):
-            if conn is not None and not conn.closed:
-                with socket.socket(fileno=os.dup(conn.fileno())) as same:
-                    same.shutdown(socket.SHUT_RDWR)
+        # also of a connection that is being opened
+        self._supplier.cut([] if self._asked_by is None else [self._asked_by])
 
     def _check(self) -> None:
         if self._is_cut:
@@ -121,6 +114,9 @@ class Listening:
             self._conn.close()
         self._conn = None
         self._lent.close()
+
+    def cut(self, threads: Collection[int]) -> None:
+        self._supplier.cut(threads)
 
     def close(self) -> None:
         self._closed.set()

@@ -6,7 +6,9 @@ import os
 import re
 import select
 import socket
+import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -42,7 +44,7 @@ for _dumper in (UuidsTextDumper, UuidsDumper):  # the last is preferred
 
 
 class Connection(psycopg.Connection[TupleRow]):
-    """A connection that knows since when it has been open, and has rested in a pool (`time.monotonic`)."""
+    """A connection that knows whose it is, and since when it is open and rests (`time.monotonic`)."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -56,6 +58,19 @@ class Connection(psycopg.Connection[TupleRow]):
         self.is_direct = False
         """Whether the server's process answers itself: the connection ends with the server."""
         self.limits = SessionLimits()
+        self.lent_to: int | None = threading.get_ident()
+        """The thread that opened or borrowed it, by its id; None while it rests."""
+
+    def cut(self) -> None:
+        """Shuts the socket down, from any thread: the one that waits for an answer gets an error.
+
+        That thread may close the connection at any time, so this one has a descriptor of its own.
+        """
+        with suppress(OSError, psycopg.Error):
+            number = self.fileno()
+            with socket.socket(fileno=os.dup(number)) as same:
+                if self.fileno() == number:  # it was not closed meanwhile, and its number given to another
+                    same.shutdown(socket.SHUT_RDWR)
 
     def __del__(self, *_: Any) -> None:
         """A pooled connection ends with the program, which is nothing to warn of."""
@@ -154,6 +169,11 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
     except (psycopg.OperationalError, psycopg.InternalError):  # the latter where it was idle for too long
         return False
     return not conn.closed
+
+
+def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
+    """Returns the limits of a session; none for a connection that no supplier opened."""
+    return conn.limits if isinstance(conn, Connection) else SessionLimits()
 
 
 def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:

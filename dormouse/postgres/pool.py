@@ -14,6 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from dormouse.backoff import backoff_seconds
+from dormouse.postgres.cutting import cut_in_time
 from dormouse.postgres.opening import Connection, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,11 @@ class Pool:
 
         Raises PoolTimeout, PoolClosed, and what `open_connection` does (Unavailable after the deadline).
         """
+        conn = self._take(deadline)
+        conn.lent_to = threading.get_ident()
+        return conn
+
+    def _take(self, deadline: float) -> Connection:
         with self._lock:
             self._check_open()
             if self._idle:
@@ -89,7 +95,7 @@ class Pool:
         if self._process != os.getpid():
             return  # a forked child leaves its parent's alone
         _end_transaction(conn)
-        conn.rested_since = time.monotonic()
+        conn.lent_to, conn.rested_since = None, time.monotonic()
         if conn.closed or conn.rested_since - conn.open_since > OPEN_SECONDS_MAX or not self._keep(conn):
             conn.close()
             self._free_slot()
@@ -222,10 +228,11 @@ def _end_transaction(conn: Connection) -> None:
     if conn.closed or status == TransactionStatus.IDLE:
         return
     logger.warning("a connection came back in the middle of a transaction, which is rolled back")
+    if status == TransactionStatus.ACTIVE:
+        conn.close()
+        return
     try:
-        if status == TransactionStatus.ACTIVE:
-            conn.close()
-        else:
+        with cut_in_time(conn):
             conn.rollback()
     except psycopg.Error:
         conn.close()

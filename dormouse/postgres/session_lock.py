@@ -14,8 +14,9 @@ from psycopg.rows import TupleRow
 from dormouse.errors import one_line
 from dormouse.postgres import limits
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.opening import limits_of
 from dormouse.postgres.queries import Query, load
-from dormouse.postgres.transaction import bounded, limits_of
+from dormouse.postgres.transaction import bounded
 
 PULSES_A_LIMIT = 3
 """How often a holder says that it lives, within the time after which PostgreSQL would end its session."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -24,8 +24,9 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
-from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits, SessionLimits
-from dormouse.postgres.opening import Connection, is_alive
+from dormouse.postgres.cutting import cut_in_time
+from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits
+from dormouse.postgres.opening import is_alive, limits_of
 from dormouse.postgres.queries import Query
 from dormouse.postgres.retries import RETRIES, Retries
 
@@ -40,8 +41,7 @@ ALONE_SECONDS_MAX = 600.0
 ALONE_LOCK_SECONDS_MIN, ALONE_LOCK_SECONDS_MAX = 0.05, 1.5
 """How long one try waits for a lock, and holds up those behind it: twice as long each time.
 
-In the end for longer than `deadlock_timeout`, a second, after which PostgreSQL stops an autovacuum for it.
-"""
+In the end for longer than `deadlock_timeout`, after which PostgreSQL stops an autovacuum for it."""
 
 _BEGIN = {
     (isolation, read_only): f"begin isolation level {isolation.value}{' read only' if read_only else ''}"
@@ -102,18 +102,17 @@ def run_transaction(
     return _try_until_done(supplier, once, attempts_max, operation, retries, waits=lock_ms is None)
 
 
-def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
-    """Returns the limits of a session; none for a connection that no supplier opened."""
-    return conn.limits if isinstance(conn, Connection) else SessionLimits()
-
-
 @contextmanager
 def bounded(conn: psycopg.Connection[Any], limits: Limits, *, lock_ms: int | None = None) -> Iterator[None]:
     """Opens a transaction of a kind, which no function tries again, and commits it at the end."""
-    with conn.transaction():
+    with ExitStack() as ending, conn.transaction():
         if bounds := limits_of(conn).local(limits, lock_ms=lock_ms):
             conn.execute(bounds.removeprefix("; "), prepare=False)
-        yield
+        try:
+            yield
+        except BaseException:
+            ending.enter_context(cut_in_time(conn))
+            raise
 
 
 def run_alone(
@@ -390,7 +389,8 @@ def _roll_back(conn: psycopg.Connection[Any]) -> None:
     if conn.pgconn.transaction_status == TransactionStatus.IDLE:
         return
     try:
-        conn.execute("rollback", prepare=False)
+        with cut_in_time(conn):
+            conn.execute("rollback", prepare=False)
     except psycopg.Error:
         conn.close()
 

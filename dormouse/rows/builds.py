@@ -7,7 +7,7 @@ killed has done all of it, or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -90,6 +90,9 @@ class _Interruptible:
                     conn.close()  # a cancel may be on its way, and is for nobody else's statement
                 self._interruption.check()
                 raise
+
+    def cut(self, threads: Collection[int]) -> None:
+        self._supplier.cut(threads)
 
     def close(self) -> None:
         self._supplier.close()

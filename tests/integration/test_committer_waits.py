@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -209,27 +207,3 @@ def caused(error: Exception, cause: Exception) -> Exception:
 )
 def test_what_is_no_try(error: Exception, waits: bool) -> None:
     assert only_waits(error) is waits
-
-
-def test_close_returns_though_the_server_hangs(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer_module, "CLOSE_SECONDS", 0.5)
-    committer = instance.committer(concurrency=1)
-    running = threading.Thread(target=committer.run)
-    running.start()
-    wait_until(lambda: not committer._ended.is_set())
-    others = (
-        "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
-        "and backend_type = 'client backend'"
-    )
-    wait_until(lambda: bool(query(instance._supplier, others)))
-    pids = [pid for (pid,) in query(instance._supplier, others)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        committer.close()
-        assert running.is_alive()  # it waits for the server, which close does not
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-    running.join(60)
-    assert not running.is_alive()
