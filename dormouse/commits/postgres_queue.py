@@ -19,6 +19,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import errors
 
+from dormouse.commits.outcomes import TABLE_OF_MESSAGE
 from dormouse.commits.queue import (
     RECEIVED_BYTES_MAX,
     Message,
@@ -62,7 +63,9 @@ _UNDO_JUMP_SECONDS = 10.0
 logger = logging.getLogger(__name__)
 _QUERIES = load(__package__ or "", "postgres_queue")
 _OF_DELIVERIES = {
-    name: _QUERIES[name].including(places=_QUERIES["places"], is_last=_QUERIES["is_last"])
+    name: _QUERIES[name].including(
+        places=_QUERIES["places"], is_last=_QUERIES["is_last"], table_of_message=TABLE_OF_MESSAGE
+    )
     for name in ("delete", "retry_later", "send_again", "bury")
 }
 _Values = dict[str, Any]

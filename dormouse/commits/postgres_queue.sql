@@ -93,7 +93,12 @@ using
 where m.ctid = any(array({places})) and {is_last}
     and (
         %(is_same_server)s
-        or exists (select from applied_commit c where c.commit_key = m.commit_key offset 0)
+        or exists (
+            select from applied_commit c
+            -- another table may have a commit with the same id
+            where c.commit_key = m.commit_key and c.table_id = coalesce({table_of_message}, c.table_id)
+            offset 0
+        )
         or exists (select from rejected_commit r where r.commit_key = m.commit_key offset 0)
     );
 
