@@ -44,7 +44,7 @@ class Holder:
     pid: int = 0
     since: str = ""
     started: str = ""
-    """In ticks since the boot, so that a process that got the server's id later is not taken for it."""
+    """When the server started, in ticks since the boot: a later process with the same id has another time."""
 
     def is_gone(self) -> bool:
         return Process(self.host, self.boot, self.namespace, self.pid, self.started).is_gone()

@@ -85,7 +85,7 @@ class Look:
     """What a worker without work is to know."""
 
     is_alive: bool
-    """Whether it was not found dead."""
+    """False when another worker found this one dead."""
     next_death_seconds: float | None
     """When another worker with jobs may be found dead; None: none has any."""
     limited: frozenset[int]

@@ -20,7 +20,7 @@ class Slot:
     folder: Path
     lock: int
     state: os.stat_result
-    """Of the folder, so that another in its place is not taken for it."""
+    """The folder's state when it was locked: another folder in its place has another inode."""
 
     def path(self, name: str) -> Path:
         return self.folder / name

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Rebuilt:
-    """What was made anew.
+    """The objects and payloads that a rebuild made anew.
 
     `objects` are those that pointers or blocks lead to only now. `payloads` are of objects that are lost, and
     were found in these. `incomplete` are lost blocks that may have had others, each with what is known.

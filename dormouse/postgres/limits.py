@@ -20,7 +20,7 @@ IDLE = "idle_in_transaction_session_timeout"
 LOCK = "lock_timeout"
 STATEMENT = "statement_timeout"
 TRANSACTION = "transaction_timeout"
-"""Of the whole transaction, also while a statement arrives in parts. PostgreSQL has it since 17."""
+"""Bounds the whole transaction, also while a statement arrives in parts; PostgreSQL 17 and later have it."""
 
 # fmt: off
 SHORT = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 30 * _MINUTE}
@@ -85,14 +85,14 @@ class SessionLimits:
     """The limits of one session."""
 
     usual: Limits = field(default_factory=dict)
-    """Of a transaction that names no kind."""
+    """The limits of a transaction that names no kind of work."""
     highest: Limits = field(default_factory=dict)
-    """What no kind exceeds: limits of the role, of the server, or that the supplier was given; 0 is none.
+    """The limits that no kind of work exceeds: of the role, the server or the supplier; 0 is no limit.
 
     It has every limit that the server knows, and no other.
     """
     in_force: Limits = field(default_factory=dict)
-    """What the session has outside of a transaction."""
+    """The limits that the session has outside of a transaction."""
     given: frozenset[str] = frozenset()
     """The limits that the supplier was given, whose errors the caller handles."""
 

@@ -32,10 +32,10 @@ LOOK_BYTES_MAX = 64 * 1024 * 1024
 
 ROWS_SHOWN = 10
 SHOWN_CHARACTERS_MAX = 1_000
-"""Of a cell that is shown."""
+"""The characters of a cell that a preview shows."""
 
 SHOWN_BYTES_MAX = 4 * 1024 * 1024
-"""Of all rows that are shown: then there are fewer of them."""
+"""The size of all rows that a preview shows; larger rows make them fewer."""
 
 NAME_CHARACTERS_MAX = 100
 SIZES = (SIZE_DEFAULT, 100, 250, 500, SIZE_MAX)
