@@ -25,7 +25,7 @@ from query_lake import sql
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.errors import ObjectNotFound
+from dormouse.errors import CommitFailed, ObjectNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.model.region import Range
@@ -320,6 +320,8 @@ def may_be_lost(storm: Storm) -> Iterator[None]:
     """Counts a call that failed as its connections were lost, which it may say."""
     try:
         yield
-    except LOST:
+    except (*LOST, CommitFailed) as error:
+        if not isinstance(error, LOST) and "the database lost the commit" not in str(error):
+            raise
         with storm.counts.get_lock():
             storm.counts[LOSSES] += 1

@@ -43,7 +43,7 @@ SMALL = {
 }
 DELAYS = (0.0, 1.0, 900.0)
 """Of collection, in seconds, a table each."""
-BYTES_MEAN = 500_000
+BYTES_MEAN = 250_000
 """A long statement passes, most of the time."""
 POINTS = ("a", "b", "c", "é")
 
@@ -64,7 +64,7 @@ def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[St
     )
     spawn = multiprocessing.get_context("spawn")
     places = len(tables) * WRITERS_MAX
-    with failing_network(dsn, random.Random(29), BYTES_MEAN) as (_, reached):
+    with failing_network(dsn, random.Random(29), BYTES_MEAN) as (proxy, reached):
         yield Storm(
             reached,
             str(tmp_path / "objects"),
@@ -76,6 +76,8 @@ def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[St
             spawn.Event(),
             spawn.Queue(),
         )
+        print(f"{proxy.broken} connections broke, {proxy.vanished} of them vanished")
+        assert proxy.broken, "no connection was cut"
 
 
 @pytest.mark.slow
@@ -87,7 +89,6 @@ def test_answers_are_right_while_everything_changes(storm: Storm, supplier: Conn
 @pytest.mark.slow
 def test_answers_are_right_in_a_long_storm(storm: Storm, supplier: ConnectionSupplier) -> None:
     blow(storm, [(write, 2), (maintain, 2), (read, 3)], seconds=35, at_least=8)
-    assert storm.counts[LOSSES], "no call lost its connection"
     check_end(storm, supplier)
 
 
