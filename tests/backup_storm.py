@@ -1,4 +1,4 @@
-"""Backups of an instance that is written to, killed at random moments: each is whole, or there is none.
+"""Backups of an instance that is written to, killed or frozen at random: each is whole, or there is none.
 
 python -m tests.backup_storm FOLDER --seconds 3600
 """
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 import dormouse as dm
 from dormouse.instance import Instance
+from tests.storming import IDLE_MS, freeze
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
@@ -30,6 +31,8 @@ KEPT = 4
 BACKUP = """
 import sys
 import dormouse as dm
+from tests.storming import hurry
+hurry()
 with dm.local(sys.argv[1]) as instance:
     instance.backup(sys.argv[2], since=sys.argv[3] or None)
 """
@@ -60,7 +63,10 @@ def written(instance: Instance) -> Iterator[list[int]]:
 
 
 def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[str]:
-    """How often a backup was killed, and was faster; each `least` times, if that takes longer."""
+    """Returns how often a backup was killed, frozen, and whole.
+
+    Goes on until backups were killed and whole `least` times, if that takes longer.
+    """
     dice, ended = random.Random(seed), Counter[str]()
     place, deadline = folder / "backups", time.monotonic() + seconds
     known: dict[str, int] = {}
@@ -75,6 +81,11 @@ def storm(folder: Path, seconds: float, seed: int, least: int = 0) -> Counter[st
             with suppress(subprocess.TimeoutExpired):
                 process.wait(dice.uniform(0.05, 2) * usual)
                 usual = time.monotonic() - began
+            if process.poll() is None and dice.random() < 0.3:
+                freeze(process.pid, 2 * IDLE_MS / 1_000)
+                ended["frozen"] += 1
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(dice.uniform(0, 0.5) * usual)
             process.kill()
             ended["killed" if process.wait() else "whole"] += 1
             if ended["killed"] > 10 * (1 + ended["whole"]):

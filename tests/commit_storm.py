@@ -33,6 +33,7 @@ from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import limits
 from dormouse.settings import load_settings
 from dormouse.table import Table
+from tests import storming
 
 SCHEMA = Schema([Field("key", LONG)])
 PROPERTIES = TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=3)
@@ -151,7 +152,8 @@ def set_clock_ahead() -> None:
 
 def hurry() -> None:
     """What takes seconds, so that nobody is hasty, is over sooner in this process."""
-    limits.COMMIT |= {"lock_timeout": 500, "idle_in_transaction_session_timeout": 1_000}
+    storming.hurry()
+    limits.COMMIT |= {"lock_timeout": 500}
     committer_module.AGAIN_SECONDS = 0.2
     committer_module.RETRY_SECONDS_MAX = committer_module.FAILURE_SECONDS_MAX = 0.5
     job_commits.ANSWER_SECONDS_MAX = 40.0

@@ -68,7 +68,7 @@ class CuttingProxy:
         self._is_silent = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self._listener.getsockname()[1])
-        self.vanished = 0
+        self.broken = self.vanished = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
     def fall_silent(self) -> None:
@@ -112,6 +112,7 @@ class CuttingProxy:
                 room = passes(data)
                 target.sendall(data[:room])
                 if room < len(data):
+                    self.broken += 1
                     if not self._vanishes():
                         break
                     line.vanish()

@@ -1,5 +1,8 @@
 """Processes that ingest into tables, maintain them and read them all at once, and check every answer.
 
+Their connections are cut or fall silent, and they are frozen at times. They are not killed: each may hold a
+lock of the memory that they share.
+
 A writer's ingests are numbered, and go into the tables in turn. It tells in shared memory which it has begun,
 and which were acknowledged: so whoever asks knows which rows must be there, and which cannot be.
 """
@@ -22,7 +25,7 @@ from query_lake import sql
 from dormouse.catalog import Catalog
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.errors import ObjectNotFound
+from dormouse.errors import CommitFailed, ObjectNotFound
 from dormouse.files.attempts import WriteAttempts
 from dormouse.files.layout import LAYOUTS
 from dormouse.model.region import Range
@@ -36,6 +39,7 @@ from dormouse.query import query, scan_session, table_view
 from dormouse.rounds.compaction import compact
 from dormouse.rounds.ingest import ingest
 from dormouse.rounds.splitting import split
+from tests.storming import LOST, hurry
 
 SCHEMA = Schema(
     [Field("name", STRING), Field("part", LONG)],
@@ -72,7 +76,7 @@ class Storm:
     rounds: Any
     """Of each table, how often it was compacted, split and collected."""
     counts: Any
-    """What was done, as COUNTED says; last the queries that were given up."""
+    """What was done, as COUNTED says; then queries that were given up, and calls that lost connections."""
     stop: Any
     failures: Any
 
@@ -92,6 +96,7 @@ class Storm:
 
 COUNTED = ("queries", "parts", "limits", "few", "statements", "jobs", "splits", "collected", "conversions")
 GIVEN_UP = len(COUNTED)
+LOSSES = GIVEN_UP + 1
 
 
 @cache
@@ -109,6 +114,7 @@ def key(row: Row) -> tuple[Any, ...]:
 
 def run(storm: Storm, work: Callable[..., None], number: int) -> None:
     """A process: does its work until all stop, and tells why it failed."""
+    hurry()
     try:
         with closing(ConnectionSupplier(storm.dsn, connections_max=4)) as supplier:
             rng = random.Random(f"{work.__name__} {number}")
@@ -129,19 +135,32 @@ def write(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, writer
         data = pa.table([*columns, ballast], schema=arrow_schema(SCHEMA))
         storm.begun[place] = number + 1
         for _ in range(rng.choice([1, 1, 2])):
-            ingest(context, data, ingest_id=f"{writer}-{number}", engine="local", progress=None)
+            while not has_ingested(storm, context, data, f"{writer}-{number}"):
+                pass
         storm.acknowledged[place] = number + 1
+
+
+def has_ingested(storm: Storm, context: TableContext, data: pa.Table, ingest_id: str) -> bool:
+    """Returns whether the rows are known to be there."""
+    with may_be_lost(storm):
+        ingest(context, data, ingest_id=ingest_id, engine="local", progress=None)
+        return True
+    return False
 
 
 def maintain(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, _: int) -> None:
     for table, context in rng.sample(list(enumerate(storm.contexts(supplier))), len(storm.tables)):
-        count(storm, "jobs", compact(context, engine="local").jobs_run)
-        count(storm, "splits", len(split(context).partitions_split))
-        count(storm, "collected", context.garbage.collect().deleted)
+        with may_be_lost(storm):
+            count(storm, "jobs", compact(context, engine="local").jobs_run)
+        with may_be_lost(storm):
+            count(storm, "splits", len(split(context).partitions_split))
+        with may_be_lost(storm):
+            count(storm, "collected", context.garbage.collect().deleted)
         if rng.random() < 0.2:
-            catalog = Catalog(supplier, WriteAttempts(supplier, context.objects))
-            catalog.convert_layout(context.table, rng.choice(list(LAYOUTS)))
-            count(storm, "conversions")
+            with may_be_lost(storm):
+                catalog = Catalog(supplier, WriteAttempts(supplier, context.objects))
+                catalog.convert_layout(context.table, rng.choice(list(LAYOUTS)))
+                count(storm, "conversions")
         with storm.rounds.get_lock():
             storm.rounds[table] += 1
 
@@ -155,9 +174,9 @@ def read(storm: Storm, supplier: ConnectionSupplier, rng: random.Random, number:
     for _ in range(10):
         for table, context in enumerate(contexts):
             for ask in (ask_all, ask_part, ask_some, ask_few):
-                with may_be_given_up(storm):
+                with may_be_lost(storm), may_be_given_up(storm):
                     ask(storm, table, context, rng)
-        with may_be_given_up(storm):
+        with may_be_lost(storm), may_be_given_up(storm):
             ask_statement(storm, contexts)
         if storm.stop.is_set():
             return
@@ -294,3 +313,15 @@ def may_be_given_up(storm: Storm) -> Iterator[None]:
             raise
         with storm.counts.get_lock():
             storm.counts[GIVEN_UP] += 1
+
+
+@contextmanager
+def may_be_lost(storm: Storm) -> Iterator[None]:
+    """Counts a call that failed as its connections were lost, which it may say."""
+    try:
+        yield
+    except (*LOST, CommitFailed) as error:
+        if not isinstance(error, LOST) and "the database lost the commit" not in str(error):
+            raise
+        with storm.counts.get_lock():
+            storm.counts[LOSSES] += 1

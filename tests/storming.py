@@ -1,20 +1,58 @@
-"""Processes that work on a table at once, and are killed and started again."""
+"""Faults for storms: processes, servers and connections that die, freeze or fall silent."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from dormouse.errors import CommitOutcomeUnknown, ConnectionsExhausted, TooManyRetries
+from dormouse.postgres import limits
+from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 
 PATIENCE_SECONDS = 600
 TURNS_A_KILL = 5
+VANISHING = 0.2
+"""Of the connections that would be cut, those whose peers vanish without a word."""
+IDLE_MS = 1_500
+LOST = (psycopg.OperationalError, CommitOutcomeUnknown, ConnectionsExhausted, TooManyRetries)
+"""Errors of calls whose connections were lost, again and again."""
+
+
+@contextmanager
+def failing_network(dsn: str, rng: random.Random, bytes_mean: int) -> Iterator[tuple[CuttingProxy, str]]:
+    """Gives a proxy before a server, and the DSN by which it is reached.
+
+    So many bytes pass on the average before a connection is cut, or its peer vanishes.
+    """
+    passes = after(lambda: int(rng.expovariate(1 / bytes_mean)))
+    with closing(CuttingProxy(dsn, passes, lambda: CAN_VANISH and rng.random() < VANISHING)) as proxy:
+        yield proxy, make_conninfo(proxy.dsn, **IMPATIENT)
+
+
+def hurry() -> None:
+    """Has the server soon end the transactions of this process, when the process is frozen in one."""
+    for kind in (limits.SHORT, limits.COMMIT, limits.ALONE):
+        kind[limits.IDLE] = IDLE_MS  # type: ignore[index]
+
+
+def freeze(pid: int, seconds: float) -> None:
+    """Freezes a process wherever it is, and lets it go on after a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def kill_server(main: psutil.Process) -> None:
@@ -55,6 +93,7 @@ class Workers:
         self._folder, self._roles = folder, roles
         self.running = [self._start(role) for role in roles]
         self._frozen: subprocess.Popen[bytes] | None = None
+        self.killed = 0
 
     def _start(self, role: str) -> subprocess.Popen[bytes]:
         with (self._folder / "errors").open("a") as errors:
@@ -92,6 +131,7 @@ class Workers:
         self.running[at].kill()
         self._ended(self.running[at], -signal.SIGKILL)
         self.running[at] = self._start(self._roles[at])
+        self.killed += 1
 
     def freeze_one(self, rng: random.Random) -> None:
         """Has a process that was frozen before go on, and freezes another wherever it is."""

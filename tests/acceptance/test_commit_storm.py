@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 import pytest
-from psycopg.conninfo import make_conninfo
 
 from dormouse.commits import bodies
 from dormouse.commits.outcomes import CommitStatus
@@ -42,18 +41,15 @@ from tests.commit_storm import (
     run,
     submit,
 )
-from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
+from tests.cutting import CAN_VANISH
 from tests.embedded import postmaster
 from tests.state import query, wait_until
-from tests.storming import is_gone, kill_postmaster, kill_server
+from tests.storming import failing_network, is_gone, kill_postmaster, kill_server
 
 UNTOUCHED_SECONDS_MAX = 30.0
 LONG_SECONDS = 30
-WAIT_SECONDS_MAX = 120.0
 BYTES_MEAN = 60_000
-"""That pass before a connection is cut."""
-VANISHING = 0.2
-"""Of the connections that would be cut, those whose peers vanish without a word."""
+WAIT_SECONDS_MAX = 120.0
 IDS: dict[str, Callable[[str], str]] = {
     "ingest": commit_id,
     "claim": lambda name: f"{name} claim",
@@ -222,11 +218,8 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
 def storm_of(
     dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, seconds: float, **numbers: int
 ) -> None:
-    dice = random.Random(seed)
-    passes = after(lambda: int(dice.expovariate(1 / BYTES_MEAN)))
-    vanishes = lambda: CAN_VANISH and dice.random() < VANISHING  # noqa: E731
-    with closing(CuttingProxy(dsn, passes, vanishes)) as proxy:
-        storm = Storm(make_conninfo(proxy.dsn, **IMPATIENT), folder)
+    with failing_network(dsn, random.Random(seed), BYTES_MEAN) as (proxy, reached):
+        storm = Storm(reached, folder)
         with opened(dsn, storm) as instance:
             for name in TABLES:
                 instance.create_table(name, SCHEMA, properties=PROPERTIES)

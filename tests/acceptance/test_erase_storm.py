@@ -31,7 +31,9 @@ WORKER = dedent("""
     import pyarrow as pa
     import dormouse as dm
     from dormouse.errors import FileReferenceAssignedToJob, InvalidRange, PartitionError
+    from tests.storming import hurry
 
+    hurry()
     dsn, objects, folder, role = sys.argv[1:5]
     stop, log = Path(folder, "stop"), Path(folder, "log " + role).open("a")
     rng = random.Random()

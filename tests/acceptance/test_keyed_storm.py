@@ -29,7 +29,9 @@ WORKER = dedent("""
     from dormouse.errors import (
         FileReferenceAssignedToJob, InvalidRange, ObjectNotFound, PartitionError, QueryOvertaken
     )
+    from tests.storming import hurry
 
+    hurry()
     dsn, objects, folder, role = sys.argv[1:5]
     stop = Path(folder, "stop")
     def upsert(table):

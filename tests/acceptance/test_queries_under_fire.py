@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import query_storm
 from query_storm import (
     COLUMNS,
     COUNTED,
-    GIVEN_UP,
+    LOSSES,
     SCHEMA,
     WRITERS_MAX,
     Asked,
@@ -30,6 +31,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.query import query
+from tests.storming import IDLE_MS, failing_network, freeze
 
 WAIT_SECONDS_MAX = 600.0
 SMALL = {
@@ -41,11 +43,13 @@ SMALL = {
 }
 DELAYS = (0.0, 1.0, 900.0)
 """Of collection, in seconds, a table each."""
+BYTES_MEAN = 250_000
+"""A long statement passes, most of the time."""
 POINTS = ("a", "b", "c", "é")
 
 
 @pytest.fixture
-def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Storm:
+def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[Storm]:
     objects = open_store(tmp_path / "objects")
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
     tables = tuple(
@@ -60,17 +64,20 @@ def storm(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Storm:
     )
     spawn = multiprocessing.get_context("spawn")
     places = len(tables) * WRITERS_MAX
-    return Storm(
-        dsn,
-        str(tmp_path / "objects"),
-        tables,
-        spawn.Array("q", places),
-        spawn.Array("q", places),
-        spawn.Array("q", len(tables)),
-        spawn.Array("q", GIVEN_UP + 1),
-        spawn.Event(),
-        spawn.Queue(),
-    )
+    with failing_network(dsn, random.Random(29), BYTES_MEAN) as (proxy, reached):
+        yield Storm(
+            reached,
+            str(tmp_path / "objects"),
+            tables,
+            spawn.Array("q", places),
+            spawn.Array("q", places),
+            spawn.Array("q", len(tables)),
+            spawn.Array("q", LOSSES + 1),
+            spawn.Event(),
+            spawn.Queue(),
+        )
+        print(f"{proxy.broken} connections broke, {proxy.vanished} of them vanished")
+        assert proxy.broken, "no connection was cut"
 
 
 @pytest.mark.slow
@@ -95,12 +102,13 @@ def blow(storm: Storm, crowd: list[tuple[Callable[..., None], int]], seconds: fl
     ]
     for process in processes:
         process.start()
-    began = time.monotonic()
+    began, rng = time.monotonic(), random.Random(29)
     try:
         while not is_enough(storm, at_least) or time.monotonic() - began < seconds:
             assert time.monotonic() - began < WAIT_SECONDS_MAX, done(storm)
-            if storm.stop.wait(0.1):
+            if storm.stop.wait(rng.uniform(0.5, 3)):
                 break
+            freeze(rng.choice(processes).pid, rng.choice([0.1, 0.5, 2 * IDLE_MS / 1_000]))
         storm.stop.set()
         for process in processes:
             process.join(WAIT_SECONDS_MAX)
