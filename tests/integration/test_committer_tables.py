@@ -138,7 +138,7 @@ def test_a_message_stays_where_only_another_table_has_a_commit_of_its_id(tables:
     """As when a standby that lacks the commit of one table takes over before the messages are deleted."""
     queue = tables.commits.queues[0]
     tables.submit([add("a", "file a", "july"), add("b", "file b", "july")])
-    messages = queue.receive(2)
+    messages = queue.receive(2, 0)
     of_a = [message for message in messages if "file a" in message.body]
     assert [o.state for o in apply(Tables(tables._supplier), [decode(m.body) for m in of_a])] == ["applied"]
     with closing(ConnectionSupplier(dsn)) as later:
