@@ -64,7 +64,6 @@ ASK_SECONDS = 15.0
 """How often one without a connection asks the object store whether there was any activity."""
 
 FAILED_SECONDS_MAX = 10.0
-
 PASSING = (
     psycopg.OperationalError, InstanceError, ConnectionsExhausted, TooManyRetries, CommitOutcomeUnknown,
     ObjectStoreError, PayloadUnavailable,
