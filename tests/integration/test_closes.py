@@ -187,7 +187,7 @@ def test_the_committer_program_ends_though_all_sessions_are_frozen(
         while "the committer runs" not in program.stderr.readline():
             assert program.poll() is None
         # its threads wait for messages, and have to leave that wait
-        until(lambda: len(query(apart, "select from commit_waiter")) >= 2)
+        until(lambda: len(query(apart, "select 1 from commit_waiter")) >= 2)
         with frozen_sessions(apart):
             program.send_signal(signal.SIGTERM)
             said = program.communicate(timeout=PATIENCE_SECONDS)[1]
