@@ -140,7 +140,7 @@ class Committer:
         """Runs the committer's threads, whose end is waited for, and may be bounded by `Grace.begin`."""
         ids = self._thread_ids
         with (
-            self._tables.supplier.grace(CLOSE_SECONDS, ids) as grace,
+            Grace(self._tables.supplier, CLOSE_SECONDS, ids) as grace,
             self._reporting() as reporting,
             self._in_flight.kept(self._queues) as hiding,
             ThreadPoolExecutor(

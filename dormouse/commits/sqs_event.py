@@ -17,7 +17,7 @@ from dormouse.commits.queue import Message
 from dormouse.commits.table_cache import Tables
 from dormouse.errors import InvalidCommitRequest, InvalidInput
 from dormouse.objects import ObjectStore
-from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.postgres.connection import Supplier
 from dormouse.settings.event import field
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Answer:
 
 def handle(
     event: Mapping[str, Any],
-    supplier: ConnectionSupplier,
+    supplier: Supplier,
     objects: ObjectStore,
     *,
     receives_max: int = RECEIVES_MAX,

@@ -13,7 +13,7 @@ from dormouse.files.store import FileReferenceStore
 from dormouse.model.table import TableRecord, table_of
 from dormouse.model.text import is_text
 from dormouse.partitions.store import PartitionStore
-from dormouse.postgres.connection import ConnectionSupplier
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 
@@ -47,7 +47,7 @@ class _Kept:
 class Tables:
     """The tables of an instance, as a committer sees them. Threads may share one."""
 
-    def __init__(self, supplier: ConnectionSupplier) -> None:
+    def __init__(self, supplier: Supplier) -> None:
         self.supplier = supplier
         self._lock = threading.Lock()
         self._kept: dict[int, _Kept] = {}

@@ -90,8 +90,11 @@ class Supplier(Protocol):
         """
         ...
 
-    def cut(self, threads: Collection[int]) -> None:
-        """Has threads, which are named by their ids, get an error where they wait for the server."""
+    def cut(self, threads: Collection[int]) -> bool:
+        """Has threads, which are named by their ids, get an error where they wait for the server.
+
+        Returns whether one of them has a connection.
+        """
         ...
 
     def close(self) -> None:
@@ -160,12 +163,8 @@ class ConnectionSupplier:
             pool.close()
         self._lines.end(CLOSE_SECONDS)
 
-    def grace(self, seconds: float, threads: Collection[int]) -> Grace:
-        """Returns a context that bounds how long threads wait for the server, once they are to end."""
-        return Grace(self._lines.top, seconds, threads)
-
-    def cut(self, threads: Collection[int]) -> None:
-        self._lines.top.cut(threads)
+    def cut(self, threads: Collection[int]) -> bool:
+        return self._lines.top.cut(threads)
 
     def limited(self, **limits_ms: int) -> ConnectionSupplier:
         """Returns another supplier, whose sessions have these limits in milliseconds, such as `lock_timeout`.
@@ -215,7 +214,7 @@ class ConnectionSupplier:
         A server that this thread asks within, and that does not answer, is waited for in bounded time.
         """
         self._wait_seconds_max, self._revive = 0.0, lambda: False
-        with self.grace(END_SECONDS_MAX, [threading.get_ident()]) as grace:
+        with Grace(self, END_SECONDS_MAX, [threading.get_ident()]) as grace:
             grace.begin()
             yield
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import psycopg
@@ -96,10 +96,18 @@ class Lines:
         ]
 
 
+class Cuts(Protocol):
+    """Connections that can be cut: those of `Lines`, or of a supplier."""
+
+    def cut(self, threads: Collection[int]) -> bool:
+        """Cuts what is lent to threads, which are named by their ids; returns whether something is."""
+        ...
+
+
 class Grace:
     """A context, in which the connections of some threads are cut when a time from `begin` on is over."""
 
-    def __init__(self, lines: Lines, seconds: float, threads: Collection[int]) -> None:
+    def __init__(self, lines: Cuts, seconds: float, threads: Collection[int]) -> None:
         self._lines = lines
         self._seconds = seconds
         self._threads = threads

@@ -115,8 +115,8 @@ class Listening:
         self._conn = None
         self._lent.close()
 
-    def cut(self, threads: Collection[int]) -> None:
-        self._supplier.cut(threads)
+    def cut(self, threads: Collection[int]) -> bool:
+        return self._supplier.cut(threads)
 
     def close(self) -> None:
         self._closed.set()

@@ -91,8 +91,8 @@ class _Interruptible:
                 self._interruption.check()
                 raise
 
-    def cut(self, threads: Collection[int]) -> None:
-        self._supplier.cut(threads)
+    def cut(self, threads: Collection[int]) -> bool:
+        return self._supplier.cut(threads)
 
     def close(self) -> None:
         self._supplier.close()
