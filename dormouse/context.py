@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJobs
@@ -14,7 +14,6 @@ from dormouse.files.deletions import Deletions
 from dormouse.files.garbage import GarbageCollector
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.round_reports import RoundReports
-from dormouse.files.row_numbers import Numbering
 from dormouse.files.shapes import Shapes
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.cut import Cut, Position, Remembered
@@ -26,6 +25,9 @@ from dormouse.objects import ObjectStore, open_store
 from dormouse.partitions.store import PartitionStore
 from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
+
+if TYPE_CHECKING:
+    from dormouse.files.row_numbers import Numbering
 
 TASK_CONNECTIONS_MAX = 2
 

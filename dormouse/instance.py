@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.catalog import Catalog
 from dormouse.commits.commit_queues import CommitQueues
-from dormouse.commits.committer import Committer, CommitterOptions
 from dormouse.commits.outcomes import CommitStatus
 from dormouse.durability.durable import Durable
 from dormouse.durability.ownership import Ownership, check_mark
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
+    from dormouse.commits.committer import Committer
     from dormouse.commits.requests import CommitRequest
     from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
@@ -337,7 +337,7 @@ class Instance(ShownInstance, RowTables, Durable):
         tries.
         """
         self._check_writable()
-        return self._commits.committer(CommitterOptions(concurrency, batch_max, receives_max))
+        return self._commits.committer(concurrency, batch_max, receives_max)
 
     def commit_status(self, commit_id: str) -> CommitStatus:
         """What became of a commit."""

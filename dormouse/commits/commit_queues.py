@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 from weakref import WeakSet
 
 from dormouse.commits.backpressure import Gate, Marks, Waiting
 from dormouse.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
-from dormouse.commits.committer import STOP_SECONDS, Committer, CommitterOptions
 from dormouse.commits.direct import DirectCommits
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import Awaiting, CommitStatus, DeadLetter, commit_statuses, dead_letters
@@ -43,11 +42,15 @@ from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.limits import COMMIT
 from dormouse.settings import Settings
 
+if TYPE_CHECKING:
+    from dormouse.commits.committer import Committer
+
 logger = logging.getLogger(__name__)
 
 SEND_BATCH_MAX = 1_000
 AWAIT_SECONDS = 0.1
 """How long a look for answers may hold a connection, and a snapshot."""
+JOIN_SECONDS = 0.2
 SENT_TOGETHER_CHARACTERS_MAX = 64 * 1024
 """Of larger bodies each sender sends its own: they would make the others wait."""
 _REQUESTS = get_args(CommitRequest)
@@ -146,15 +149,20 @@ class CommitQueues:
             return None
         return QueuedJobCommits(self.send, self.looks, self.patience, self._supplier, attempts)
 
-    def committer(self, options: CommitterOptions) -> Committer:
-        """One that serves all the queues, and what waits in those that the settings no longer have."""
+    def committer(self, *options: int) -> Committer:
+        """Returns one that serves all queues, and what waits in queues that the settings no longer have.
+
+        `options` are the values of `CommitterOptions`, in its order.
+        """
+        from dormouse.commits.committer import Committer, CommitterOptions  # which most processes never need
+
         if not self._settings.commit_queue_urls:
             rehome(self._supplier, self._settings.queues)
         noting = partial(note_if_shared, self._objects)
         made = Committer(
             Tables(self._limited),
             self.queues,
-            options,
+            CommitterOptions(*options),
             applied=noting,
             tidy=self.sweep_bodies,
             check=self._check_owner,
@@ -223,7 +231,7 @@ class CommitQueues:
         for committer in committers:
             committer.close()
         if own is not None:
-            own.join(STOP_SECONDS)  # a daemon, which has ended unless its server hangs
+            own.join(JOIN_SECONDS)  # a daemon, which has ended unless its server hangs
         self._limited.close()
 
     @cached_property
@@ -313,7 +321,7 @@ class CommitQueues:
             return
         with self._lock:
             if self._own is None and not self._closed:
-                run = partial(self._run, self.committer(CommitterOptions()))
+                run = partial(self._run, self.committer())
                 self._own = threading.Thread(target=run, name="committer", daemon=True)
                 self._own.start()
 

@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import psycopg
 
 from dormouse.errors import InstanceError, InstanceLocked, MaintenanceTakenOver, one_line
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.session_lock import SessionLock
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+if TYPE_CHECKING:
+    from dormouse.postgres.session_lock import SessionLock
 
 AGAIN_SECONDS = 3_600.0
 """After which a round that failed is tried again."""
@@ -97,6 +100,8 @@ class InstanceRounds:
 
         Raises `InstanceLocked` when another process does it.
         """
+        from dormouse.postgres.session_lock import SessionLock
+
         lock = SessionLock(self._supplier, _QUERIES["alone"])
         try:
             alone = Alone(lock)
