@@ -23,9 +23,20 @@ def jobs(supplier: ConnectionSupplier, tmp_path: Path) -> JobStore:
     return job_store(supplier, tmp_path / "objects")
 
 
+ACTIVE = """
+select 1 from pg_stat_activity
+where datname = current_database() and backend_type = 'client backend' and state = 'active'
+    and pid <> pg_backend_pid()
+"""
+
+
 def end_leases(supplier: ConnectionSupplier) -> None:
-    """As if all workers that there are had told nothing for too long."""
+    """Ends the leases of all workers, as if they had said nothing for too long.
+
+    Waits for statements that a stopped worker had sent: a renewal would come after the end.
+    """
     with supplier.connection() as conn:
+        until(lambda: not conn.execute(ACTIVE).fetchall())
         conn.execute(
             "update job_worker set lease_until = clock_timestamp() - interval '10 minutes', "
             "suspected_at = clock_timestamp() - interval '10 minutes'"
