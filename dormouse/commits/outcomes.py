@@ -29,7 +29,7 @@ from dormouse.errors import (
 )
 from dormouse.files.commit import RefusedPart
 from dormouse.model.text import check_text, is_text, narrow_bytes
-from dormouse.postgres.arrays import Uuids, integers
+from dormouse.postgres.arrays import Uuids, booleans, integers
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
 from dormouse.postgres.opening import was_open_at
@@ -280,6 +280,9 @@ def settle(supplier: Supplier, outcomes: Sequence[CommitOutcome], since: float) 
     values = {
         "applied_keys": Uuids([narrow_bytes(outcomes[n].commit_id) for n in applied]),
         "applied_table_ids": integers([outcomes[n].table_id for n in applied]),
+        "clears": booleans(
+            outcomes[n].state == "applied" and outcomes[n].commit_id not in refused for n in applied
+        ),
         "commit_keys": Uuids([key for key, _, _ in rows]),
         "commit_ids": [name for _, name, _ in rows],
         "table_ids": [outcome.table_id for _, _, outcome in rows],

@@ -54,9 +54,9 @@ select await_messages(%(awaited_keys)s::uuid[], %(usual)s, %(seconds)s);
 -- looked for unless this session has seen the server since before they were applied. If one is lost, nothing is kept of
 -- refusals, as what they were decided by may be lost, too. All that is there is on disk when this ends.
 with sent as materialized (
-    select k.number, k.commit_key, k.table_id, coalesce(c.is_there, %(is_same_server)s) as is_there
-    from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[])
-        with ordinality k (commit_key, table_id, number)
+    select k.number, k.commit_key, k.table_id, k.clears, coalesce(c.is_there, %(is_same_server)s) as is_there
+    from unnest(%(applied_keys)s::uuid[], %(applied_table_ids)s::integer[], %(clears)s::boolean[])
+        with ordinality k (commit_key, table_id, clears, number)
     left join lateral (
         select true as is_there
         from applied_commit c
@@ -80,7 +80,7 @@ with sent as materialized (
             where r.commit_key = s.commit_key and (r.table_id is null or r.table_id = s.table_id)
             offset 0
         ) l
-        where s.is_there
+        where s.is_there and s.clears  -- not what is refused beside it
     ))
 ), refused as (
     insert into rejected_commit (commit_key, commit_id, table_id, error_class, error)
