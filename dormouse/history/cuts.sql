@@ -39,8 +39,9 @@ with last as materialized (
     -- of one that is collected already, the references tell
     left join lateral (select f.* from ({file_facts}) f where f.file_id = c.file_id offset 0) f on true
 ), made as (
-    insert into cut (table_id, name, recorded_at, epoch, snapshot, rows_till, bytes_till, counted_from)
-    select t.table_id, %(name)s, greatest(l.now, l.recorded_at + interval '1 microsecond'), t.epoch,
+    insert into cut (table_id, name, recorded_at, clock_at, epoch, snapshot, rows_till, bytes_till, counted_from)
+    select t.table_id, %(name)s, greatest(l.now, l.recorded_at + interval '1 microsecond'),
+        case when l.now <= l.recorded_at then l.now end, t.epoch,
         pg_current_snapshot(), coalesce(l.rows_till, 0) + i.row_count, coalesce(l.bytes_till, 0) + i.byte_count,
         case
             when i.is_whole and (t.log_since > l.recorded_at and t.history_since > l.recorded_at) is not true

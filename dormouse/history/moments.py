@@ -164,7 +164,7 @@ def _position_at(context: TableContext, at: datetime) -> Position:
     if not is_once:
         raise InvalidCut(
             f"{what} of table {context.table.name!r} cannot be told: the database's clock was set back then, "
-            "so that it was that time twice; name a cut, or give a later time"
+            "so that it was that time twice; name a cut, or give a time after the next one"
         )
     return Position(epoch or 0, snapshot, at, made_at)
 

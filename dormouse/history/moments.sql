@@ -28,17 +28,57 @@ where t.table_id = %(table_id)s;
 -- the times of commits that this takes are known. The newest cut of before, or that of the truncation, tells most of it; to this come the transactions
 -- since then that changed the table. Those that still run are as little of the moment as those that came later.
 with base as materialized (
-    select coalesce(c.snapshot, u.snapshot, t.history_from) as snapshot, greatest(t.history_since, u.recorded_at) as since
+    select coalesce(case when b.is_before then b.snapshot end, a.snapshot, u.snapshot, t.history_from) as snapshot,
+        coalesce(case when b.is_before then b.cut_id end, a.cut_id, 0) as cut_id,
+        coalesce(case when b.is_before then b.epoch end, a.epoch) as epoch,
+        case when not b.is_before then b.snapshot end as doubted, greatest(t.history_since, u.recorded_at) as since
     from tables t
     left join truncation u using (table_id)
     left join lateral (
-        select c.snapshot
+        select c.cut_id, c.epoch, c.snapshot, c.recorded_at
         from cut c
         where c.table_id = t.table_id and c.recorded_at <= %(at)s and c.snapshot is not null
         order by c.recorded_at desc
         limit 1
-    ) c on true
+    ) a on true
+    left join lateral (
+        -- one after the clock was set back. Until the clock is again where it was, it was wrong before; later nothing tells
+        -- whether it was wrong before or after
+        select c.cut_id, c.epoch, c.snapshot, c.recorded_at > clock_timestamp() as is_before
+        from cut c
+        where c.table_id = t.table_id and c.clock_at <= %(at)s and c.recorded_at > %(at)s and c.snapshot is not null
+            -- else the moment had been when the clock was set back to before it
+            and (a.recorded_at > c.clock_at + interval '1 minute') is not true
+        order by c.cut_id desc
+        limit 1
+    ) b on true
     where t.table_id = %(table_id)s
+), next as materialized (
+    -- what is known of a time after the moment: a cut, or else the present
+    select n.snapshot, n.at
+    from (
+        (
+            select c.snapshot, c.recorded_at as at
+            from base b
+            join cut c on c.cut_id > b.cut_id
+            where c.table_id = %(table_id)s and c.recorded_at > %(at)s and c.clock_at is null and c.snapshot is not null
+            order by c.recorded_at
+            limit 1
+        )
+        union all
+        (
+            select c.snapshot, c.clock_at
+            from base b
+            join cut c on c.cut_id > b.cut_id
+            where c.table_id = %(table_id)s and c.clock_at > %(at)s and c.snapshot is not null
+            order by c.clock_at
+            limit 1
+        )
+        union all
+        select null, clock_timestamp() where not pg_is_in_recovery()
+    ) n
+    order by n.at
+    limit 1
 ), added as materialized (
     select l.xid
     from base b
@@ -99,9 +139,20 @@ with base as materialized (
 )
 select e.epoch, (extract(epoch from e.created_at) * 1000000)::bigint, s.text, b.since,
     e.is_known is not false and not exists (select from change where committed_at is null),
-    -- else the clock was set back: an epoch that came later is of it, and this one is not; or what came later than the next
-    -- epoch is long before it; or what was removed came after it
+    -- else the clock was set back: what was committed before the next cut is long after it, or what came later is long before
+    -- it; an epoch that came later is of it, and this one is not; or what came later than the next epoch is long before it; or
+    -- what was removed came after it
     not exists (
+        select from change c
+        cross join next n
+        where case
+            when n.snapshot is null or pg_visible_in_snapshot(c.xid, n.snapshot)
+            then c.committed_at > n.at + interval '1 minute'
+            else c.committed_at <= %(at)s and c.committed_at < n.at - interval '1 minute'
+        end
+    ) and not exists (
+        select from change c where c.committed_at > %(at)s and pg_visible_in_snapshot(c.xid, b.doubted)
+    ) and not exists (
         select from epoch h
         cross join lateral ({committed_at}) c
         where h.table_id = %(table_id)s and h.created_at > %(at)s and h.created_at < e.created_at
@@ -142,6 +193,8 @@ left join lateral (
         order by h.epoch desc
         limit 1
     )
+    union all
+    select h.epoch, h.created_at, true from epoch h where h.table_id = %(table_id)s and h.epoch = b.epoch
     order by epoch desc
     limit 1
 ) e on true;

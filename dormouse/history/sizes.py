@@ -62,7 +62,8 @@ def size_since(context: TableContext, after: Position, till: Position | None = N
 def portion_since(context: TableContext, after: Position, rows_max: int) -> Position:
     """The latest moment till which no more rows came after another; at least one commit's, which is whole.
 
-    The present where all did. `InvalidCut` where the database does not know when they came; `CutExpired`.
+    The present where all did, or where the database's clock was set back. `CutExpired`; `InvalidCut` where
+    the database does not know when they came.
     """
     own, present = context.store.own, now(context, after)
     query = _QUERIES["portion"].including(committed_at=_COMMITTED_AT)
@@ -76,5 +77,9 @@ def portion_since(context: TableContext, after: Position, rows_max: int) -> Posi
             "know the times of all commits (track_commit_timestamp was off, or they are so old that it has "
             "forgotten them): leave max_rows_per_batch out"
         )
-    # what was visible then had been committed by then; another may have come a moment before
-    return position_of(context, max(at, after.at))
+    try:
+        # what was visible then had been committed by then; another may have come a moment before
+        return position_of(context, max(at, after.at))
+    except InvalidCut:
+        # the clock was set back, and tells no portion of what came then
+        return present

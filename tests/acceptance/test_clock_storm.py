@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.errors import DormouseError
+from dormouse.errors import DormouseError, InvalidCut
 from dormouse.instance import Instance
 from dormouse.postgres.leases import restart_leases
 from tests.state import query, wait_until
@@ -163,6 +163,39 @@ def test_leases_of_the_dead_end_after_a_jump(lake: tuple[Path, Clock]) -> None:
         due = "select count(*) from instance_round where ended_at > clock_timestamp() + interval '1 minute'"
         assert query(instance._supplier, due) == [(0,)]
         assert instance.check(deep=True).problems == ()
+
+
+def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Path, Clock]) -> None:
+    folder, clock = lake
+
+    def keys(when: Any) -> list[int]:
+        return sorted(table.query(as_of=when).read_all()["key"].to_pylist())
+
+    with dm.local(folder) as instance:
+        table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]))
+        table.ingest(pa.table({"key": [0]}), engine="local")
+        before = datetime.now(UTC)
+        table.history.record_cut()
+        clock.set(5)
+        table.ingest(pa.table({"key": [1]}), engine="local")
+        table.history.record_cut()
+        table.ingest(pa.table({"key": [2]}), engine="local")
+        clock.set(0)
+        table.ingest(pa.table({"key": [3]}), engine="local")
+        with pytest.raises(InvalidCut, match="clock was set back"):
+            keys(datetime.now(UTC))
+        assert instance.maintain(once=True).failures == []
+        back = datetime.now(UTC)
+        table.ingest(pa.table({"key": [4]}), engine="local")
+        assert keys(back) == [0, 1, 2, 3]
+        assert keys(before) == [0]
+        table.restore(datetime.now(UTC))
+        assert keys(datetime.now(UTC)) == [0, 1, 2, 3, 4]
+        clock.set(6)
+        with pytest.raises(InvalidCut, match="clock was set back"):
+            keys(back)
+        last = table.history.record_cut()
+        assert keys(last) == keys(last.recorded_at) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(2))

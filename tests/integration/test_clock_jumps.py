@@ -46,6 +46,7 @@ ELSEWHERE = {
     "commit_message.visible_at": "committers show messages that are hidden for longer than any is",
     "commit_waiter.waits_until": "the next committer that sleeps forgets waiters of the future",
     "cut.recorded_at": "cuts stay in their order; the next one is due, and holds files by the clock of now",
+    "cut.clock_at": "cuts stay in their order, and note when the clock was set back",
     "epoch.clock_at": "epochs stay in their order, and note when the clock was set back",
     "epoch.created_at": "epochs stay in their order, and note when the clock was set back",
     "incarnation.passed_at": "a milestone of the future is as old as one of the past",
