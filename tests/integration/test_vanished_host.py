@@ -66,14 +66,15 @@ def far_server(folder: Path) -> Iterator[str]:
         )
         with (data / "pg_hba.conf").open("a") as hba:
             hba.write(f"host all all {HERE}/24 trust\n")
-        options = f"-c listen_addresses={THERE} -c port={PORT} -c unix_socket_directories={data}"
+        options = f"-c listen_addresses={THERE} -c port={PORT} -c unix_socket_directories="
         options += " -c track_commit_timestamp=on -c fsync=off"
         inside = f"setpriv --reuid {user.pw_uid} --regid {user.pw_gid} --clear-groups"
         command = f"ip netns exec {NAME} {inside} {_binaries()}/postgres -D {data} {options}".split()
         with (folder / "log").open("wb") as log:
             server = subprocess.Popen(command, cwd=data, stdout=log, stderr=log)
         dsn = f"host={THERE} port={PORT} user=dormouse dbname=postgres"
-        until(lambda: answers(dsn))
+        until(lambda: answers(dsn) or server.poll() is not None)
+        assert server.poll() is None, (folder / "log").read_text()
         yield dsn
     finally:
         if server is not None:

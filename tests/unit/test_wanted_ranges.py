@@ -141,7 +141,6 @@ NOT_UNDERSTOOD = [
     ("from t where k < epoch_ms(transaction_timestamp())", "t"),
     ("from t where k < year(localtimestamp) + hour(localtime)", "t"),
     ("from t where k = 1 and \"current_schema\" /* */ () = 'main'", "t"),
-    ("from t where getvariable('x') is null and k = 4", "t"),
     ("from t where k < epoch(age(timestamp '2000-01-01'))", "t"),
 ]
 NODES = [
