@@ -233,7 +233,7 @@ def storm(
     """Records cuts while it goes on."""
     rng, began, lasts = random.Random(26), time.monotonic(), SECONDS[table._context.table.layout]
     while not failed and (seconds := time.monotonic() - began) < PATIENCE_SECONDS:
-        if seconds > lasts and len(answers) == 2 * CUTS and is_scaled(table):
+        if seconds > lasts and len(answers) == 2 * CUTS and workers.killed > 1 and is_scaled(table):
             break
         workers.check()
         if len(answers) < 2 * CUTS and seconds > len(answers) // 2 * lasts / CUTS:
