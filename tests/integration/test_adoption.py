@@ -279,7 +279,11 @@ def test_an_adoption_ends_all_leases(instance: Instance) -> None:
     """Of the processes that had them none works with this database: nothing waits for one of them."""
     supplier, day = instance._supplier, (datetime.now(UTC) - timedelta(days=1)).date()
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
-    table = instance.create_table("t", SCHEMA)
+    properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
+    table = instance.create_table("t", SCHEMA, properties=properties)
+    for _ in range(2):
+        table.ingest(pa.table({"key": [1]}))
+    assert table._context.jobs.create(1) == len(table._context.jobs.take(1)) == 1
     job_id, claims, worker_id = instance.jobs.start("work", {}), Claims(supplier), uuid4()
     kind_id = instance.jobs._kind_id("work")
     claims.register(worker_id, [kind_id], "of before", 30.0)
@@ -289,12 +293,20 @@ def test_an_adoption_ends_all_leases(instance: Instance) -> None:
         "insert into commit_waiter (queue, waiter, waits_until) "
         "values (0, gen_random_uuid(), clock_timestamp() + interval '1 minute')",
     )
+    query(
+        supplier,
+        "insert into commit_message (queue, commit_key, body, visible_at) "
+        "values (0, gen_random_uuid(), '{}', clock_timestamp() + interval '1 minute')",
+    )
     with rows.locks.write(), leased(supplier, day, "offload", ["open"]), table._context.writing():
         Ownership(supplier, instance.objects).adopt(instance._catalog.instance_id(), keep_days=0)
         for name in ("row_lock", "job_worker", "commit_waiter", "write_attempt"):
             assert query(supplier, f"select count(*) from {name}") == [(0,)], name
         assert query(supplier, "select worker, leased_until, token from payload_day") == [(None, None, 2)]
         assert query(supplier, "select worker_id, claimed_at, deaths from job") == [(None, None, 0)]
+        for name, time in (("compaction_job", "leased_until"), ("commit_message", "visible_at")):
+            assert query(supplier, f"select {time} <= clock_timestamp() from {name}") == [(True,)], name
+        assert table.compact().jobs_run == 1
         assert rows.change([dm.Insert([{"n": 1}])], wait_seconds=0).versions
     instance.jobs.worker({"work": lambda request, progress: "done"}).run(drain=True)
     assert instance.jobs.result(job_id) == "done"
