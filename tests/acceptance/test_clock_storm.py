@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import dormouse as dm
 from dormouse.errors import DormouseError, InvalidCut
 from dormouse.instance import Instance
 from dormouse.postgres.leases import restart_leases
+from dormouse.table import Table
 from tests.state import query, wait_until
 from tests.working import Working
 
@@ -230,12 +232,20 @@ def test_rows_outlast_jumps_in_all_directions(lake: tuple[Path, Clock], seed: in
         clock.set(0)
         restart_leases(instance._supplier)
         assert sorted(table.query().read_all()["key"].to_pylist()) == sorted(written)
+        with suppress(InvalidCut):
+            assert keys_at(table) == sorted(written)
+        table.history.record_cut()
+        assert keys_at(table) == sorted(written)
         rows.change([dm.Insert([{"n": 2}])], wait_seconds=120)
         assert rows.query("select count(*) from r", wait_seconds=60).rows == [(changed + 1,)]
         with Working(instance.jobs.worker({"work": lambda request, progress: "done"})):
             wait_until(lambda: not instance.jobs.list("work", "PROCESSING"), 300)
         assert instance.maintain(once=True).failures == []
         assert instance.check(deep=True).problems == ()
+
+
+def keys_at(table: Table) -> list[int]:
+    return sorted(table.query(as_of=datetime.now(UTC)).read_all()["key"].to_pylist())
 
 
 def tried(work: Any) -> Any:
