@@ -146,7 +146,8 @@ class _Statement:
             if asked is not None:
                 ranges = dict.fromkeys(self.wanted.ranges, asked.ranges)
                 self.wanted = replace(self.wanted, ranges=ranges, enough=None)
-            self.moments.read(self.wanted.ranges)
+            names = {name.lower() for name in found.names}
+            self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
         except BaseException:
             session.close()
             raise
