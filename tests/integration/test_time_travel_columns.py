@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.small_tables import clock
 
 import dormouse as dm
 from dormouse.errors import InvalidCut
 from dormouse.instance import Instance
+from tests.small_tables import clock
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
 STATEMENTS = {
