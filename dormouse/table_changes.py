@@ -29,8 +29,9 @@ class Changing(ShapedTable):
         On a keyed table it is a load: rows of loads that began before it are gone, whenever they come. By
         values it writes a mark for each key whose newest row matches.
 
-        Raises `InvalidQuery` for a condition that is none, or does not fit the schema, and for one on values
-        where the property `aggregate` merges rows; `TableBusy` when others change the table all the time.
+        Raises `InvalidQuery` for a condition that is none, that bounds nothing (a range that is open at both
+        ends), or that does not fit the schema, and for one on values where the property `aggregate` merges
+        rows; `TableBusy` when others change the table all the time.
         """
         from dormouse.rounds.deleting import delete
 

@@ -35,7 +35,9 @@ FormatOption = Annotated[
 ]
 RowsToGo = Annotated[
     list[str] | None,
-    typer.Option(help="column=value, column=min:max, or JSON, as for query; rows must meet all."),
+    typer.Option(
+        help="column=value, column=min:max with at least one end, or JSON; rows must meet all of them."
+    ),
 ]
 AllRows = Annotated[bool, typer.Option("--all", help="All rows.")]
 LimitOption = Annotated[int | None, typer.Option(min=0, help="At most so many rows.")]
@@ -115,7 +117,9 @@ def query(
     table: TableName,
     where: Annotated[
         list[str] | None,
-        typer.Option(help="column=value, column=min:max (the maximum is not part of it), or JSON."),
+        typer.Option(
+            help="column=value, column=min:max (without the maximum; column=: is not null), or JSON."
+        ),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     limit: LimitOption = None,

@@ -15,9 +15,10 @@ from dormouse.model.types import INT, LONG
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values from `min` to `max` of one row key; None is unbounded.
+    """The values from `min` to `max` of one column; None is unbounded.
 
-    The minimum is part of the range and the maximum is not, unless said otherwise.
+    The minimum is part of the range and the maximum is not, unless said otherwise. No range has null: in a
+    query `Range()` means "not null". Deletes and erasures refuse it, as it bounds nothing.
     """
 
     min: KeyValue | None = None

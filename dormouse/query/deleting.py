@@ -64,13 +64,21 @@ def names_values(context: TableContext, where: DeleteWhere) -> bool:
 
 
 def asked_to_delete(context: TableContext, where: DeleteWhere) -> tuple[Question, str]:
-    """What is to be deleted, and as it is kept; `InvalidQuery` for a condition that is none, or too long."""
+    """Returns what is to be deleted, and the text by which it is kept.
+
+    Raises `InvalidQuery` for a condition that is none, that bounds nothing, or that is too long.
+    """
     if where is not ALL and not where:
         raise InvalidQuery(
             f"delete from table {context.table.name!r}: {where!r} is no condition; say which rows, or dm.ALL "
             "(--all) for all of them"
         )
     asked = question(context.schema, None if where is ALL else where, None, None)
+    if unbounded := asked.unbounded:
+        raise InvalidQuery(
+            f"delete from table {context.table.name!r}: the range of {unbounded[0]!r} is open at both ends, "
+            "which bounds nothing; give it an end, leave it out, or say dm.ALL (--all) for all rows"
+        )
     return asked, condition_of(context.schema, asked)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from dormouse.errors import InvalidQuery
@@ -68,4 +68,7 @@ def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
 @lru_cache(maxsize=PARSED_MAX)
 def _parsed(schema: Schema, shape: Shape | None, condition: str) -> Question:
     # schemas are equal by their fields alone: their shapes tell which columns those were
-    return question(schema, parse_where(schema, as_now(schema, condition)), None, None)
+    asked = question(schema, parse_where(schema, as_now(schema, condition)), None, None)
+    # an open range is refused now; where an earlier release recorded one, it deleted nulls, too
+    conditions = (replace(one, or_null=one.or_null or one.is_open) for one in asked.conditions)
+    return replace(asked, conditions=tuple(conditions))

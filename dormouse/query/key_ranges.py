@@ -117,12 +117,12 @@ def _disjoint(items: Iterable[Range]) -> Ranges:
 
 
 def _meet(earlier: Range, later: Range) -> bool:
-    """Of two ranges, by where they begin."""
+    """Returns whether no value lies between two ranges, which are in the order of where they begin."""
     end: Any = earlier.max
     start: Any = later.min
     if end is None or start is None:
         return True
-    return bool(start < end or (start == end and earlier.max_inclusive and later.min_inclusive))
+    return bool(start < end or (start == end and (earlier.max_inclusive or later.min_inclusive)))
 
 
 def _within(items: Ranges, limits: Range) -> Ranges:

@@ -29,10 +29,10 @@ def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Expr | None:
 
 def meets(condition: Condition) -> Expr:
     """Whether a row meets a condition."""
-    found = _in_ranges(condition.field, condition.ranges)
+    name, found = column(condition.field.name), _in_ranges(condition.field, condition.ranges)
     if found is None:
-        return literal(True)
-    return found | column(condition.field.name).is_null() if condition.or_null else found
+        return literal(True) if condition.or_null else name.is_not_null()
+    return found | name.is_null() if condition.or_null else found
 
 
 def remains(schema: Schema, deletions: Sequence[Deletion]) -> Expr:

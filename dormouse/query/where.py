@@ -28,11 +28,25 @@ _MANY = (list, tuple, set, frozenset)
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A column, in a question one that is no row key, and what it may be: ranges of values, or null."""
+    """A column, in a question one that is no row key, and what it may be: ranges of values, or null.
+
+    No range has null: one that is open at both ends has every value.
+    """
 
     field: Field
     ranges: tuple[Range, ...]
     or_null: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether one of the ranges is open at both ends."""
+        return Range() in self.ranges
+
+    @property
+    def has_every_value(self) -> bool:
+        """Returns whether the ranges leave no value out, taken together."""
+        numbers = [item for item in self.ranges if not is_nan(item.min)]
+        return Range() in KeyRanges({self.field.name: numbers})[self.field.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,12 @@ class Question:
     def is_empty(self) -> bool:
         """Whether no row can be in it."""
         return self.ranges.is_empty or any(not (one.ranges or one.or_null) for one in self.conditions)
+
+    @property
+    def unbounded(self) -> list[str]:
+        """Returns the columns whose condition leaves no value out."""
+        keys = [name for name, ranges in self.ranges.items() if Range() in ranges]
+        return keys + [one.field.name for one in self.conditions if one.has_every_value]
 
 
 def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit: int | None) -> Question:

@@ -26,6 +26,8 @@ _OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE}
 _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 _GLUED = {TokenType.NUMBER, TokenType.VAR, TokenType.STRING, TokenType.IDENTIFIER}
 _SHOWN_MAX = 60
+_CHANGES = {"INSERT", "UPDATE", "MERGE", "DELETE", "TRUNCATE"}
+_INSTEAD = "rows are changed by change(…) of dm.Insert, dm.Update and dm.Remove, or by 'dormouse rows change'"
 N = TypeVar("N", bound=exp.Expression)
 
 
@@ -114,7 +116,9 @@ def label(node: exp.Expression) -> str:
 
 def _check(tokens: list[Token]) -> None:
     if not tokens or tokens[0].token_type is not TokenType.SELECT:
-        raise InvalidQuery(f"the query does not begin with SELECT; {SHAPE}")
+        changes = tokens and tokens[0].text.upper() in _CHANGES
+        instead = f"; {_INSTEAD}" if changes else ""
+        raise InvalidQuery(f"the query does not begin with SELECT; {SHAPE}{instead}")
     if len(tokens) > TOKENS_MAX:
         raise InvalidQuery(f"the query has {len(tokens):,} words, and may have {TOKENS_MAX:,}")
     depth = 0

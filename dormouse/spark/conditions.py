@@ -25,9 +25,11 @@ def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Column | None:
 
 
 def meets(condition: Condition) -> Column | None:
-    """Whether a row meets a condition; None when every row does."""
-    found = _in_ranges(condition.field, condition.ranges)
-    return _any([found, _column(condition.field).isNull()]) if condition.or_null else found
+    """Returns whether a row meets a condition; None when every row does."""
+    column, found = _column(condition.field), _in_ranges(condition.field, condition.ranges)
+    if found is None:
+        return None if condition.or_null else column.isNotNull()
+    return found | column.isNull() if condition.or_null else found
 
 
 def remains(schema: Schema, deletions: Iterable[Deletion]) -> Column | None:

@@ -22,6 +22,7 @@ class Moments:
 
     def __init__(self, contexts: Mapping[str, TableContext], as_of: When | None) -> None:
         self._as_of = as_of
+        self._read: Collection[str] = ()
         self._positions: dict[str, Position] = {}
         self._errors: dict[str, DormouseError] = {}
         self.contexts = dict(contexts)
@@ -42,22 +43,26 @@ class Moments:
     def refused(self) -> dict[str, str]:
         return {name: str(error) for name, error in self._errors.items()}
 
-    def read(self, names: Collection[str]) -> None:
-        """Says which tables are; `InvalidCut`, also for the cut of one table where there are several."""
-        if isinstance(self._as_of, Cut) and len(names) > 1:
-            listed = ", ".join(map(repr, sorted(names)))
+    def read(self, names: Collection[str], named: Collection[str]) -> None:
+        """Records which tables are read.
+
+        All that are `named` must be there at the moment: raises `CutExpired` and `InvalidCut`, also for the
+        cut of one table where several are named.
+        """
+        if isinstance(self._as_of, Cut) and len(named) > 1:
+            listed = ", ".join(map(repr, sorted(named)))
             raise InvalidCut(
                 f"a cut is of one table, and the statement reads {listed}: give a time, or the name of a cut "
                 "that each of them has"
             )
-        for name in names:
+        for name in named:
             if name in self._errors:
                 raise self._errors[name]
-        self._positions = {name: one for name, one in self._positions.items() if name in names}
+        self._read = names
 
     def of(self, name: str) -> Position | None:
-        """Where a table is read; None: as it is now."""
-        return self._positions[name] if self else None
+        """Returns where a table is read; None: as it is now, or not at all."""
+        return self._positions.get(name)
 
     def milliseconds(self, name: str) -> int:
         """When a table is read, as ages are told from, since 1970: of all as they are now, one time."""
@@ -70,8 +75,8 @@ class Moments:
     def kept(self) -> Iterator[None]:
         """What the tables had then stays until the end."""
         with ExitStack() as stack:
-            for name, position in self._positions.items():
-                stack.enter_context(kept(self.contexts[name], position))
+            for name in self._read if self else ():
+                stack.enter_context(kept(self.contexts[name], self._positions[name]))
             yield
 
     def why_gone(self, error: FileGone) -> DormouseError:

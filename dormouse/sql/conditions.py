@@ -78,8 +78,9 @@ def meets(condition: Condition, value: str | None = None) -> str | None:
     """Whether a row meets a condition; None when every row does. `value`: how the column is computed."""
     name = value or quoted(condition.field.name)
     found = _in_ranges(condition.field, condition.ranges, name)
-    null = f"{name} IS NULL"
-    return _any([found, null]) if condition.or_null else found
+    if found is None:
+        return None if condition.or_null else f"{name} IS NOT NULL"
+    return f"({found}) OR ({name} IS NULL)" if condition.or_null else found
 
 
 def remains(

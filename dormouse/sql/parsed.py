@@ -25,6 +25,24 @@ _READERS = {
     "table", "unpivot", "values", "with",
 }  # fmt: skip
 """How statements begin that may read."""
+_UPSERTS = (
+    "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
+    "'dormouse rows change' those of a row table"
+)
+_DELETES = "table.delete and 'dormouse delete' delete rows"
+_CHANGES = {
+    "insert": "table.ingest and 'dormouse ingest' add rows",
+    "update": _UPSERTS,
+    "merge": _UPSERTS,
+    "delete": _DELETES,
+    "truncate": _DELETES,
+    "create": "instance.create_table and 'dormouse table create' make a table, and in instance.duckdb() "
+    "there can be tables and views of your own",
+    "drop": "'dormouse table drop' drops a table",
+    "alter": "table.add_column and 'dormouse table add-column' add a column, and others like them change it",
+    "copy": "'dormouse sql --output FILE' writes an answer to a file, and 'dormouse ingest' reads one",
+}
+"""What does instead what a statement would do, by the statement's first word."""
 _NO_STATEMENT = "parser"
 """The type of DuckDB's error for a text that cannot be parsed."""
 _COMPARING_NULL = {
@@ -37,6 +55,7 @@ _NULLS_FIRST = ("nulls", "first")
 _WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
 _NO_LINE_END = re.compile(r"[^\n]")
 _CATALOGS = {"temp", "memory"}
+_ABOUT_TABLES = {"information_schema", "pg_catalog"}
 _PATHS = {
     "names": "$..table_name",
     "ctes": "$..cte_map.map[*].key",
@@ -46,6 +65,7 @@ _PATHS = {
     "catalogs": "$..catalog_name",
     "homes": "$..catalog",
     "shown": "$..show_type",
+    "moments": "$..at_clause.unit",
 }
 """Of what a statement names, in the tree that the parser makes of it. No name can be mistaken for a node."""
 
@@ -169,12 +189,17 @@ def _refusal(
             return syntax_error(error, statement)
     if "Only SELECT" not in tree["error_message"]:
         return InvalidQuery(tree["error_message"])
-    first = _kind(tokens)
-    if first in _READERS:
-        if any(word.startswith("pivot") for _, word in tokens):
+    kind = _kind(tokens)
+    if kind in _READERS:
+        # behind WITH
+        changes = [word for _, word in tokens if word in _CHANGES]
+        if not changes and any(word.startswith("pivot") for _, word in tokens):
             return InvalidQuery("PIVOT must name the values that become columns: PIVOT … ON column IN (…)")
-        return InvalidQuery(_READS)
-    return InvalidQuery(f"{_READS}; not {first.upper()}")
+        if not changes:
+            return InvalidQuery(_READS)
+        kind = changes[0]
+    instead = _CHANGES.get(kind, "instance.duckdb() is a DuckDB that runs any statement over the same tables")
+    return InvalidQuery(f"{_READS}; not {kind.upper()}; {instead}")
 
 
 def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset[str]:
@@ -192,7 +217,17 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
     # a function of "system" would be another than the one of the planner, which knows no time
     catalogs = named["catalogs"] | named["homes"]
     for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS):
-        raise InvalidQuery(f"there is no schema {schema!r}: tables and functions go by their names alone")
+        instead = (
+            "SHOW TABLES lists the tables, DESCRIBE their columns"
+            if schema.lower() in _ABOUT_TABLES
+            else "tables and functions go by their names alone"
+        )
+        raise InvalidQuery(f"there is no schema {schema!r}: {instead}")
+    if named["moments"]:
+        raise InvalidQuery(
+            "SQL takes no AT: a moment is given beside the statement: as_of, or --as-of; all its tables are "
+            "read as they were then"
+        )
     if "SHOW_UNQUALIFIED" in named["shown"] and not named["names"] & _LISTS:
         raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
 

@@ -14,6 +14,8 @@ from dormouse.data.arrow_schema import exact
 from dormouse.errors import InvalidQuery
 
 BATCH_ROWS = 8_192
+AHEAD_BYTES = 32 << 20
+"""Of an answer with whole numbers of 128 bits, read before the types of their columns are given."""
 _NOT_ARROWS = {"bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
 _NESTED = {"array", "list", "map", "struct"}
 
@@ -31,21 +33,58 @@ def rows_of(found: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractCont
     for name, kind, *_ in found.description or ():
         if not _is_arrows(kind):
             raise InvalidQuery(f"column {name!r} is {kind}, which Arrow does not have: cast it to VARCHAR")
+    huge = [index for index, (_, kind, *_) in enumerate(found.description or ()) if kind.id == "hugeint"]
     reader = found.to_arrow_reader(BATCH_ROWS)
     names = numbered(reader.schema.names)
-    schema = pa.schema(
-        [pa.field(name, plain(field.type)) for name, field in zip(names, reader.schema, strict=True)]
-    )
+    types = [plain(field.type) for field in reader.schema]
+    ahead = list(_ahead(reader)) if huge else []
+    for index in huge:
+        if all(_are_long(batch.column(index)) for batch in ahead):
+            types[index] = pa.int64()
+    schema = pa.schema(list(zip(names, types, strict=True)))
 
     def batches() -> Iterator[pa.RecordBatch]:
+        while ahead:
+            yield fitted(ahead.pop(0), schema)
         while True:
             with watched():
                 batch = next(reader, None)
             if batch is None:
                 return
-            yield exact(batch, schema)
+            yield fitted(batch, schema)
 
     return Rows(schema, batches())
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Returns the batch with exactly the types of a schema; `InvalidQuery` for a sum that is no LONG."""
+    try:
+        return exact(batch, schema)
+    except pa.ArrowInvalid:
+        for column, field in zip(batch.columns, schema, strict=True):
+            if pa.types.is_decimal(column.type) and not _are_long(column):
+                raise InvalidQuery(
+                    f"column {field.name!r} has a value that does not fit LONG, unlike those of the rows "
+                    "before: cast the column to DECIMAL(38, 0)"
+                ) from None
+        raise
+
+
+def _ahead(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """Yields the first batches of an answer, or all of a small one."""
+    taken = 0
+    while taken < AHEAD_BYTES and (batch := next(reader, None)) is not None:
+        taken += batch.nbytes
+        yield batch
+
+
+def _are_long(column: pa.Array) -> bool:
+    """Returns whether all values of a column of whole numbers fit LONG."""
+    try:
+        column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _is_arrows(kind: Any) -> bool:

@@ -36,7 +36,7 @@ from dormouse.sql.engine import Session, Sessions
 from dormouse.sql.explained import explanation
 from dormouse.sql.failures import ReadFailed
 from dormouse.sql.named import Named, alone, meant
-from dormouse.sql.results import BATCH_ROWS, Rows
+from dormouse.sql.results import BATCH_ROWS, Rows, fitted
 from dormouse.sql.scans import Enough
 from dormouse.sql.selects import Select
 from dormouse.sql.together import may_hide_index
@@ -146,7 +146,8 @@ class _Statement:
             if asked is not None:
                 ranges = dict.fromkeys(self.wanted.ranges, asked.ranges)
                 self.wanted = replace(self.wanted, ranges=ranges, enough=None)
-            self.moments.read(self.wanted.ranges)
+            names = {name.lower() for name in found.names}
+            self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
         except BaseException:
             session.close()
             raise
@@ -177,13 +178,13 @@ class _Statement:
 
     def _again_if_gone(self, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Plans and runs anew when a file is gone, as long as no row was handed out."""
-        given = False
+        given, schema = False, rows.schema
         try:
             while True:
                 try:
                     for batch in rows.batches:
                         given = True
-                        yield batch
+                        yield fitted(batch, schema)
                     break
                 except FileGone as error:
                     if given and not self.moments:

@@ -49,7 +49,7 @@ def opened(
         if name not in refused and (why := _refusal(contexts[name], one.ranges, moments.of(name))):
             refused[name] = why
     planned = {name: one for name, one in asked.items() if name not in refused}
-    moments.read(planned)
+    moments.read(planned, planned)
     failed: dict[str, str] = {}
     for _ in range(REPLANS_MAX):
         before = failed

@@ -22,6 +22,7 @@ from dormouse.sql.failures import INTERRUPTED, first_line
 from dormouse.sql.parameters import Placed, placed
 from dormouse.sql.parsed import Parsed
 from dormouse.sql.scans import Enough, Scans, enough
+from dormouse.sql.windows import check_windows
 
 MEMORY_MAX = "64MB"
 """Of text that is computed when it is planned; it does not bound lists, here or where a statement runs."""
@@ -67,6 +68,9 @@ def wanted(
         planner.make(schemas)
         found = placed(statement, parameters, planner.tree)
         answer = planner.plan(found)
+        if "over" in found.text.lower():
+            # of what has no plan, the tree tells less: there each expression is as it is written
+            check_windows(planner.tree(found.text) if answer["error"] else answer["plans"])
     if answer.get("error_type") in _REFUSED:
         raise InvalidQuery(first_line(ValueError(answer["error_message"])))
     named = {name.lower() for name in statement.names}

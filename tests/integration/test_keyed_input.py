@@ -137,5 +137,10 @@ def test_a_condition_must_be_said_there_too(instance: Instance) -> None:
     upsert(table, (1, 1))
     with pytest.raises(InvalidQuery, match="is no condition"):
         table.delete({})
+    for where in ({"s": dm.Range()}, {"v": dm.Range()}, {"k": dm.Range()}):
+        for change in (table.delete, table.erase):
+            with pytest.raises(InvalidQuery, match="bounds nothing"):
+                change(where)
+    assert seen(table, instance) == {1: 1}
     table.delete(dm.ALL)
     assert seen(table, instance) == {}

@@ -123,7 +123,7 @@ QUESTIONS: list[dict[str, Any]] = [
     {"where": {"k": dm.Range(5, 70)}},
     {"where": {"k": [3, 150, 151, 10_000], "name": ["a'b`301", "é\x00303", "é\x006"]}},
     {"where": {"x": [math.nan, None]}},
-    {"where": {"x": dm.Range(min=0.0)}},
+    {"where": {"x": dm.Range()}},
     {"where": {"x": dm.Range(max=0.0, max_inclusive=True)}},
     {"where": {"day": dm.Range(date(1, 1, 3), date(1, 1, 9)), "raw": dm.Range(b"\x05", b"\xf0")}},
     {"where": {"at": [datetime(1500, 1, 1, 1, tzinfo=UTC)], "cost": dm.Range(Decimal("1.05"))}},

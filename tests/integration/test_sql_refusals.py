@@ -228,6 +228,45 @@ explain (analyze, format json) select {}
 """
 
 
+INSTEAD = {
+    "insert into Flights values ('AA', 1, 1, 1)": "not INSERT; table.ingest",
+    "with x as (from Flights) insert into Flights from x": "not INSERT; table.ingest",
+    "explain insert into Flights from Flights": "not INSERT; table.ingest",
+    "update Flights set leg = 1": "not UPDATE; table.upsert",
+    "merge into Flights using Flights b on true when matched then delete": "not MERGE; table.upsert",
+    "delete from Flights": "not DELETE; table.delete",
+    "with x as (select 'update') delete from Flights": "not DELETE; table.delete",
+    "truncate Flights": "not TRUNCATE; table.delete",
+    "truncate table Flights": "not TRUNCATE; table.delete",
+    "create table v as from Flights": "not CREATE; instance.create_table",
+    "drop table Flights": "not DROP; 'dormouse table drop'",
+    "alter table Flights add column b int": "not ALTER; table.add_column",
+    "copy Flights to 'never.csv'": "not COPY; 'dormouse sql --output FILE'",
+    "set threads = 1": "not SET; instance.duckdb()",
+    "attach 'x' as y": "not ATTACH; instance.duckdb()",
+    "from Flights at (timestamp => now())": "a moment is given beside the statement: as_of, or --as-of",
+    "from Flights join (from Flights at (version => 1)) using (leg)": "as_of",
+    "from information_schema.columns": "SHOW TABLES lists the tables, DESCRIBE their columns",
+    "from pg_catalog.pg_class": "SHOW TABLES lists the tables",
+    "from duckdb_tables()": "SHOW TABLES lists the tables",
+    "from duckdb_columns()": "DESCRIBE their columns",
+    "from histogram(Flights, leg)": "SELECT histogram(column) FROM table",
+    "from histogram_values(Flights, leg)": "SELECT histogram(column) FROM table",
+    "from summary(Flights)": "SUMMARIZE table",
+    "from (pivot Flights on leg using max(leg)) a, (pivot Flights on Carrier using max(leg)) b": "PIVOT must",
+    "with a as (pivot Flights on leg using max(leg)), b as (pivot a on leg using sum(1)) from b": "PIVOT",
+}
+
+
+@pytest.mark.parametrize("statement", INSTEAD)
+def test_a_refusal_says_what_to_do_instead(lake: Lake, statement: str) -> None:
+    for ask in (sql, explain_sql):
+        with pytest.raises(InvalidQuery) as error:
+            ask({"Flights": lake.context}, statement)
+        assert INSTEAD[statement] in str(error.value)
+        assert len(str(error.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("statement", REFUSED.strip().splitlines())
 def test_whatever_does_not_read_is_refused(lake: Lake, statement: str) -> None:
     for ask in (sql, explain_sql):

@@ -337,3 +337,13 @@ def test_a_token_is_of_one_table_and_one_instance() -> None:
     ):
         with pytest.raises(InvalidPage):
             page_tokens.read(one, key, table)
+
+
+@pytest.mark.parametrize(
+    "text", ["insert into t values (1)", "update t set n = 1", "DELETE FROM t", "truncate table t"]
+)
+def test_a_query_that_changes_rows_names_what_does(text: str) -> None:
+    with pytest.raises(
+        InvalidQuery, match=r"does not begin with SELECT.*dm\.Insert.*'dormouse rows change'$"
+    ):
+        bound(text)

@@ -1,0 +1,88 @@
+"""Sums in answers of SQL: int64 for programs where they fit, exact where they do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.errors import InvalidQuery
+from dormouse.instance import Instance
+from dormouse.sql import results
+from dormouse.table import Table
+
+LARGEST = 2**63 - 1
+
+
+def made(instance: Instance, *values: int | None) -> Table:
+    fields = [dm.Field("v", dm.LONG, nullable=True), dm.Field("i", dm.INT, nullable=True)]
+    table = instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)], values=fields))
+    rows = [{"k": k, "v": v, "i": 1} for k, v in enumerate(values)]
+    table.ingest(pa.Table.from_pylist(rows, pa.schema([("k", "int64"), ("v", "int64"), ("i", "int32")])))
+    return table
+
+
+@pytest.mark.parametrize(
+    ("expression", "values"),
+    [
+        ("sum(v)", [LARGEST]),
+        ("sum(i)", [3]),
+        ("-sum(v) - 1", [-LARGEST - 1]),
+        ("sum(v) filter (where false)", [None]),
+        ("sum(n) from (select count(*) n from t)", [3]),
+        ("sum(i) over (order by k)", [1, 2, 3]),
+        ("sum(v) from t where false group by k", []),
+    ],
+)
+def test_whole_numbers_that_fit_are_int64(instance: Instance, expression: str, values: list[int]) -> None:
+    made(instance, LARGEST - 1, None, 1)
+    source = "" if "from" in expression else "from t"
+    found = instance.sql(f"select {expression} {source}").read_all()
+    assert (found.column(0).to_pylist(), found.schema.types) == (values, [pa.int64()])
+
+
+def test_whole_numbers_that_do_not_fit_are_exact(instance: Instance) -> None:
+    made(instance, LARGEST, 1, 2)
+    found = instance.sql("select sum(v) s, sum(i) i, sum(i)::decimal(38, 0) d from t").read_all()
+    wide = pa.decimal128(38, 0)
+    assert found.schema == pa.schema([("s", wide), ("i", pa.int64()), ("d", wide)])
+    assert [list(map(int, column.to_pylist())) for column in found.columns] == [[LARGEST + 3], [3], [3]]
+    column = instance.sql("select sum(v) over (order by k) s from t").read_all().column(0)
+    assert (column.type, [int(one.as_py()) for one in column]) == (wide, [LARGEST, LARGEST + 1, LARGEST + 3])
+
+
+def test_a_sum_that_comes_late_and_does_not_fit_is_refused(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The types were given by then. The first rows may be any, so the largest sum is far behind."""
+    monkeypatch.setattr(results, "AHEAD_BYTES", 1)
+    made(instance, LARGEST)
+    far = "(select k from t union all select unnest(range(1, 100_000)))"
+    late = f"sum(if(i = 99_999, {LARGEST}, 0)::hugeint + 1) over (order by i)"
+    sums = f"select {late} s from {far} r(i) order by i"
+    with pytest.raises(
+        InvalidQuery, match=r"column 's' has a value that does not fit LONG.*DECIMAL\(38, 0\)"
+    ):
+        instance.sql(sums).read_all()
+    assert instance.sql(f"select s::decimal(38, 0) d from ({sums})").read_all().num_rows == 100_000
+
+
+def test_programs_get_numbers(
+    instance: Instance,
+    cli: Callable[..., tuple[int, str, str]],
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", (tmp_path / "objects").as_uri())
+    table = made(instance, 40, 6)
+    statement = "select sum(v) s from t"
+    assert json.loads(cli("sql", statement, "--json")[1]) == [{"s": 46}]
+    assert cli("sql", statement, "--format", "csv")[1].split() == ['"s"', "46"]
+    frame = table.sql(statement).read_pandas()
+    assert list(frame.s / 2.5) == [18.4]
