@@ -362,13 +362,13 @@ def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataT
     if proposed == STRING or column.null_count == len(column):
         return STRING, None
     if proposed in (LONG, DOUBLE) and _any(column, f"{LEADING_ZERO}|{HEXADECIMAL}"):
-        return STRING, None  # a code, like that of a town
+        return STRING, None  # a code
     if proposed == DOUBLE and (_any(column, _WHOLE_AND_LONG) or not _are_kept(column, point)):
-        return STRING, None  # more digits than it has
+        return STRING, None
     for how in _formats(proposed, found):
         if (proposed in _READ and how is None and proposed != DATE) or _fits(column, proposed, how):
             return proposed, how
-    if proposed in TIMES:  # where a table has times, the value that is none is the one to name
+    if proposed in TIMES:  # of which a table that has times names the value that is none
         times = pc.if_else(pc.match_substring_regex(column, "[0-9]"), column, None)
         return STRING, next((how for how in _formats(proposed, found) if _fits(times, proposed, how)), None)
     return STRING, None
@@ -391,10 +391,9 @@ def _are_kept(column: pa.Array, point: str) -> bool:
     """Returns whether doubles keep all digits; True for texts that Arrow does not parse."""
     texts = pc.replace_substring(pc.utf8_trim_whitespace(column), point, ".")
     try:
-        numbers = texts.cast(pa.float64())
+        return first_unkept(texts, numbers := texts.cast(pa.float64()), DOUBLE, pc.is_valid(numbers)) < 0
     except pa.ArrowInvalid:
         return True
-    return first_unkept(texts, numbers, DOUBLE, pc.is_valid(numbers)) < 0
 
 
 def _any(column: pa.Array, pattern: str) -> bool:
