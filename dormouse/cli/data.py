@@ -309,14 +309,20 @@ def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> in
 def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
     from dormouse.cli.console import rows_table, stderr, stdout
 
-    rows: Any = (row for batch in reader for row in batch.to_pylist())
-    try:
-        shown = list(rows if rows_max is None else islice(rows, rows_max + 1))
-    except (OverflowError, ValueError) as error:
-        # Python's times end with the year 9999
-        raise InvalidInput(f"a value cannot be shown, cast it to VARCHAR: {error}") from None
+    rows = (row for batch in reader for row in rows_of(batch))
+    shown = list(rows if rows_max is None else islice(rows, rows_max + 1))
     stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
     if rows_max is not None and len(shown) > rows_max:
         stderr().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)
     else:
         stderr().print(plural(len(shown), "row"), highlight=False)
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Returns the rows with values that a terminal shows."""
+    from dormouse.data.value_columns import python_values
+
+    names = batch.schema.names
+    return (
+        dict(zip(names, row, strict=True)) for row in zip(*map(python_values, batch.columns), strict=True)
+    )

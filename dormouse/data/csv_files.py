@@ -44,6 +44,10 @@ class _Unsure(InvalidData):
     """It can be read, in more than one way."""
 
 
+class _Formatted(_Unreadable):
+    """Its times have a format, with which a row is not readable."""
+
+
 def csv_format(file: DataFile, schema: Schema) -> TextFormat:
     """What the file was found to be, or the usual format, if its beginning can be read so; or it is sniffed.
 
@@ -65,7 +69,7 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
         return _sniffed(file, schema)
     except DependencyMissing:
         raise usual from None
-    except _Unsure:
+    except (_Unsure, _Formatted):
         raise
     except InvalidData as error:
         # of a file whose columns are found as usual, the first error tells what is wrong
@@ -82,7 +86,10 @@ def _sniffed(file: DataFile, schema: Schema) -> TextFormat:
     inside = [name for name in schema.names if name not in dict(file.folders)]
     if not how.has_header and file.given.header is False and len(how.names) == len(inside):
         how = replace(how, names=tuple(inside))
-    return _tried(file, schema, how)
+    try:
+        return _tried(file, schema, how)
+    except _Unreadable as error:
+        raise (_Formatted(*error.args) if how.time_formats else error) from None
 
 
 def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[str, str], ...]:

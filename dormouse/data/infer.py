@@ -14,6 +14,7 @@ from dormouse.data.arrow_schema import data_type
 from dormouse.data.data_files import DataFile, Files, are_paths, find_files
 from dormouse.data.given_rows import INDEX, as_arrow
 from dormouse.data.source_files import naming
+from dormouse.data.text_values import TIMES
 from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
@@ -109,7 +110,10 @@ def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str
     from dormouse.data.sniffing import sniff
 
     found = sniff(file, guess_encoding=True)
-    how = found.format
+    times = {name for name, kind in found.types.items() if kind in TIMES}
+    how = replace(
+        found.format, time_formats=tuple(one for one in found.format.time_formats if one[0] in times)
+    )
     known = replace(
         file.given,
         null_texts=how.null_texts[1:] if len(how.null_texts) > 1 else file.given.null_texts,
@@ -120,9 +124,9 @@ def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str
 
 
 def _of_json(file: DataFile) -> _Columns:
-    from dormouse.data.json_files import json_types
+    from dormouse.data.json_files import inferred_json_types
 
-    return {name: (kind, True) for name, kind in json_types(file).items()}
+    return {name: (kind, True) for name, kind in inferred_json_types(file).items()}
 
 
 def _of_parquet(file: DataFile) -> _Columns:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
-from dormouse.data.text_values import value_column
+from dormouse.data.text_values import TIMES, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LIST, LONG, STRING, STRUCT, TIMESTAMP, DataType, Field
 
@@ -59,6 +59,23 @@ def json_types(file: DataFile) -> dict[str, DataType]:
         if any(_is_renamed(name, types) for name in types):
             _check_keys(connection, file)
         return types
+
+
+def inferred_json_types(file: DataFile) -> dict[str, DataType]:
+    """Returns the types of `json_types` for a new table; `InvalidData`.
+
+    Columns with words that DuckDB takes for times, like infinity and epoch, are text.
+    """
+    types = json_types(file)
+    times = [name for name, kind in types.items() if kind in TIMES]
+    if not times:
+        return types
+    words = ", ".join(f"bool_or(not regexp_matches({_quoted(name)}, '\\d'))" for name in times)
+    texts = _struct(dict.fromkeys(times, "VARCHAR"))
+    with _connected() as connection:
+        statement = f"select {words} from read_json({_FILE}, columns = {texts})"
+        found = connection.execute(statement, {"path": glob.escape(str(file.path))}).fetchall()[0]
+    return types | {name: STRING for name, has_word in zip(times, found, strict=True) if has_word}
 
 
 def _is_renamed(name: str, names: Iterable[str]) -> bool:

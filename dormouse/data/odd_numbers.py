@@ -1,7 +1,8 @@
-"""Numbers of CSV that Arrow's reader would make others of: codes, and more digits than a double has."""
+"""Numbers of CSV that Arrow's reader changes: codes, hexadecimal, more digits than a double has, 1e400."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.data_files import Files
 from dormouse.data.text_format import TextFormat
-from dormouse.data.text_values import LEADING_ZERO, UnfitText, are_large, check_exact
+from dormouse.data.text_values import LEADING_ZERO, UnfitText, are_large, check_exact, first_unkept
 from dormouse.model.schema import Field
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: LEADING_ZERO}
+_TINY = re.compile(rb"[eE]-[0-9]{2}|[0-9]{16}[eE]-")
+"""Ends of numbers that a floating one may take for zero, or round."""
+_DIGITS_MAX = 16
+"""A double keeps all fractions of one digit less; their point is counted, too."""
 _TAIL_BYTES = 1024
 """More than what is looked for has."""
 _UNKNOWN = b"?"
@@ -35,34 +40,35 @@ def _table(characters: str) -> npt.NDArray[np.bool_]:
 
 _PADDING = _table("+- \t")
 _BLANKS = _table(" \t")
+_DIGITS = _table("0123456789")
 
 
 class WatchedNumbers:
     """A stream of CSV, of which `checked` reads those columns again as text that may have odd numbers.
 
-    Where types were inferred, codes are looked for in the bytes, which costs a tenth of reading them.
+    They are looked for in the bytes. Where types were inferred, this costs a tenth of reading them.
     """
 
     def __init__(self, stream: BinaryIO, how: TextFormat, given: Files, fields: Sequence[Field]) -> None:
         self._stream = stream
+        self._point = how.decimal_point
         # a column that is said to be of numbers has no codes
         is_guess = bool(given.formats)
-        self._inferred = {
-            f.name for f in fields if is_guess and f.type in _CODES and f.name not in given.types
-        }
-        self._floating = [f for f in fields if f.type in (DOUBLE, FLOAT)]
-        self._columns = {f.name: f for f in fields if f.name in self._inferred or f in self._floating}
+        self._columns = {f.name: f for f in fields if f.type in (INT, LONG, DOUBLE, FLOAT)}
+        self._inferred = {name for name in self._columns if is_guess and name not in given.types}
+        self._floating = [f for f in self._columns.values() if f.type in (DOUBLE, FLOAT)]
+        self._has_whole = len(self._floating) < len(self._columns)
+        self._is_double_inferred = any(f.name in self._inferred for f in self._floating)
         self._before = _table(f'{how.delimiter}{how.quote}"\r\n')
         # of two, as the first may have a byte order mark
-        self._has_codes = bool(self._inferred) and "00".encode(how.encoding)[-2:] != b"00"
+        self._has_odd = bool(self._columns) and "00".encode(how.encoding)[-2:] != b"00"
         self._tail = b"\n\n"
 
     def read(self, size: int = -1) -> bytes:
         found = bytes(self._stream.read(size))
-        if self._inferred and not self._has_codes:
+        if self._columns and not self._has_odd:
             text = self._tail + found
-            end = _UNKNOWN if found else b"\n"
-            self._has_codes = self._codes_in(np.frombuffer(text + end, np.uint8))
+            self._has_odd = self._odd_in(text + (_UNKNOWN if found else b"\n"))
             self._tail = text[-_TAIL_BYTES:]
         return found
 
@@ -72,7 +78,7 @@ class WatchedNumbers:
         """The same batches; `again` gives those of the columns as text. `UnfitText`."""
         texts: Iterator[pa.RecordBatch] | None = None
         for number, batch in enumerate(batches):
-            if texts is None and (self._has_codes or self._has_large(batch)):
+            if texts is None and (self._has_odd or self._has_large(batch)):
                 texts = islice(again([*self._columns]), number, None)
             if texts is not None:
                 self._check(batch, next(texts))
@@ -80,6 +86,16 @@ class WatchedNumbers:
 
     def _has_large(self, batch: pa.RecordBatch) -> bool:
         return any(pc.any(are_large(batch.column(f.name), f.type)).as_py() for f in self._floating)
+
+    def _odd_in(self, text: bytes) -> bool:
+        codes = np.frombuffer(text, np.uint8)
+        if self._floating and (b"e-" in text or b"E-" in text) and _TINY.search(text):
+            return True
+        if (self._inferred or (self._has_whole and (b"0x" in text or b"0X" in text))) and self._codes_in(
+            codes
+        ):
+            return True
+        return self._is_double_inferred and _longest_fraction(codes, ord(self._point)) > _DIGITS_MAX
 
     def _codes_in(self, codes: npt.NDArray[np.uint8]) -> bool:
         """Whether any cell is of digits after a zero, as no time is, or begins like a hexadecimal one."""
@@ -100,10 +116,31 @@ class WatchedNumbers:
 
     def _check(self, batch: pa.RecordBatch, texts: pa.RecordBatch) -> None:
         for name, field in self._columns.items():
-            column = texts.column(name)
+            column, numbers = texts.column(name), batch.column(name)
             if name in self._inferred:
                 _check_no_code(column, field)
-            check_exact(column, batch.column(name), field)
+            if field.type in (DOUBLE, FLOAT) and self._point != ".":
+                column = pc.replace_substring(column, self._point, ".")
+            check_exact(column, numbers, field)
+            if name in self._inferred and field.type == DOUBLE:
+                _check_kept(column, numbers, field)
+
+
+def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:
+    """Returns the length of the longest run of digits that has a point."""
+    is_point = codes == point
+    if not len(points := np.flatnonzero(is_point)):
+        return 0
+    ends = np.flatnonzero(~(_DIGITS[codes] | is_point))
+    ends = np.concatenate(([-1], ends, [len(codes)]))
+    after = np.searchsorted(ends, points)
+    return int((ends[after] - ends[after - 1]).max()) - 1
+
+
+def _check_kept(column: pa.Array, numbers: pa.Array, field: Field) -> None:
+    if (row := first_unkept(column, numbers, DOUBLE, pc.is_valid(numbers))) >= 0:
+        why = f": it has more digits than a double, which --type {field.name}=string keeps"
+        raise UnfitText(field, column[row].as_py(), row, why)
 
 
 def _check_no_code(column: pa.Array, field: Field) -> None:

@@ -21,7 +21,14 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
 from dormouse.data.text_format import UTF_8, TextFormat, column_of, header_of, open_csv, opened, told
-from dormouse.data.text_values import LEADING_ZERO, other_order, value_column
+from dormouse.data.text_values import (
+    HEXADECIMAL,
+    LEADING_ZERO,
+    TIMES,
+    first_unkept,
+    other_order,
+    value_column,
+)
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LONG, STRING, TIMESTAMP, DataType, Field
 
@@ -94,7 +101,7 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
         how, found = _format(sample, text, file)
         names, how = _named(text, how)
         texts = _texts(sample, how, names)
-        types, time_formats = _types(texts, found, file)
+        types, time_formats = _types(texts, found, file, how.decimal_point)
         chosen = {**time_formats, **file.given.time_formats}
         types = _confirmed(sample, how, types, {*file.given.types, *chosen})
     others = {name: other_order(texts[name], one, is_whole=is_whole) for name, one in time_formats.items()}
@@ -306,7 +313,9 @@ def _reader(stream: Any, how: TextFormat, types: Mapping[str, pa.DataType]) -> A
     return open_csv(stream, replace(how, encoding=UTF_8), types)
 
 
-def _types(texts: pa.Table, found: _Found, file: DataFile) -> tuple[dict[str, DataType], dict[str, str]]:
+def _types(
+    texts: pa.Table, found: _Found, file: DataFile, point: str
+) -> tuple[dict[str, DataType], dict[str, str]]:
     types: dict[str, DataType] = {}
     time_formats: dict[str, str] = {}
     for name, kind in zip(texts.column_names, found.kinds, strict=True):
@@ -315,7 +324,7 @@ def _types(texts: pa.Table, found: _Found, file: DataFile) -> tuple[dict[str, Da
         if given is not None:
             types[name] = given
             continue
-        types[name], how = _type(column, kind, found)
+        types[name], how = _type(column, kind, found, point)
         if how is not None and name not in file.given.time_formats:
             time_formats[name] = how
     return types, time_formats
@@ -344,18 +353,24 @@ def _confirmed(
             return found
 
 
-def _type(column: pa.Array, kind: str, found: _Found) -> tuple[DataType, str | None]:
-    """What DuckDB says, if every text of the sample is such a value, and loses nothing as one; else text."""
+def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataType, str | None]:
+    """What DuckDB says, if every text of the sample is such a value, and loses nothing as one; else text.
+
+    A text has the format of times that all of its values with digits are written in.
+    """
     proposed = _OF_DUCKDB.get(kind, STRING)
     if proposed == STRING or column.null_count == len(column):
         return STRING, None
-    if proposed in (LONG, DOUBLE) and _any(column, LEADING_ZERO):
-        return STRING, None  # a code, like that of a town
-    if proposed == DOUBLE and _any(column, _WHOLE_AND_LONG):
-        return STRING, None  # more digits than it has
+    if proposed in (LONG, DOUBLE) and _any(column, f"{LEADING_ZERO}|{HEXADECIMAL}"):
+        return STRING, None  # a code
+    if proposed == DOUBLE and (_any(column, _WHOLE_AND_LONG) or not _are_kept(column, point)):
+        return STRING, None
     for how in _formats(proposed, found):
         if (proposed in _READ and how is None and proposed != DATE) or _fits(column, proposed, how):
             return proposed, how
+    if proposed in TIMES:  # of which a table that has times names the value that is none
+        times = pc.if_else(pc.match_substring_regex(column, "[0-9]"), column, None)
+        return STRING, next((how for how in _formats(proposed, found) if _fits(times, proposed, how)), None)
     return STRING, None
 
 
@@ -370,6 +385,15 @@ def _fits(column: pa.Array, proposed: DataType, how: str | None) -> bool:
     except InvalidData:
         return False
     return True
+
+
+def _are_kept(column: pa.Array, point: str) -> bool:
+    """Returns whether doubles keep all digits; True for texts that Arrow does not parse."""
+    texts = pc.replace_substring(pc.utf8_trim_whitespace(column), point, ".")
+    try:
+        return first_unkept(texts, numbers := texts.cast(pa.float64()), DOUBLE, pc.is_valid(numbers)) < 0
+    except pa.ArrowInvalid:
+        return True
 
 
 def _any(column: pa.Array, pattern: str) -> bool:

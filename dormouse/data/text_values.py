@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from itertools import chain, zip_longest
+from math import isfinite
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +15,7 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.text_format import TextFormat
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, DATE, DOUBLE, FLOAT, STRING, TIMESTAMP, DataType
+from dormouse.model.types import BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.model.values import bytes_of_base64
 
 _TEXTS = {TIMESTAMP, BYTES}
@@ -23,9 +24,14 @@ _EXACT_MAX = {DOUBLE: 2**53, FLOAT: 2**24}
 """Up to these each whole number is exact."""
 LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
 """A code, which a number would lose the zeros of."""
-_WHOLE = r"^\s*[+-]?[0-9]+\s*$"
+HEXADECIMAL = r"^\s*[+-]?0[xX]"
+"""Arrow reads whole numbers of these, too."""
+_FEW_DIGITS = {DOUBLE: r"^\s*[+-]?[0-9.]{1,15}(?:[eE]|\s*$)", FLOAT: r"^\s*[+-]?[0-9.]{1,6}(?:[eE]|\s*$)"}
+"""Texts with so few digits that every floating number of the type keeps them."""
+_NOT_ZERO = r"^[^eE]*[1-9]"
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)
+_PARSE = r"select case when regexp_matches(text, '\d') then try_strptime(text, $1) end from texts"
 _DAY_PARTS = re.compile("%[dmyY]")
 _LONG_YEARS = ("%d", "%m", "%Y"), ("%m", "%d", "%Y")
 _SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
@@ -86,9 +92,11 @@ def value_column(  # noqa: PLR0911 one a kind
 
 
 def check_exact(texts: pa.Array, numbers: pa.Array, field: Field, inner: DataType | None = None) -> None:
-    """Refuses whole numbers that a floating one would round, also in lists and structs; `UnfitText`.
+    """Raises `UnfitText` for a number that its text does not say, also in lists and structs.
 
-    What is written with no more digits than tell the floating number apart, as others write it, is that.
+    - A whole number is not written in hexadecimal.
+    - A floating number is infinite, or zero, only where the text says so.
+    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `is_kept`.
     """
     kind = inner or field.type
     if kind.element is not None:
@@ -96,15 +104,46 @@ def check_exact(texts: pa.Array, numbers: pa.Array, field: Field, inner: DataTyp
     if kind.parts:
         for part, some, read in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
             check_exact(some, read, field, part.type)
-    if kind not in _EXACT_MAX or not pa.types.is_string(texts.type):
+    if not pa.types.is_string(texts.type):
         return
-    large = are_large(numbers, kind)
-    if not pc.any(large).as_py():
-        return
-    for row in pc.indices_nonzero(pc.and_(large, pc.match_substring_regex(texts, _WHOLE))).to_pylist():
-        text, number = texts[row].as_py(), numbers[row]
-        if Decimal(text.strip()) not in (Decimal(number.as_py()), Decimal(number.cast(pa.string()).as_py())):
-            raise UnfitText(field, text, row, " exactly: decimal or string keeps it")
+    if kind in (INT, LONG):
+        if (row := pc.index(pc.match_substring_regex(texts, HEXADECIMAL), True).as_py()) >= 0:
+            raise UnfitText(field, texts[row].as_py(), row, ": it is hexadecimal")
+    elif kind in _EXACT_MAX and (row := first_unkept(texts, numbers, kind, are_large(numbers, kind))) >= 0:
+        raise UnfitText(field, texts[row].as_py(), row, " exactly: decimal or string keeps it")
+
+
+def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa.Array) -> int:
+    """Returns the first row whose text a floating number does not keep, or -1.
+
+    All digits are compared in `watched` rows; in others only whether a zero is one.
+    """
+    is_zero = pc.equal(numbers, pa.scalar(0, numbers.type))
+    if not pc.any(pc.or_(watched, is_zero)).as_py():
+        return -1
+    lost = pc.and_(is_zero, pc.match_substring_regex(texts, _NOT_ZERO))
+    few = pc.and_(pc.is_finite(numbers), pc.match_substring_regex(texts, _FEW_DIGITS[kind]))
+    longer = pc.and_(watched, pc.and_(pc.match_substring_regex(texts, "[0-9]"), pc.invert(few)))
+    for row in pc.indices_nonzero(pc.or_(lost, longer)).to_pylist():
+        if lost[row].as_py() or not is_kept(texts[row].as_py(), numbers[row]):
+            return int(row)
+    return -1
+
+
+def is_kept(text: str, number: pa.Scalar) -> bool:
+    """Returns whether a floating number has the digits of a text.
+
+    It has them if the text is the shortest that tells the number apart, or if the number's exact value,
+    rounded to as many digits as the text has, is the text's.
+    """
+    if not isfinite(number.as_py()):
+        return False
+    value = Decimal(text.strip())
+    if value == Decimal(number.cast(pa.string()).as_py()):
+        return True
+    if value != value.to_integral_value():
+        value = value.normalize()  # zeros at the end of a fraction say nothing
+    return value == Context(prec=len(value.as_tuple().digits)).create_decimal(Decimal(number.as_py()))
 
 
 def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
@@ -181,14 +220,17 @@ def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | 
 
 
 def _parsed(column: pa.Array, time_format: str) -> pa.Array:
-    """By DuckDB's strptime, as its sniffer tells formats; null for what is none."""
+    """Returns what DuckDB's strptime parses, as its sniffer tells formats; null for what is none.
+
+    Its strptime takes infinity and epoch for 1900-01-01, whatever the format is: they have no digit.
+    """
     try:
         import duckdb
     except ImportError:
         raise not_installed("duckdb", "sql") from None
     with duckdb.connect(config={"threads": 1}) as connection:
         texts = pa.table({"text": column})  # noqa: F841  # by its name in the statement
-        found = connection.execute("select try_strptime(text, $1) from texts", [time_format])
+        found = connection.execute(_PARSE, [time_format])
         return found.to_arrow_table().column(0).combine_chunks()
 
 

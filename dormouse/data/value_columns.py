@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date, timedelta
 from math import isfinite
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +20,11 @@ from dormouse.model.values import base64_text, interval_text
 
 _TEXT = pa.large_string()
 FEW_VALUES = 1_024
+_DAYS = (-719_162, 2_932_897)
+"""The first day of the year 1, and that of the year 10000, since 1970."""
+_OF_DAY = {unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))}
+_CYCLE_DAYS = 146_097
+"""Days of 400 years, after which the calendar repeats."""
 _CONTROL = r"[\x00-\x1f]"
 
 
@@ -47,17 +54,30 @@ def _few_rows(batch: pa.RecordBatch, closing: str) -> bytes:
     ).encode()
 
 
+def python_values(column: pa.Array) -> list[Any]:
+    """Returns the values as Python has them, or their texts where one is no value of Python.
+
+    Python's times are of the years 1 to 9999.
+    """
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return list((_texts if pa.types.is_nested(column.type) else plain_text)(column).to_pylist())
+
+
 def _few_texts(column: pa.Array) -> list[str]:
-    kind, values = column.type, column.to_pylist()
+    kind = column.type
     if pa.types.is_integer(kind):
-        return ["null" if value is None else str(value) for value in values]
+        return ["null" if value is None else str(value) for value in column.to_pylist()]
     if (pa.types.is_float32(kind) or pa.types.is_float64(kind)) and all(
-        value is None or isfinite(value) for value in values
+        value is None or isfinite(value) for value in column.to_pylist()
     ):
         return ["null" if text is None else text for text in column.cast(_TEXT).to_pylist()]
-    if pa.types.is_timestamp(kind):
+    if _is_time(kind):
         values = plain_text(column).to_pylist()
-    elif not is_like(kind, STRING):
+    elif is_like(kind, STRING):
+        values = column.to_pylist()
+    else:
         found: list[str] = json_text(column).to_pylist()
         return found
     return ["null" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
@@ -89,9 +109,8 @@ def json_text(column: pa.Array) -> pa.Array:
 def plain_text(column: pa.Array) -> pa.Array:
     """What JSON has no word for, as text without quotes; null where there is null."""
     kind = column.type
-    if pa.types.is_timestamp(kind):
-        # with a zone Arrow writes Z, without one none
-        return pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
+    if _is_time(kind):
+        return _time_texts(column)
     if is_like(kind, BYTES):
         return pa.array([None if v is None else base64_text(v) for v in column.to_pylist()], _TEXT)
     if pa.types.is_interval(kind):
@@ -100,6 +119,44 @@ def plain_text(column: pa.Array) -> pa.Array:
         return column.cast(_TEXT)
     except pa.ArrowNotImplementedError:
         return pa.array([None if v is None else str(v) for v in column.to_pylist()], _TEXT)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+
+
+def _time_texts(column: pa.Array) -> pa.Array:
+    """Returns days and times in ISO 8601: with a zone Arrow writes Z, without one none."""
+    is_day = pa.types.is_date32(column.type)
+    texts = pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
+    of_day = 1 if is_day else _OF_DAY[column.type.unit]
+    counts = column.view(pa.int32() if is_day else pa.int64()).cast(pa.int64())
+    endless = (1 << (31 if is_day else 63)) - 1
+    first, end = max(_DAYS[0] * of_day, 1 - endless), min(_DAYS[1] * of_day, endless)
+    far = pc.or_(pc.less(counts, first), pc.greater_equal(counts, end))
+    if not pc.any(far).as_py():
+        return texts
+    # Arrow has no text for some years, and a wrong one for others
+    ends = "" if is_day or column.type.tz is None else "Z"
+    shown = [_far_text(one, of_day, endless, ends) for one in counts.filter(far).to_pylist()]
+    return pc.replace_with_mask(texts, pc.fill_null(far, False), pa.array(shown, _TEXT))
+
+
+def _far_text(count: int, of_day: int, endless: int, ends: str) -> str:
+    """Returns a day, or a time, in any year; years before 1 are 0, -1 and so on. Infinity is DuckDB's."""
+    if abs(count) == endless:
+        return "infinity" if count > 0 else "-infinity"
+    days, rest = divmod(count, of_day)
+    cycles, days = divmod(days, _CYCLE_DAYS)
+    day = date(1970, 1, 1) + timedelta(days)
+    year = day.year + 400 * cycles
+    text = f"{year:0{4 + (year < 0)}}-{day:%m-%d}"
+    if of_day == 1:
+        return text
+    seconds, parts = divmod(rest, of_day // 86_400)
+    digits = len(str(of_day // 86_400)) - 1
+    clock = f"{seconds // 3_600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{text}T{clock}{f'.{parts:0{digits}}' if digits else ''}{ends}"
 
 
 def _texts(column: pa.Array) -> pa.Array:

@@ -123,7 +123,18 @@ def _bytes_of_json(value: Any) -> bytes:
 def _double_of_json(value: Any) -> float:
     if isinstance(value, bool):
         raise TypeError
-    return _NOT_FINITE[value.lower()] if isinstance(value, str) else float(value)
+    if isinstance(value, str):
+        return _NOT_FINITE[value.lower()]
+    if not math.isfinite(found := float(value)):
+        raise ValueError  # JSON's 1e400
+    return found
+
+
+def _double_of_text(text: str) -> float:
+    """Returns the number, which is infinite only where the text says so in letters."""
+    if math.isinf(found := float(text)) and any(map(str.isdigit, text)):
+        raise ValueError
+    return found
 
 
 def _decimal_of_json(value: Any) -> Decimal:
@@ -153,8 +164,8 @@ _OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
 _OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
     "int": (int, "a whole number"),
     "long": (int, "a whole number"),
-    "double": (float, "a number"),
-    "float": (float, "a number"),
+    "double": (_double_of_text, "a number that a double has"),
+    "float": (_double_of_text, "a number that a double has"),
     "date": (date.fromisoformat, "a date, like 2026-01-31"),
     "decimal": (Decimal, "a decimal number, like 0.10"),
     "bytes": (_bytes_of_text, "hexadecimal after 0x"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
@@ -130,11 +131,14 @@ def _integer_of(text: str) -> int:
 
 def _double_of(text: str) -> float:
     try:
-        if text.isascii() and "_" not in text:
-            return float(text)
+        found = float(text) if text.isascii() and "_" not in text else None
     except ValueError:
-        pass
-    raise Misfit("is not a number")
+        found = None
+    if found is None:
+        raise Misfit("is not a number")
+    if math.isinf(found) and any(map(str.isdigit, text)):
+        raise Misfit("is larger than any double")
+    return found
 
 
 def _boolean_of(text: str) -> bool:

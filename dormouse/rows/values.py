@@ -111,6 +111,14 @@ def _integers(texts: pa.Array) -> pa.Array:
     return texts.cast(pa.int64())
 
 
+def _doubles(texts: pa.Array) -> pa.Array:
+    numbers = texts.cast(pa.float64())
+    # Arrow reads 1e400 as infinity
+    if pc.any(pc.is_inf(numbers)).as_py():
+        raise _OneByOne
+    return numbers
+
+
 def _dates(texts: pa.Array) -> pa.Array:
     if pc.all(pc.match_substring_regex(texts, r"^-?\d{1,19}$"), skip_nulls=True).as_py() is not False:
         return texts.cast(pa.int64())
@@ -130,7 +138,7 @@ def _one_by_one(texts: pa.Array) -> pa.Array:
 
 _PARSERS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "INTEGER": _integers,
-    "DOUBLE": lambda texts: texts.cast(pa.float64()),
+    "DOUBLE": _doubles,
     "DATE": _dates,
     "BOOLEAN": lambda texts: texts.cast(pa.bool_()),
     "JSON": _one_by_one,

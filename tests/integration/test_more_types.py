@@ -285,3 +285,28 @@ def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Ins
     assert json.loads(rows[0].pop("st")) == first.pop("st")
     assert rows[0] == {**first, "f": "-0.5"}
     assert rows[1] == {**keys, "d": "1970-01-01", "f": "inf", **dict.fromkeys(empty, "")}
+
+
+def test_times_of_years_that_python_lacks_leave_by_each_door(
+    lake: dm.Instance, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    fields = [dm.Field("d", dm.DATE), dm.Field("t", dm.TIMESTAMP)]
+    table = lake.create_table("far", dm.Schema([dm.Field("k", dm.LONG)], [], fields))
+    days = pa.array([-800_000, 5_000_000], pa.int32()).cast(pa.date32())
+    times = pa.array([-(7 * 10**16), 3 * 10**17], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    table.ingest(pa.table({"k": [1, 2], "d": days, "t": times}), engine="local")
+    rows = [
+        {"k": 1, "d": "-0221-09-04", "t": "-0249-10-15T19:33:20.000000Z"},
+        {"k": 2, "d": "15659-07-15", "t": "11476-08-15T05:20:00.000000Z"},
+    ]
+    statement = "select * from far order by k"
+    with serving(lake) as url:
+        for path, body in (("tables/far/query", {}), ("sql", {"statement": statement})):
+            found = http_post(f"{url}/v1/{path}", json=body, headers={"accept": JSON_LINES})
+            assert [*map(json.loads, found.raise_for_status().content.splitlines())] == rows
+    place = ("--instance", str(Path(lake.objects.url.removeprefix("file://")).parent))
+    for command in (("query", "far"), ("sql", statement), ("changes", "far", "--after", "beginning")):
+        code, out, _ = cli(*command, *place, "--format", "json")
+        assert (code, [{name: row[name] for name in rows[0]} for row in json.loads(out)]) == (0, rows)
+    code, out, _ = cli("query", "far", *place)
+    assert code == 0 and all(value in out for row in rows for value in (row["d"], row["t"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -182,7 +183,8 @@ def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
             InvalidData, match=r"line 3,002: column 'zip' is .* looks like a code, .*zip=string"
         ):
             inferred(folder, "zip")
-    assert inferred(dm.Files(folder, types={"zip": dm.LONG}), "zip")[-1] == 31
+    with pytest.raises(InvalidData, match=r"line 3,002: column 'zip' is '0x1F'.* it is hexadecimal"):
+        inferred(dm.Files(folder, types={"zip": dm.LONG}), "zip")
     assert inferred(dm.Files(folder, types={"zip": dm.STRING}), "zip")[-1] == "0x1F"
     folder = written(tmp_path / "b", a_csv="k,zip\n1,12345\n", b_csv="k,zip\n02,01234\n")
     with pytest.raises(InvalidData, match=r"b\.csv', line 2: column 'k' is '02'.* looks like a code"):
@@ -272,3 +274,83 @@ def test_years_of_int96_are_those_that_nanoseconds_have_not(tmp_path: Path) -> N
     table = pa.table({"k": [1], "t": pa.array([last], pa.timestamp("us", "UTC"))})
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
     assert inferred(path, "t") == [last]
+
+
+@pytest.mark.parametrize("word", ["infinity", "-infinity", "Infinity", "epoch", '" Epoch "'])
+def test_words_of_postgresql_are_no_times(tmp_path: Path, word: str) -> None:
+    """DuckDB's strptime returns 1900-01-01 for them, in any format."""
+    said = word.strip('" ')
+    for name, time, kind in (
+        ("iso", "2020-01-31", dm.DATE),
+        ("german", "31.01.2020", dm.DATE),
+        ("time", "31.01.2020 10:11:12", dm.TIMESTAMP),
+    ):
+        for number, lines in enumerate(([word, time], [time, word], [word])):
+            rows = "".join(f"{at},{line}\n" for at, line in enumerate(lines))
+            folder = written(tmp_path / f"{name}.{number}", a_csv=f"k,v\n{rows}")
+            assert inferred(folder, "v") == [line.strip('"') for line in lines]
+            with pytest.raises(InvalidData, match=rf"a\.csv', line [23]: column 'v' is '\s*{said}"):
+                loaded(folder, "v", kind)
+        folder = written(tmp_path / f"{name}.said", a_csv=f"k,v\n1,{word}\n")
+        how = dm.Files(folder, time_formats={"v": "%d.%m.%Y"})
+        with pytest.raises(InvalidData, match=r"line 2: column 'v' is .* written as %d\.%m\.%Y"):
+            loaded(how, "v", kind)
+        folder = written(tmp_path / f"{name}.json", a_jsonl=f'{{"k": 1, "v": "{said}"}}\n')
+        assert inferred(folder, "v") == [said]
+
+
+def test_no_number_becomes_another(tmp_path: Path) -> None:
+    for kind, text in (
+        (dm.LONG, "0x0A"), (dm.INT, "0X1f"), (dm.LONG, " 0x0A"), (dm.LONG, '"0x0A"'),
+        (dm.DOUBLE, "1e400"), (dm.DOUBLE, "-1e400"), (dm.DOUBLE, "9" * 400), (dm.FLOAT, "1e39"),
+        (dm.DOUBLE, "1e-400"), (dm.FLOAT, "-1.5E-60"),
+        (dm.DOUBLE, "123456789012345678.12"), (dm.DOUBLE, "9007199254740993.0"), (dm.FLOAT, "16777217.5"),
+    ):  # fmt: skip
+        for number, lines in enumerate((["5", text], [text])):
+            rows = "".join(f"{at},{line}\n" for at, line in enumerate(lines))
+            folder = written(tmp_path / f"{kind}.{text[:9].strip()}.{number}", a_csv=f"k,v\n{rows}")
+            said = text.strip('" ')[:9]
+            with pytest.raises(InvalidData, match=rf"a\.csv', line {2 + rows.count('5', 0, 4)}: .*{said}"):
+                loaded(folder, "v", kind)
+            if kind != dm.FLOAT:
+                assert inferred(folder, "v") == [line.strip('"') for line in lines]
+    folder = written(tmp_path / "json", a_jsonl='{"k": 1, "v": 1e400}\n')
+    with pytest.raises(InvalidData, match=r"column 'v' is '1e400', which does not fit double"):
+        loaded(folder, "v", dm.DOUBLE)
+    folder = written(tmp_path / "hex", a_jsonl='{"k": 1, "v": "0x0A"}\n')
+    with pytest.raises(InvalidData, match=r"column 'v' is '0x0A', which does not fit long"):
+        loaded(folder, "v", dm.LONG)
+    written(tmp_path / "folders" / "v=1e400", a_csv="k\n1\n")
+    with pytest.raises(InvalidData, match=r"its folder says .*1e400"):
+        loaded(str(tmp_path / "folders"), "v", dm.DOUBLE)
+    words = written(tmp_path / "words", a_csv="k,v\n1,inf\n2,-Infinity\n3,0.0\n4,1.5e-300\n")
+    assert loaded(words, "v", dm.DOUBLE) == [math.inf, -math.inf, 0.0, 1.5e-300]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_double"),
+    [
+        ("123456789012345678.12", False),
+        ("0.12345678901234567891", False),
+        ("1e400", False),
+        ("1e-400", False),
+        ("0.10000000000000001", True),  # as printf("%.17g") writes 0.1
+        ("0.1000000000000000000000", True),
+        ("2.2999999999999998e+25", True),
+        ("123456789012345.67", True),
+        ("1e23", True),
+        ("0.1000000000000000055511151231257827", True),  # 0.1 with more of its digits
+    ],
+)
+def test_a_double_is_inferred_of_what_it_holds(
+    tmp_path: Path, text: str, is_double: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path, a_csv=f"k,v\n1,0.5\n2,{text}\n")
+    assert inferred(folder, "v") == ([0.5, float(text)] if is_double else ["0.5", text])
+    monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
+    late = written(tmp_path / "late", a_csv="k,v\n" + "1,0.5\n" * 100 + f"2,{text}\n")
+    if is_double:
+        assert inferred(late, "v")[-1] == float(text)
+        return
+    with pytest.raises(InvalidData, match=r"line 102: column 'v' is '.*--type v=string|string keeps it"):
+        inferred(late, "v")

@@ -59,6 +59,8 @@ TEXTS: list[tuple[str, str, Any]] = [
     ("DATE", "2024-13-01", InvalidRow),
     ("JSON", ' {"a": 1}', {"a": 1}), ("JSON", "NaN", InvalidRow), ("JSON", "{", InvalidRow),
     ("STRING", " a ", " a "), ("STRING", "", ""), ("LINK", "", InvalidRow), ("INTEGER", "", None),
+    ("DOUBLE", "1e400", InvalidRow), ("DOUBLE", "-1e400", InvalidRow), ("DOUBLE", "-inf", -math.inf),
+    ("INTEGER", "0x0A", InvalidRow),
 ]  # fmt: skip
 
 
@@ -91,7 +93,8 @@ def test_texts_of_csv_are_parsed(kind: Any, text: str, expected: Any) -> None:
 
 
 @given(
-    st.sampled_from(TYPES), st.lists(st.one_of(st.none(), st.text(max_size=8), st.from_regex(r"-?\d{1,6}")))
+    st.sampled_from(TYPES),
+    st.lists(st.one_of(st.none(), st.text(max_size=8), st.from_regex(r"-?\d{1,6}|-?\de\d{3}"))),
 )
 def test_texts_are_parsed_at_once_as_they_are_one_by_one(kind: Any, texts: list[str | None]) -> None:
     column = dm.Column("c", kind)

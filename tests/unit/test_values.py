@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,6 +22,7 @@ from hypothesis import strategies as st
 
 import dormouse as dm
 from dormouse.cli.console import rows_table
+from dormouse.cli.data import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.data import value_columns
 from dormouse.data.arrow_schema import arrow_schema
@@ -109,7 +113,8 @@ def test_all_writers_write_a_value_alike(
 
 
 def cells(table: pa.Table) -> list[str]:
-    column = rows_table(["v"], table.to_pylist()).columns[0]
+    rows = [row for batch in table.to_batches() for row in rows_of_terminal(batch)]
+    column = rows_table(["v"], rows).columns[0]
     return [str(cell).replace("\\[", "[") for cell in column.cells]
 
 
@@ -244,3 +249,41 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
         "struct<x: double, y: string>": st.fixed_dictionaries({"x": st.floats(), "y": st.none() | texts}),
     }  # fmt: skip
     return st.none() | found.get(str(kind), texts)
+
+
+@given(st.lists(st.integers(-(2**31) + 2, 2**31 - 2), min_size=1, max_size=5), st.sampled_from(["d", "us"]))
+def test_times_of_any_year_are_written(days: list[int], unit: str) -> None:
+    """Python's times are of the years 1 to 9999, and Arrow's texts of those that fit 16 bits."""
+    if unit == "d":
+        column = pa.array(days, pa.int32()).cast(pa.date32())
+    else:
+        days = [day // 40 for day in days]  # as many as microseconds have
+        seconds = [day * 86_400 + 7 for day in days]
+        column = pa.array(seconds, pa.timestamp("s", "UTC")).cast(pa.timestamp(unit, "UTC"))
+    texts = np.datetime_as_string(np.array(days, "datetime64[D]")).tolist()
+    expected = [re.sub(r"^-(\d{3}-)", r"-0\1", text) for text in texts]  # ISO 8601 has four digits
+    if unit != "d":
+        expected = [f"{text}T00:00:07.000000Z" for text in expected]
+    table = pa.table({"v": column})
+    many = pa.concat_tables([table] * (value_columns.FEW_VALUES + 1)).combine_chunks()
+    assert [row["v"] for row in json.loads(exported(table, "json"))] == expected
+    assert [row["v"] for row in json.loads(exported(many, "json", many.num_rows))][: len(days)] == expected
+    assert exported(table, "csv").decode().replace('"', "").splitlines()[1:] == expected
+    assert cells(table) == expected
+    nested = pa.table({"v": pa.ListArray.from_arrays([0, 1], column)})
+    assert json.loads(exported(nested, "json")) == [{"v": expected[:1]}]
+    assert json.loads(cells(nested)[0]) == expected[:1]
+
+
+def test_times_without_end_are_written() -> None:
+    """As DuckDB has them; Arrow's own texts are of other years, or none."""
+    words = ["infinity", "-infinity", None]
+    for kind in ("date", "timestamp", "timestamptz", "timestamp_s", "timestamp_ns"):
+        with duckdb.connect() as connection:
+            found = connection.execute(
+                f"select unnest(['infinity', '-infinity', null])::{kind} as v"
+            ).to_arrow_table()
+        assert [row["v"] for row in json.loads(exported(found, "json"))] == words
+        assert exported(found, "csv").decode() == '"v"\n"infinity"\n"-infinity"\n\n'
+        if kind != "timestamp_ns":  # Python's have its end
+            assert cells(found) == [word or "" for word in words]
