@@ -18,8 +18,8 @@ _FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Over
 def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noqa: PLR0911 one a kind
     """A dict of columns, a list of dicts, a DataFrame of pandas or Polars, a dataset, or what speaks Arrow.
 
-    None for what is none of these. A dict of a list that lacks a column has its default. Of pandas an index comes as a column if it has a name. Raises
-    `InvalidData` where values of one column have no common type.
+    None for what is none of these. A dict of a list that lacks a column has its default. Of pandas an index
+    comes as a column if it has a name. Raises `InvalidData` where values of one column have no common type.
     """
     if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return data
@@ -61,7 +61,9 @@ def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
 def _of_dicts(rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> pa.Table:
     """The columns of all rows, not of the first alone; the default, or null, where a row has none."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({str(name): _array(name, [row.get(name, defaults.get(name)) for row in rows]) for name in names})
+    return pa.table(
+        {str(name): _array(name, [row.get(name, defaults.get(name)) for row in rows]) for name in names}
+    )
 
 
 def _array(name: Any, values: Iterable[Any]) -> pa.Array | pa.ChunkedArray:

@@ -100,12 +100,11 @@ def json_batches(
         return
     path = {"path": glob.escape(str(file.path))}
     for batch, there in zip(found, _presence(path, inside), strict=True):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for field in inside:
             default = pa.scalar(defaults[field.name], arrow_type(field.type))
-            number = batch.schema.get_field_index(field.name)
-            column = pc.if_else(there.column(field.name), batch.column(number), default)
-            batch = batch.set_column(number, field.name, column)
-        yield batch
+            columns[field.name] = pc.if_else(there.column(field.name), columns[field.name], default)
+        yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _presence(path: Mapping[str, str], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
