@@ -18,6 +18,7 @@ from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import answer_names
 from dormouse.model.cut import when_of_text
+from dormouse.model.reshaping import Evolve
 from dormouse.model.values import json_value
 from dormouse.objects import ObjectStore
 from dormouse.objects.hiding import hiding
@@ -69,6 +70,7 @@ class IngestAsked(WorkAsked):
     table: str
     objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
     ingest_id: str | None = None
+    evolve: Evolve | None = None
 
 
 class IndexAsked(WorkAsked):
@@ -209,6 +211,7 @@ def _ingest(instance: Instance, asked: IngestAsked, progress: Progress) -> Any:
             # a job that is run again, as its worker died, adds its rows once
             ingest_id=asked.ingest_id or f"job:{progress.job_id}",
             progress=progress,
+            evolve=asked.evolve,
         )
     return json_value(report)
 

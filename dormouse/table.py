@@ -21,13 +21,14 @@ from dormouse.model.cut import When
 from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties, unknown_property
+from dormouse.model.reshaping import Evolve, check_evolve
 from dormouse.model.table import TableRecord
 from dormouse.model.types import LONG
 from dormouse.partitions.store import PartitionStore
 from dormouse.shown import ShownTable
 from dormouse.table_changes import Changing, Engine
 from dormouse.table_reading import Reading
-from dormouse.tables import Tables, compact_on_spark, ingest_on_spark
+from dormouse.tables import Tables, columns_of_dataframe, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,6 +100,7 @@ class Table(ShownTable, Reading, Changing):
         ingest_id: str | None = None,
         engine: Engine = "auto",
         progress: Callable[[int, int | None], None] | None = None,
+        evolve: Evolve | None = None,
     ) -> IngestReport:
         """Adds rows: all of them, in one commit, or none.
 
@@ -108,10 +110,14 @@ class Table(ShownTable, Reading, Changing):
         for files of 256 MiB and more where Spark has a cluster, and without one for more than this
         machine's memory. `progress` is called with the rows done, and all rows if known.
 
+        A column that the data lacks has the default that it was added with, or is null if it may be. One that
+        the table lacks is refused; `evolve="add"` adds it first, as a value that may be null. Columns that
+        were added stay if the rows then do not fit.
+
         Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
         """
-        return self._load(data, ingest_id=ingest_id, engine=engine, progress=progress)
+        return self._load(data, evolve, ingest_id=ingest_id, engine=engine, progress=progress)
 
     def upsert(
         self,
@@ -121,6 +127,7 @@ class Table(ShownTable, Reading, Changing):
         ingest_id: str | None = None,
         engine: Engine = "auto",
         progress: Callable[[int, int | None], None] | None = None,
+        evolve: Evolve | None = None,
     ) -> IngestReport:
         """Brings rows to a table that keeps the newest row of each key, as `ingest` does there, too.
 
@@ -130,21 +137,42 @@ class Table(ShownTable, Reading, Changing):
         Raises as `ingest` does, and `InvalidInput` on a table that keeps every row.
         """
         check_upsert(self.name, self.properties)
-        return self._load(data, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress)
+        return self._load(
+            data, evolve, deletes=deletes, ingest_id=ingest_id, engine=engine, progress=progress
+        )
 
-    def _load(self, data: Any, **how: Any) -> IngestReport:
+    def _load(self, data: Any, evolve: Evolve | None, **how: Any) -> IngestReport:
         from dormouse.data.data_files import Files
         from dormouse.files.row_numbers import numbering
         from dormouse.rounds.ingest import ingest
 
         # a DataFrame may have a column of this name
         with self.changing(), ExitStack() as until_committed:
+            if evolve is not None:
+                data = self._evolved(data, evolve, how.get("deletes"))
             context = self._context
             if isinstance(data, Files) and data.row_number is not None:
                 alone = until_committed.enter_context(numbering(self._tables.supplier, context.table))
                 context = replace(context, numbering=alone)
                 data = replace(data, first_row_number=self._next_number(data.row_number))
             return ingest(context, data, **how, on_spark=ingest_on_spark)
+
+    def _evolved(self, data: Any, evolve: Evolve, deletes: str | None) -> Any:
+        """Adds the columns that the data has and the table lacks; returns the data to be read then."""
+        from dormouse.data.infer import columns_of
+        from dormouse.query.reshaping import add_missing
+        from dormouse.rounds.ingest import is_dataframe
+
+        check_evolve(evolve)
+        self._check_not_edited("use dm.AddColumn")
+        data, columns = columns_of_dataframe(data) if is_dataframe(data) else columns_of(data)
+        schema, given = self.schema, {*columns, getattr(data, "row_number", None)}
+        # what cannot be loaded for another reason adds nothing
+        if all(name in given or schema.is_optional(name) for name in schema.names):
+            self._context = add_missing(
+                self._context, {name: kind for name, kind in columns.items() if name != deletes}
+            )
+        return data
 
     def _next_number(self, column: str) -> int:
         """One more than the largest of a column of running numbers, also of rows that a filter hides."""

@@ -26,6 +26,7 @@ from dormouse.model.edited import check_not_edited
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
+from dormouse.model.types import DataType
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.partitions.tree_cache import TreeCache
@@ -194,6 +195,13 @@ def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
     from dormouse.spark.ingest import ingest_with_spark
 
     return ingest_with_spark(*args, **options)
+
+
+def columns_of_dataframe(data: Any) -> tuple[Any, dict[str, DataType]]:
+    """Returns a DataFrame of Spark, and the types of its columns."""
+    from dormouse.spark.ingest import columns_of
+
+    return data, columns_of(data.schema)
 
 
 def compact_on_spark(

@@ -45,6 +45,9 @@ Paths = Annotated[
     ),
 ]
 IdOption = Annotated[str | None, typer.Option(help="The same id again adds nothing.")]
+AddColumnsOption = Annotated[
+    bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
+]
 EngineOption = Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")]
 TypeOption = Annotated[
     Many,
@@ -92,6 +95,7 @@ def ingest(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     id: IdOption = None,
     engine: EngineOption = "auto",
+    add_columns: AddColumnsOption = False,
 ) -> None:
     """Add rows from files: all of them, in one commit, or none.
 
@@ -108,14 +112,18 @@ def ingest(
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
         files = replace(files, row_number=ROW_NUMBER)
+    how = _how(engine, add_columns=add_columns)
     agreed = partial(_agreed, session, table, files, (keys, sort_keys), ask=not yes)
     opened, found = session.open_or_make(agreed) if create else (session.open(), None)
     with opened as instance:
         if create:
-            with _made(instance, table, files, (keys, sort_keys), lambda: found or agreed()) as known:
-                report = _added(instance.table(table), "ingest into", table, known, id, engine)
+            made = _made(
+                instance, table, files, (keys, sort_keys), lambda: found or agreed(), add_columns=add_columns
+            )
+            with made as known:
+                report = _added(instance.table(table).ingest, "ingest into", table, known, id, how)
         else:
-            report = _added(instance.table(table), "ingest into", table, files, id, engine)
+            report = _added(instance.table(table).ingest, "ingest into", table, files, id, how)
     _show(session, table, report)
 
 
@@ -136,21 +144,14 @@ def upsert(
     header: HeaderOption = None,
     id: IdOption = None,
     engine: EngineOption = "auto",
+    add_columns: AddColumnsOption = False,
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
     files = given_files(paths, type, null, delimiter, encoding, header)
     _check_types(files)
     with session.open() as instance:
-        found = instance.table(table)
-        report = _added(
-            found,
-            "upsert into",
-            table,
-            files,
-            id,
-            engine,
-            lambda data, **how: found.upsert(data, deletes, **how),
-        )
+        how = {"deletes": deletes, **_how(engine, add_columns=add_columns)}
+        report = _added(instance.table(table).upsert, "upsert into", table, files, id, how)
     _show(session, table, report)
 
 
@@ -227,6 +228,8 @@ def _made(
     files: Files,
     keys: tuple[list[str], list[str]],
     agreed: Callable[[], Inferred],
+    *,
+    add_columns: bool = False,
 ) -> Iterator[Any]:
     """Makes the table, as agreed; gives the files with what was found. It goes if the load fails."""
     from dormouse.data.infer import infer
@@ -243,10 +246,12 @@ def _made(
         return
     files, keys = _as_before(before, files, keys)
     found = infer(files, *keys)
-    if set(before.schema.names) != set(found.schema.names):
-        columns = ", ".join(before.schema.names)
+    schema = before.schema
+    lacks = any(name not in found.schema and not schema.is_optional(name) for name in schema.names)
+    if lacks or not (add_columns or {*found.schema.names} <= {*schema.names}):
+        columns = ", ".join(schema.names)
         raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")
-    if any(before.schema.field(name).type in TIMES for name in found.unsure):
+    if any(name in schema and schema.field(name).type in TIMES for name in found.unsure):
         # what is not shown is not guessed, and the load asks which times are meant
         [how] = found.files.formats.values()
         yield replace(found.files, formats={}, encoding=how.encoding)
@@ -311,18 +316,21 @@ def _show_inferred(table: str, found: Inferred) -> None:
 
 
 def _added(
-    found: Table,
+    load: Callable[..., IngestReport],
     doing: str,
     table: str,
     data: Any,
     ingest_id: str | None,
-    engine: Engine,
-    load: Callable[..., IngestReport] | None = None,
+    how: dict[str, Any],
 ) -> IngestReport:
     from dormouse.cli.console import progress
 
     with progress(f"{doing} {table}", unit="rows") as moved:
-        return (load or found.ingest)(data, ingest_id=ingest_id, engine=engine, progress=moved)
+        return load(data, ingest_id=ingest_id, progress=moved, **how)
+
+
+def _how(engine: Engine, *, add_columns: bool) -> dict[str, Any]:
+    return {"engine": engine, "evolve": "add" if add_columns else None}
 
 
 def _show(session: Session, table: str, report: IngestReport) -> None:

@@ -103,16 +103,28 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
     loses nothing: whole numbers of another width (also narrower, when every value fits), whole numbers and
     floats to DOUBLE or FLOAT when exact in it, decimals of other digits (when every value fits), timestamps
     of other zones (the same instant) and units (when every value is whole microseconds). Timestamps without
-    a zone are taken as UTC. NaN is a value. No row is lost.
+    a zone are taken as UTC. NaN is a value. No row is lost. A column that the data lacks has its default, or
+    is null, see `Schema.is_optional`.
     Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
     """
     names = data.schema.names
     _check_names(names, schema)
-    columns = [_fit(data.column(names.index(field.name)), field, first_row) for field in schema.fields]
+    columns = [
+        _fit(data.column(names.index(field.name)), field, first_row)
+        if field.name in names
+        else _absent(field, schema.default(field.name), data.num_rows)
+        for field in schema.fields
+    ]
     _check_years(columns, schema)
     if isinstance(data, pa.Table):
         return pa.Table.from_arrays(columns, schema=arrow_schema(schema))
     return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(schema))
+
+
+def _absent(field: Field, default: Any, rows: int) -> pa.Array:
+    """Returns a column that the data lacks."""
+    kind = arrow_type(field.type)
+    return pa.nulls(rows, kind) if default is None else pa.repeat(pa.scalar(default, kind), rows)
 
 
 def data_type(found: pa.DataType) -> DataType | None:  # noqa: PLR0911 one a kind
@@ -143,18 +155,22 @@ def is_like(found: pa.DataType, wanted: DataType) -> bool:
     return any(test(found) for test in _LIKE.get(wanted, ()))
 
 
-def check_columns(found: pa.Schema, schema: Schema) -> None:
-    """Refuse, before any row is read, data whose columns can never fit; `InvalidData`."""
-    _check_names(found.names, schema)
+def check_columns(found: pa.Schema, schema: Schema, *, has_all: bool = False) -> None:
+    """Refuse, before any row is read, data whose columns can never fit; `InvalidData`.
+
+    `has_all`: also a column that rows may lack must be there.
+    """
+    _check_names(found.names, schema, has_all=has_all)
     for field in schema.fields:
-        _check_type(found.field(field.name).type, field)
+        if field.name in found.names:
+            _check_type(found.field(field.name).type, field)
 
 
-def _check_names(names: list[str], schema: Schema) -> None:
+def _check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
         raise InvalidData(f"column {doubled!r} comes twice in the data")
-    missing = [name for name in schema.names if name not in names]
+    missing = [n for n in schema.names if n not in names and (has_all or not schema.is_optional(n))]
     extra = [name for name in names if name not in schema]
     if missing:
         # a name that differs by case alone is the likely mistake
@@ -164,7 +180,8 @@ def _check_names(names: list[str], schema: Schema) -> None:
         )
     if extra:
         raise InvalidData(
-            f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}"
+            f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}; leave it "
+            'out, or have it added (evolve="add", --add-columns)'
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -53,12 +53,10 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
 
     Raises `InvalidData` when neither has the columns of the schema.
     """
-    nested = next((field for field in schema.fields if field.type.is_nested), None)
-    if nested is not None:
-        raise InvalidData(f"column {nested.name!r} is {nested.type}, which CSV cannot hold; use Parquet")
+    _check_plain(schema, [name for name in schema.names if not schema.is_optional(name)])
     known = file.given.formats.get(str(file.path))
     if known is not None:
-        return known
+        return _tried(file, schema, known)
     if file.given.says_format:
         return _sniffed(file, schema)
     try:
@@ -76,6 +74,14 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
         raise (usual if isinstance(usual, _Unreadable) and _NOT_UTF8 not in str(usual) else error) from None
 
 
+def _check_plain(schema: Schema, names: Iterable[str]) -> None:
+    """Raises `InvalidData` where one of these columns is a list, a map or a struct."""
+    nested = next((name for name in names if name in schema and schema.field(name).type.is_nested), None)
+    if nested is not None:
+        kind = schema.field(nested).type
+        raise InvalidData(f"column {nested!r} is {kind}, which CSV cannot hold; use Parquet")
+
+
 def _sniffed(file: DataFile, schema: Schema) -> TextFormat:
     from dormouse.data.sniffing import GUESSED, sniff
 
@@ -84,8 +90,11 @@ def _sniffed(file: DataFile, schema: Schema) -> TextFormat:
     found = sniff(file, guess_encoding=guesses)
     how = replace(found.format, time_formats=_time_formats(found, file.given, schema))
     inside = [name for name in schema.names if name not in dict(file.folders)]
-    if not how.has_header and file.given.header is False and len(how.names) == len(inside):
-        how = replace(how, names=tuple(inside))
+    names, absent = inside[: len(how.names)], inside[len(how.names) :]
+    # what was added to the table since the file was written comes last
+    is_named = len(names) == len(how.names) and all(map(schema.is_optional, absent))
+    if not how.has_header and file.given.header is False and is_named:
+        how = replace(how, names=tuple(names))
     try:
         return _tried(file, schema, how)
     except _Unreadable as error:
@@ -124,13 +133,15 @@ def _tried(file: DataFile, schema: Schema, how: TextFormat) -> TextFormat:
         open_csv(stream, how, _types(file, schema, how)) as reader,
     ):
         names = reader.schema.names
-        absent = [name for name, _ in file.folders if name not in names]
-        if set(names) | set(absent) != set(schema.names) or len(names) + len(absent) != len(schema.names):
-            check_columns(pa.schema([*reader.schema, *((name, pa.null()) for name in absent)]), schema)
+        told = [name for name, _ in file.folders if name not in names]
+        if set(names) | set(told) != set(schema.names) or len(names) + len(told) != len(schema.names):
+            check_columns(pa.schema([*reader.schema, *((name, pa.null()) for name in told)]), schema)
+        _check_plain(schema, names)
         first = next(iter(reader), None)
         if first is not None:
             typed(first, schema, how)
-    return how
+    absent = tuple(name for name in schema.names if name not in names and name not in told)
+    return replace(how, absent=absent) if absent else how
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
@@ -163,7 +174,7 @@ def _with_texts(batch: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _types(file: DataFile, schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
-    outside = {name for name, _ in file.folders}
+    outside = {*dict(file.folders), *how.absent}
     return {name: kind for name, kind in read_types(schema, how).items() if name not in outside}
 
 

@@ -15,18 +15,18 @@ INDEX = "__index_level_"
 _FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
 
 
-def as_arrow(data: Any) -> Rows | None:  # noqa: PLR0911 one a kind
+def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noqa: PLR0911 one a kind
     """A dict of columns, a list of dicts, a DataFrame of pandas or Polars, a dataset, or what speaks Arrow.
 
-    None for what is none of these. Of pandas an index comes as a column if it has a name. Raises
-    `InvalidData` where values of one column have no common type.
+    None for what is none of these. A dict of a list that lacks a column has its default. Of pandas an index
+    comes as a column if it has a name. Raises `InvalidData` where values of one column have no common type.
     """
     if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         return data
     if isinstance(data, Mapping):
         return _of_columns(data)
     if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
-        return _of_dicts(data)
+        return _of_dicts(data, defaults)
     if _is_of(data, "pandas") and hasattr(data, "columns"):
         return _of_pandas(data)
     if _is_of(data, "polars") and hasattr(data, "collect"):
@@ -58,10 +58,12 @@ def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
     return pa.table(dict(zip(map(str, columns), arrays, strict=True)))
 
 
-def _of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """The columns of all rows, not of the first alone; null where a row has none."""
+def _of_dicts(rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> pa.Table:
+    """The columns of all rows, not of the first alone; the default, or null, where a row has none."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({str(name): _array(name, [row.get(name) for row in rows]) for name in names})
+    return pa.table(
+        {str(name): _array(name, [row.get(name, defaults.get(name)) for row in rows]) for name in names}
+    )
 
 
 def _array(name: Any, values: Iterable[Any]) -> pa.Array | pa.ChunkedArray:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from dormouse.data.text_values import TIMES
 from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
-from dormouse.model.types import LONG, STRING, DataType
+from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, STRING, DataType
 
 SAMPLE_ROWS = 5
 _WHOLE = re.compile("0|-?[1-9][0-9]{0,18}")
@@ -75,6 +76,59 @@ def infer(
 
 _Columns = dict[str, tuple[DataType, bool]]
 """The type of each column, and whether it may be null."""
+
+
+def columns_of(data: Any) -> tuple[Any, dict[str, DataType]]:
+    """Returns the types of all columns of data, of files those of every file, and the data to be read then.
+
+    Raises `InvalidData` for what cannot be read, and for a column that has no common type in all files.
+    """
+    if are_paths(data):
+        given = data if isinstance(data, Files) else Files(data)
+        files = find_files(given)
+        columns: dict[str, DataType] = {}
+        for file in files:
+            for name, kind in _types_of(file).items():
+                columns[name] = _common(file, name, columns.get(name, kind), kind)
+        return replace(given, found=tuple(files)), columns
+    found = as_arrow(data)
+    if found is None and isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        batches = iter(data)
+        found = next(batches, None)
+        data = [] if found is None else chain([found], batches)
+    elif isinstance(found, pa.RecordBatchReader):
+        data = found  # a stream is read once
+    if not isinstance(found, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return data, {}
+    return data, columns_of_arrow(found.schema)
+
+
+def columns_of_arrow(found: pa.Schema) -> dict[str, DataType]:
+    """Returns the types of columns; raises `InvalidSchema` for a type that no table has."""
+    return {name: kind for name, (kind, _) in _of_arrow(found).items()}
+
+
+def _types_of(file: DataFile) -> dict[str, DataType]:
+    with naming(file):
+        if file.kind == "csv":
+            columns = _of_csv(file)[0]
+        else:
+            columns = _of_json(file) if file.kind == "json" else _of_parquet(file)
+    folders = {name: _of_texts([text])[0] for name, text in file.folders if name not in columns}
+    return {name: kind for name, (kind, _) in columns.items()} | folders
+
+
+def _common(file: DataFile, name: str, one: DataType, other: DataType) -> DataType:
+    """Returns a type that holds the values of both."""
+    if one == other:
+        return one
+    for types in ((INT, LONG, DOUBLE), (FLOAT, DOUBLE)):
+        if one in types and other in types:
+            return max(one, other, key=types.index)
+    raise InvalidData(
+        f"file {file.name!r}: column {name!r} is {other}, and {one} in a file before it: add the column with "
+        "the type that is meant (add_column), then ingest the files"
+    )
 
 
 def _unlike(columns: _Columns, row_number: str) -> _Columns:
@@ -138,6 +192,8 @@ def _of_parquet(file: DataFile) -> _Columns:
 
 
 def _of_data(data: Any) -> _Columns:
+    if isinstance(data, pa.Schema):
+        return _of_arrow(data)
     found = as_arrow(data)
     if found is None:
         raise InvalidData(

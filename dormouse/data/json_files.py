@@ -12,6 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
@@ -105,8 +106,34 @@ def _type(found: Any) -> DataType:
     return _OF_DUCKDB.get(str(found), STRING)
 
 
-def json_batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
-    """These columns, null in objects that have them not; `InvalidData`."""
+def json_batches(
+    file: DataFile, fields: Sequence[Field], defaults: Mapping[str, Any] = {}
+) -> Iterator[pa.RecordBatch]:
+    """Yields these columns, in objects that lack them with their defaults, or null; `InvalidData`."""
+    inside = [field for field in fields if defaults.get(field.name) is not None]
+    found = _batches(file, fields)
+    if not inside:
+        yield from found
+        return
+    path = {"path": glob.escape(str(file.path))}
+    for batch, there in zip(found, _presence(path, inside), strict=True):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        for field in inside:
+            default = pa.scalar(defaults[field.name], arrow_type(field.type))
+            columns[field.name] = pc.if_else(there.column(field.name), columns[field.name], default)
+        yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _presence(path: Mapping[str, str], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
+    """Yields which objects have these columns, be they null, in batches as of `json_batches`."""
+    pointers = {field.name: "/" + field.name.replace("~", "~0").replace("/", "~1") for field in fields}
+    columns = (f"json_exists(json, {_literal(to)}) as {_quoted(name)}" for name, to in pointers.items())
+    with _connected() as connection:
+        found = connection.execute(f"select {', '.join(columns)} from read_json_objects({_FILE})", path)
+        yield from found.to_arrow_reader(BATCH_ROWS)
+
+
+def _batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
     columns = {field.name: _as_text(field.type) for field in fields}
     with _connected() as connection:
         path = {"path": glob.escape(str(file.path))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -19,6 +19,7 @@ from dormouse.data.sorted_files import sorted_keys
 from dormouse.data.source_files import BATCH_ROWS, FilePart, count_rows, parts_of, prepared, read_file
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Schema
+from dormouse.model.shape import Shape
 from dormouse.model.types import LONG, Field
 
 
@@ -39,7 +40,7 @@ def open_source(data: Any, schema: Schema) -> Source:
     """
     if are_paths(data):
         return _of_files(data, schema)
-    found = as_arrow(data)
+    found = as_arrow(data, {name: schema.default(name) for name in schema.names})
     if isinstance(found, pa.RecordBatchReader):
         names = [name for name in found.schema.names if not name.startswith(INDEX) or name in schema]
         check_columns(pa.schema([found.schema.field(name) for name in names]), schema)
@@ -87,14 +88,19 @@ def without(schema: Schema, name: str) -> Schema:
     if not others:
         raise InvalidData(f"there is no column beside {name!r}")
     keys = [field for field in schema.key_fields if field.name != name]
-    return Schema(keys, [], [f for f in others if f not in keys]) if keys else _Unkeyed(others)
+    named = zip(schema.names, schema.shape.columns, strict=True)
+    shape = replace(schema.shape, columns=tuple(column for other, column in named if other != name))
+    if not keys:
+        return _Unkeyed(others, shape)
+    return Schema(keys, [], [field for field in others if field not in keys], shape=shape)
 
 
 class _Unkeyed(Schema):
     """Columns without a key, of a table whose key the data has not."""
 
-    def __init__(self, fields: Iterable[Field]) -> None:
-        for part, value in (("row_keys", ()), ("sort_keys", ()), ("values", tuple(fields))):
+    def __init__(self, fields: Iterable[Field], shape: Shape) -> None:
+        parts = {"row_keys": (), "sort_keys": (), "values": tuple(fields), "shape": shape}
+        for part, value in parts.items():
             object.__setattr__(self, part, value)
 
 

@@ -88,8 +88,12 @@ def read_file(
         if file.kind == "csv":
             batches = csv_batches(file, schema)
         elif file.kind == "json":
-            outside = set(folders).difference(json_types(file) if folders else ())
-            batches = json_batches(file, [field for field in schema.fields if field.name not in outside])
+            # a map is not read of JSON, but a file may lack it
+            outside = {*folders, *(field.name for field in schema.fields if field.type.is_nested)}
+            outside.difference_update(json_types(file) if outside else ())
+            fields = [field for field in schema.fields if field.name not in outside]
+            defaults = {field.name: schema.default(field.name) for field in fields}
+            batches = json_batches(file, fields, defaults)
         else:
             batches = _parquet(file, schema, row_groups)
         row = sum(file.group_rows[: row_groups[0]]) if row_groups else 0
@@ -157,8 +161,7 @@ def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:
 def _check_json(file: DataFile, schema: Schema) -> None:
     """A column that must not be null is in some object, and no object has another, or other parts of one."""
     types = json_types(file)
-    absent = [field.name for field in schema.fields if field.nullable and field.name not in types]
-    _check(file, pa.schema([(name, pa.null()) for name in (*types, *absent)]), schema)
+    _check(file, pa.schema([(name, pa.null()) for name in types]), schema)
     for name, found in types.items():
         kind = schema.field(name).type
         part = _unknown_part(found, kind)

@@ -37,7 +37,8 @@ class TextFormat:
     """The dialect of a file of CSV; the default is RFC 4180 in UTF-8, with a header.
 
     `names` are its columns, where they are others than the header has; `skip` is how many lines come before.
-    `time_formats` are DuckDB's, as of strptime, of columns whose times are not as ISO 8601 has them.
+    `time_formats` are DuckDB's, as of strptime, of columns whose times are not as ISO 8601 has them. `absent`
+    are columns of the table that the file lacks.
     """
 
     delimiter: str = ","
@@ -50,6 +51,7 @@ class TextFormat:
     decimal_point: str = "."
     names: tuple[str, ...] = ()
     time_formats: tuple[tuple[str, str], ...] = ()
+    absent: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """As a person is told of it, for what is not as usual."""

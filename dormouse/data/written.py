@@ -26,7 +26,7 @@ def check_stored(found: pa.Schema, schema: Schema, filename: str) -> None:
     if written is not schema:
         # what was dropped since is in it, too
         found = pa.schema([field for field in found if field.name in written])
-    check_columns(found, written)
+    check_columns(found, written, has_all=True)
 
 
 def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:

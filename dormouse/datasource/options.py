@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from dormouse.errors import InvalidInput, InvalidQuery
 from dormouse.model.cut import BEGINNING, When, when_of_text
 from dormouse.model.names import listed
+from dormouse.model.reshaping import Evolve, check_evolve
 from dormouse.model.text import check_text
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ Metadata = Literal["files", "partitions", "cuts", "jobs", "consumers"]
 _WHICH = ("instance", "dsn", "objects", "table")
 _ROWS = ("where", "as_of")
 _CHANGES = ("changes_after", "changes_till")
-_WRITES = (*_WHICH, "ingest_id")
+_WRITES = (*_WHICH, "ingest_id", "evolve")
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
 """Options of Spark's streams, which it passes on."""
 STREAM_BYTES_MAX = 200
@@ -155,18 +156,19 @@ class StreamOptions:
 
     of: TableOptions
     stream: str
+    evolve: Evolve | None = None
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> StreamOptions:
         """`InvalidInput` for an option that is unknown, or a stream that has no name."""
-        check_known((name for name in given if name not in _SPARKS), (*_WHICH, "stream"))
+        check_known((name for name in given if name not in _SPARKS), (*_WHICH, "stream", "evolve"))
         stream = given.get("stream")
         if not stream:
             raise InvalidInput(
                 "the option stream is missing: a name of the stream's own, by which its batches are counted"
             )
         check_text("stream", stream, STREAM_BYTES_MAX)
-        return StreamOptions(TableOptions.parse(given), stream)
+        return StreamOptions(TableOptions.parse(given), stream, _evolve(given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +177,13 @@ class WriteOptions:
 
     of: TableOptions
     ingest_id: str | None = None
+    evolve: Evolve | None = None
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> WriteOptions:
         """`InvalidInput` for an option that is unknown, or a table or instance that is not named."""
         check_known(given, _WRITES)
-        return WriteOptions(TableOptions.parse(given), given.get("ingest_id"))
+        return WriteOptions(TableOptions.parse(given), given.get("ingest_id"), _evolve(given))
 
 
 def check_known(given: Iterable[str], known: Iterable[str]) -> None:
@@ -244,6 +247,11 @@ def _metadata(text: str | None) -> Metadata | None:
         if text == one:
             return one
     raise InvalidInput(f"the option metadata is one of {', '.join(known)}, not {text!r}")
+
+
+def _evolve(given: Mapping[str, str]) -> Evolve | None:
+    check_evolve(given.get("evolve"))
+    return "add" if "evolve" in given else None
 
 
 def _positive(given: Mapping[str, str], name: str) -> int | None:

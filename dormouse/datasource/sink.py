@@ -22,14 +22,16 @@ from dormouse.files.attempts import WriteAttempt
 from dormouse.model.edited import check_not_edited
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties
+from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
 from dormouse.model.text import check_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
+from dormouse.query.reshaping import add_missing
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, commit_files, commit_id, refusals_named
 from dormouse.rounds.row_counts import check_ingested
-from dormouse.spark.ingest import check_fits
+from dormouse.spark.ingest import check_fits, columns_of
 from dormouse.spark.worker import check_arrived, check_seen, partition_number
 
 if TYPE_CHECKING:
@@ -95,6 +97,11 @@ class Load:
             return Written(rows, tuple(files.write(sorter)))
 
 
+def evolved(context: TableContext, given: StructType, evolve: Evolve | None) -> TableContext:
+    """Adds the columns that the table lacks, if that is wanted."""
+    return context if evolve is None else add_missing(context, columns_of(given))
+
+
 def check_takes(context: TableContext, given: StructType) -> None:
     """`InvalidData` for columns that are not the table's; `NotARowTable` where rows are edited."""
     check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
@@ -133,7 +140,7 @@ class TableWriter(DataSourceArrowWriter):
         ingest_id = uuid.uuid4().hex if options.ingest_id is None else options.ingest_id
         check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
         with options.of.open(writes=True) as table:
-            context = table.context
+            context = evolved(table.context, schema, options.evolve)
             check_takes(context, schema)
             is_applied = context.store.is_applied(commit_id(ingest_id))
             return TableWriter(options.of, ingest_id, None if is_applied else Load.begun(context, schema))

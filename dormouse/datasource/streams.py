@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.columns import changed_columns, check_given
 from dormouse.datasource.options import ReadOptions, StreamOptions
-from dormouse.datasource.sink import Load, Written, check_takes, files_of, told
+from dormouse.datasource.sink import Load, Written, check_takes, evolved, files_of, told
 from dormouse.errors import (
     AttemptAbandoned,
     InvalidInput,
@@ -170,7 +170,7 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         with options.of.open(writes=True) as table:
-            check_takes(table.context, schema)
+            check_takes(evolved(table.context, schema, options.evolve), schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task = TaskContext.get()

@@ -51,7 +51,10 @@ def given_schema(schema: Schema, properties: TableProperties, deletes: str | Non
         raise InvalidInput(
             f"deletes: {deletes!r} is a column of the table; name a boolean column that the data alone has"
         )
-    return Schema(schema.row_keys, (), [*_of_marks(schema, properties), unchecked(deletes, BOOLEAN)])
+    marks = unchecked(deletes, BOOLEAN)
+    column = Column(_HIDDEN_IDS[0], (Stage(1, deletes, BOOLEAN),))
+    shape = replace(schema.shape, columns=(*schema.shape.columns, column))
+    return Schema(schema.row_keys, (), [*_of_marks(schema, properties), marks], shape=shape)
 
 
 def _of_marks(schema: Schema, properties: TableProperties) -> list[Field]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from dormouse.errors import InvalidSchema
+from dormouse.errors import InvalidInput, InvalidSchema
 from dormouse.model.names import NAME, name_of, parts_of, written
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -19,6 +19,16 @@ _CALLS = ("aggregate", "filter")
 """Properties that name columns in calls, like `sum(count)`."""
 _LISTS = ("bloom_filter_columns",)
 """Properties that name columns, one or more."""
+
+
+Evolve = Literal["add"]
+"""What a load does with columns that its table lacks."""
+
+
+def check_evolve(evolve: object) -> None:
+    """Raises `InvalidInput` for what no load does."""
+    if evolve is not None and evolve != "add":
+        raise InvalidInput(f"evolve is 'add', to add columns that the table lacks, or None, not {evolve!r}")
 
 
 def added(schema: Schema, field: Field, default: Any) -> Schema:

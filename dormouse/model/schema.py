@@ -86,6 +86,14 @@ class Schema:
         """The field of this name; `KeyError` when there is none."""
         return self._by_name[name]
 
+    def default(self, name: str) -> Any:
+        """Returns the value of a column where rows that are added lack it; None: null, or there is none."""
+        return self.shape.columns[self.names.index(name)].default
+
+    def is_optional(self, name: str) -> bool:
+        """Returns whether data may lack a column: it can be null, or has a default."""
+        return self.field(name).nullable or self.default(name) is not None
+
     def __contains__(self, name: object) -> bool:
         return name in self._by_name
 

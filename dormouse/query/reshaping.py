@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,24 @@ def add_column(context: TableContext, field: Field, default: Any = None) -> Tabl
         return NextShape(_fitting(table, schema), said, refuses_writers=not field.nullable)
 
     return _changed(context, change)
+
+
+def add_missing(context: TableContext, columns: Mapping[str, DataType]) -> TableContext:
+    """Adds those of the columns that the table lacks, as values that may be null; see `add_column`.
+
+    Another writer may add the same ones meanwhile.
+    """
+    context = context.followed()
+    for name, kind in columns.items():
+        if name in context.schema:
+            continue
+        try:
+            context = add_column(context, Field(name, kind, nullable=True))
+        except InvalidSchema:
+            context = context.followed()
+            if name not in context.schema:
+                raise
+    return context
 
 
 def rename_column(context: TableContext, name: str, new_name: str) -> TableContext:

@@ -51,7 +51,7 @@ def ingest(
     check_engine(engine)
     if is_keyed(context.properties):
         given_schema(context.schema, context.properties, deletes)
-    if _is_dataframe(data):
+    if is_dataframe(data):
         engine = "spark"
     add = choose_engine(engine, lambda: _bytes_on_disk(data), ingest_in_process, on_spark)
     if context.reports is None:
@@ -162,6 +162,6 @@ def _file_bytes(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
-def _is_dataframe(data: Any) -> bool:
+def is_dataframe(data: Any) -> bool:
     """Without importing pyspark, which the maker of a DataFrame has done."""
     return any(kind.__module__.startswith("pyspark.sql") for kind in type(data).__mro__)

@@ -224,9 +224,9 @@ class JobRequest(Request):
     request: dict[str, Any] = Field(
         description="of a query a statement with parameters, or a table with where, columns, limit, offset "
         "and descending, and as_of; of an ingest a table, the names of objects below incoming/ in the "
-        "instance's store, and an ingest_id; of a compaction or split a table; of row_change a table and "
-        "changes, of row_upsert a table, rows and on, of row_query a table and sql or page, of row_snapshot "
-        "a table and a name, of row_create a name and columns",
+        "instance's store, an ingest_id, and evolve: add; of a compaction or split a table; of row_change a "
+        "table and changes, of row_upsert a table, rows and on, of row_query a table and sql or page, of "
+        "row_snapshot a table and a name, of row_create a name and columns",
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(

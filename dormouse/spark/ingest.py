@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -19,6 +20,7 @@ from pyspark.sql.types import StructType
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
 from dormouse.data.data_files import Files, are_paths, find_files, kind_of, listed_paths
+from dormouse.data.infer import columns_of_arrow
 from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.source_files import FilePart
@@ -27,6 +29,7 @@ from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keys import KeyValue
 from dormouse.model.schema import Schema
+from dormouse.model.types import DataType
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
@@ -115,11 +118,19 @@ def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]
 
 def check_fits(columns: StructType, schema: Schema) -> None:
     """`InvalidData` when a DataFrame's columns are not those of a table, or of what a load brings to it."""
+    check_columns(_arrow_columns(columns), schema)
+
+
+def columns_of(columns: StructType) -> dict[str, DataType]:
+    """Returns the types of a DataFrame's columns."""
+    return columns_of_arrow(_arrow_columns(columns))
+
+
+def _arrow_columns(columns: StructType) -> pa.Schema:
     try:
-        found = to_arrow_schema(columns)
+        return to_arrow_schema(columns)
     except Exception as error:
         raise InvalidData(f"the DataFrame has a column that Arrow cannot hold: {error}") from None
-    check_columns(found, schema)
 
 
 def _write(

@@ -190,3 +190,15 @@ def test_paths_of_folders_are_taken_out_of_texts(tmp_path: Path) -> None:
         ("select 'a/b' from /c/d", "select 'a/b' from /c/d"),
     ]:
         assert hide(given) == left
+
+
+def test_a_job_adds_columns_if_that_is_asked_for(incoming: Path, client: Client, instance: Instance) -> None:
+    (incoming / "more.jsonl").write_text('{"k": 1, "v": "a", "n": 7}')
+    asked = {"table": "t", "objects": ["incoming/more.jsonl"]}
+    states = []
+    for how in ({}, {"evolve": "add"}):
+        job_id = client.jobs.start("ingest", {**asked, **how})
+        until(lambda job_id=job_id: client.jobs.status(job_id).has_ended)
+        states.append(client.jobs.status(job_id).state)
+    assert states == ["FAILED", "COMPLETE"]
+    assert instance.table("t").query().read_all().to_pylist() == [{"k": 1, "v": "a", "n": 7}]
