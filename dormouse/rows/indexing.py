@@ -117,7 +117,7 @@ class Indexing:
                 logger.warning(
                     "the index of table %r in database %r: %s", table.name, database, one_line(error)
                 )
-                self.placements.failed(looked.table_id, error)
+                self.placements.failed(looked.table_id, cause(error))
                 self.cluster.lost(database)
                 failed.add(database)
                 if failed >= set(self.cluster.names):
@@ -239,6 +239,15 @@ class Indexing:
                 builds.drop(one.build_id, one.table_uuid)
             elif one.retired_seconds is None:
                 builds.purge(one.build_id, self.page_seconds)
+
+
+def cause(error: BaseException) -> str:
+    """Returns why an index cannot be used, for users: without the address of its database."""
+    if isinstance(error.__cause__, psycopg.errors.DiskFull):
+        return "the disk of the database is full"
+    if isinstance(error, ConnectionsExhausted):
+        return "its database has no connection to spare"
+    return "cannot connect to its database, or lost the connection (the log names it)"
 
 
 def probed(conn: psycopg.Connection[Any], build: Build) -> Build:
