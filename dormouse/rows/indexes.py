@@ -28,6 +28,7 @@ from dormouse.rows import page_tokens, pages, paging
 from dormouse.rows.answering import Asked, bound, build_of, count_of, page_at_once, page_of
 from dormouse.rows.builds import Build, BuildBusy, Unsure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
+from dormouse.rows.column_indexes import SlowColumns
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
@@ -40,13 +41,16 @@ if TYPE_CHECKING:
     from dormouse.model.parameters import Parameters
     from dormouse.query.interruption import Interruption
 
-KIND = "index_rows"
-"""The kind of the jobs that work on indexes."""
+KIND, COLUMNS_KIND = "index_rows", "index_row_columns"
+"""The kinds of the jobs that bring indexes up to date, and that give columns indexes of their own.
+
+They are two, so that a worker whose threads index columns still has threads for the former.
+"""
 THREADS = 2
 TOLD_SECONDS = 10.0
 """So seldom a process tells how much an index is asked, and starts a job for it again."""
 SLOW_SECONDS = 0.02
-"""A query that takes longer has the columns indexed that it looks for rows in."""
+"""A query that takes longer is slow: the columns that it looks for rows in may need an index."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class RowIndexes:
         self._open_table = open_table
         self._lock = threading.Lock()
         self._started: dict[tuple[Any, ...], float] = {}
+        self._slow = SlowColumns()
         self._seconds: dict[int, tuple[float, float]] = {}
         self._worker: tuple[int, Worker] | None = None
 
@@ -94,10 +99,10 @@ class RowIndexes:
         wanted = looked.version
         while True:
             asked = bound(table, text, looked, looked.version, page_rows, values)
-            found = None
             try:
                 found = self._asked(asked, looked, interruption)
             except IndexNotReady as refusal:
+                found = None
                 wait.pause(refusal)
             else:
                 if isinstance(found, Page):
@@ -339,8 +344,10 @@ class RowIndexes:
     def _note_sought(self, asked: Asked, looked: Looked, build: Build | None, sought: list[int]) -> None:
         build = build or self._read(looked, asked.table, build_of)
         sought = [one for one in sought if build is not None and one not in build.indexed_ids]
-        if build and sought and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
-            self._start(looked, sought)
+        if not build or build.row_count < INDEXED_ROWS_MIN or build.is_retired:
+            return
+        if wanted := self._slow.wanted(looked.table_id, sought):
+            self._start(looked, wanted)
 
     def _start(self, looked: Looked, columns: Collection[int] = ()) -> bool:
         """Starts a job that works on the index, unless one was started lately; returns whether it did.
@@ -356,7 +363,9 @@ class RowIndexes:
             self._started[key] = now
         try:
             self._work_here()
-            self._jobs.start(KIND, {"table": looked.name, "columns": list(columns)})
+            self._jobs.start(
+                COLUMNS_KIND if columns else KIND, {"table": looked.name, "columns": list(columns)}
+            )
         except InstanceReadOnly:
             raise IndexNotReady(
                 f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
@@ -373,7 +382,7 @@ class RowIndexes:
         with self._lock:
             if self._worker is not None and self._worker[0] == os.getpid():
                 return
-            worker = self._jobs.worker({KIND: self.work}, threads=THREADS)
+            worker = self._jobs.worker(dict.fromkeys((KIND, COLUMNS_KIND), self.work), threads=THREADS)
             self._worker = os.getpid(), worker
 
         def run() -> None:

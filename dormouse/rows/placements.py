@@ -80,6 +80,10 @@ class Placements:
         rows = self._rows("as_added", {"table_id": looked.table_id, "column_ids": ids}) if ids else []
         return [from_jsonb(column) for (column,) in rows]
 
+    def changed_count(self, table_id: int, after: int) -> int:
+        """Returns how many rows were changed after a version."""
+        return int(self._rows("changed_count", {"table_id": table_id, "after": after})[0][0])
+
     def place(self, looked: Looked, database: str) -> None:
         """Says in which database an index is to be built, if it still is as it was looked at."""
         values = {
