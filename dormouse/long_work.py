@@ -92,6 +92,7 @@ KINDS: Mapping[str, type[BaseModel]] = {
     "compact": RoundAsked,
     "split": RoundAsked,
     "index_rows": IndexAsked,
+    "index_row_columns": IndexAsked,
     **row_work.KINDS,
 }
 """The kinds of long work, and what each is asked with."""
@@ -138,6 +139,7 @@ def functions(instance: Instance, sessions: Sessions | None = None) -> dict[str,
         "compact": work("compact", _compact),
         "split": work("split", _split),
         "index_rows": work("index_rows", _index_rows),
+        "index_row_columns": work("index_row_columns", _index_rows),
     }
 
 

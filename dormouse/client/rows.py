@@ -28,6 +28,7 @@ from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.pages import Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
+from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 
 CHUNK_BYTES = 1 << 20
 WAIT_SECONDS_MAX = 60.0
@@ -94,7 +95,7 @@ class RemoteRowTable:
         parameters: Parameters | None = None,
         snapshot: str | None = None,
         version: int | None = None,
-        wait_seconds: float = 0.0,
+        wait_seconds: float = INDEX_WAIT_SECONDS,
     ) -> Page:
         """A page of the rows of a query: as `RowTable.query`, with its errors."""
         body = {"sql": sql, "page_rows": page_rows, "page": page, "snapshot": snapshot, "version": version}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dormouse.errors import InvalidInput, InvalidQuery
+from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 
 if TYPE_CHECKING:
     from dormouse.model.parameters import Parameters
@@ -42,7 +43,7 @@ class AskedTable:
         parameters: Parameters | None = None,
         snapshot: str | None = None,
         version: int | None = None,
-        wait_seconds: float = 0.0,
+        wait_seconds: float = INDEX_WAIT_SECONDS,
         interruption: Interruption | None = None,
     ) -> Page:
         """A page of the rows of a query: SELECT … FROM the table, with WHERE, GROUP BY, ORDER BY, LIMIT.
@@ -50,10 +51,11 @@ class AskedTable:
         `parameters` are the values of $1, $2, … as a list, of $name as a dict: they need no quoting.
 
         `page` is the `next_page` of another page, whose query goes on at the version that it began on,
-        whatever is changed meanwhile. Of the newest version, rows come from an index of the table. While that
-        is behind, `IndexNotReady` says so, and the work on it has begun: ask again, or give `wait_seconds`.
-        Another thread ends it by `interruption.set()`. A snapshot or an older version is read from the files.
+        whatever is changed meanwhile. Rows of the newest version come from an index of the table. While that
+        is behind, or its database is away, the query waits for it, at most `wait_seconds`. Another thread
+        ends the query by `interruption.set()`. A snapshot or an older version is read from the files.
 
+        Raises `IndexNotReady` when the index is not up to date by then: the work on it goes on, ask again.
         Raises `InvalidQuery` for anything else than such a query, `InvalidPage` for a token that this table
         did not give for this query, `PageExpired`, `SnapshotNotFound`.
         """

@@ -21,6 +21,7 @@ from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_alone, run_lookup, run_transaction
+from dormouse.rows.column_indexes import create_all
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import column_name
 from dormouse.rows.placements import Looked
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from dormouse.query.interruption import Interruption
 
 ANALYZED_ROWS_MIN = 5_000
-INDEXED_BYTES_MAX = 2_600
-"""PostgreSQL refuses an entry of more than 2,704 bytes, with the row's id, that it cannot compress."""
 TYPES = {"long": "bigint", "double": "float8", "string": 'text collate "C"', "boolean": "boolean"}
 _QUERIES = load(__package__ or "", "builds")
 _IS_AT = _QUERIES["is_at"].text.removesuffix(";")
@@ -155,14 +154,23 @@ class Builds:
             raise Unsure from None
         return rows
 
-    def build(self, looked: Looked, columns: Sequence[Column], rows: pa.RecordBatchReader) -> int:
-        """Makes a build of the rows of the version that was looked at; gives its id. `BuildBusy`."""
+    def build(
+        self,
+        looked: Looked,
+        columns: Sequence[Column],
+        rows: pa.RecordBatchReader,
+        indexed_ids: Collection[int] = (),
+    ) -> int:
+        """Makes a build of the rows of the version that was looked at; returns its id.
+
+        Those of its columns that are among `indexed_ids` have an index each. Raises `BuildBusy`.
+        """
 
         def work(conn: psycopg.Connection[Any]) -> int:
             if conn.execute(_QUERIES["alone"].on(), {"table_uuid": looked.table_uuid}).fetchone() != (True,):
                 raise BuildBusy
             conn.execute(_QUERIES["patiently"].on())
-            values = {
+            values: dict[str, Any] = {
                 "table_uuid": looked.table_uuid,
                 "instance_id": looked.instance_id,
                 "incarnation_id": looked.incarnation_id,
@@ -175,8 +183,10 @@ class Builds:
             names = ["row_id", "row_version", *(column_name(c.column_id or 0) for c in columns)]
             count = _copy(conn, f"current_{build_id}", names, rows, frozen=True)
             conn.execute(f"alter table current_{build_id} add primary key (row_id)")
+            indexed = create_all(conn, build_id, [i for i in indexed_ids if i in values["column_ids"]])
             conn.execute(f"analyze current_{build_id}")
-            conn.execute(_QUERIES["filled"].on(), {"build_id": build_id, "row_count": count})
+            filled = {"build_id": build_id, "row_count": count, "indexed_ids": indexed}
+            conn.execute(_QUERIES["filled"].on(), filled)
             conn.execute(_QUERIES["reached"].on(), {"build_id": build_id, "version": looked.version})
             return build_id
 
@@ -220,38 +230,6 @@ class Builds:
         return run_transaction(
             self._supplier, work, scans=True, attempts_max=1, operation="bring an index of rows up to date"
         )
-
-    def index(self, build_id: int, column_ids: Sequence[int]) -> None:
-        """Gives columns an index each, which also has their order; none where a text is too long for it."""
-
-        def work(conn: psycopg.Connection[Any]) -> None:
-            held = conn.execute(_QUERIES["hold"].on(), {"build_id": build_id}).fetchall()
-            if not held:
-                return
-            build = Build(*held[0])
-            conn.execute(_QUERIES["patiently"].on())
-            new = [one for one in column_ids if one in build.column_ids and one not in build.indexed_ids]
-            for one in new:
-                name = column_name(one)
-                longest = f"select max(octet_length({name}::text)) from current_{build_id}"
-                ((size,),) = conn.execute(longest).fetchall()
-                if (size or 0) <= INDEXED_BYTES_MAX:
-                    conn.execute(f"create index on current_{build_id} ({name}, row_id)")
-            if new:
-                conn.execute(f"analyze current_{build_id}")
-                conn.execute(_QUERIES["indexed"].on(), {"build_id": build_id, "column_ids": new})
-
-        run_transaction(self._supplier, work, scans=True, operation="index a column of rows")
-
-    def unindex(self, build_id: int) -> None:
-        """Drops the indexes of columns of text for good: a text came that is too long for one."""
-
-        def work(conn: psycopg.Connection[Any]) -> None:
-            values = {"current": f"current_{build_id}"}
-            for (name,) in conn.execute(_QUERIES["of_texts"].on(), values).fetchall():
-                conn.execute(f"drop index if exists {name}")
-
-        run_alone(self._supplier, work, operation="drop an index of a column of rows")
 
     def purge(self, build_id: int, page_seconds: float) -> None:
         """Removes rows that were superseded so long ago."""

@@ -25,8 +25,8 @@ values (%(table_uuid)s, %(instance_id)s, %(incarnation_id)s, %(version)s, %(vers
 returning build_id;
 
 -- name: filled
--- How many rows it has.
-update build set row_count = %(row_count)s where build_id = %(build_id)s;
+-- How many rows it has, and which of its columns have an index of their own.
+update build set row_count = %(row_count)s, indexed_ids = %(indexed_ids)s where build_id = %(build_id)s;
 
 -- name: reached
 -- It has the rows of this version.
@@ -70,17 +70,6 @@ where not row_deleted;
 update build
 set version = %(version)s, row_count = row_count + %(more)s, column_ids = %(column_ids)s
 where build_id = %(build_id)s;
-
--- name: of_texts
--- The indexes of a table's columns of text.
-select i.indexrelid::regclass::text
-from pg_catalog.pg_index i
-    join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
-where i.indrelid = to_regclass(%(current)s) and a.atttypid = 'text'::regtype;
-
--- name: indexed
--- Columns that have an index of their own from now on, or are never to have one.
-update build set indexed_ids = indexed_ids || %(column_ids)s where build_id = %(build_id)s;
 
 -- name: purge
 -- What was superseded so long ago that no page needs it: says so first.

@@ -28,25 +28,29 @@ from dormouse.rows import page_tokens, pages, paging
 from dormouse.rows.answering import Asked, bound, build_of, count_of, page_at_once, page_of
 from dormouse.rows.builds import Build, BuildBusy, Unsure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
-from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source
+from dormouse.rows.column_indexes import SlowColumns
+from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
 from dormouse.rows.placements import Looked
 from dormouse.rows.statements import Given, given
+from dormouse.rows.waiting import Wait
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress, Worker
     from dormouse.model.parameters import Parameters
     from dormouse.query.interruption import Interruption
 
-KIND = "index_rows"
-"""The kind of the jobs that work on indexes."""
+KIND, COLUMNS_KIND = "index_rows", "index_row_columns"
+"""The kinds of the jobs that bring indexes up to date, and that give columns indexes of their own.
+
+They are two, so that a worker whose threads index columns still has threads for the former.
+"""
 THREADS = 2
-WAIT_SECONDS = 0.02
 TOLD_SECONDS = 10.0
 """So seldom a process tells how much an index is asked, and starts a job for it again."""
 SLOW_SECONDS = 0.02
-"""A query that takes longer has the columns indexed that it looks for rows in."""
+"""A query that takes longer is slow: the columns that it looks for rows in may need an index."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class RowIndexes:
         self._open_table = open_table
         self._lock = threading.Lock()
         self._started: dict[tuple[Any, ...], float] = {}
+        self._slow = SlowColumns()
         self._seconds: dict[int, tuple[float, float]] = {}
         self._worker: tuple[int, Worker] | None = None
 
@@ -81,28 +86,29 @@ class RowIndexes:
         date within `wait_seconds`: the work on it has begun, ask again.
         """
         values = given(parameters)
+        wait = Wait(wait_seconds, interruption)
         if page is not None:
-            return self._following(table, text, page_rows, page, values, version, interruption)
+            return self._following(table, text, page_rows, page, values, version, wait, interruption)
         if text is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page")
         if version is not None:
             looked = self._placements.look(table.table_id, version)
             asked = bound(table, text, looked, version, page_rows, values)
             return self._older(asked, looked, interruption)
-        deadline = time.monotonic() + wait_seconds
         looked = self._placements.look(table.table_id)
         wanted = looked.version
         while True:
             asked = bound(table, text, looked, looked.version, page_rows, values)
-            found = self._asked(asked, looked, interruption)
-            if isinstance(found, Page):
-                return found
-            if found is None or found <= looked.version:  # else it was brought further meanwhile
-                if time.monotonic() >= deadline:
-                    raise self._not_ready(table, looked)
-                if interruption is not None:
-                    interruption.check()
-                time.sleep(WAIT_SECONDS)
+            try:
+                found = self._asked(asked, looked, interruption)
+            except IndexNotReady as refusal:
+                found = None
+                wait.pause(refusal)
+            else:
+                if isinstance(found, Page):
+                    return found
+                if found is None or found <= looked.version:  # else it was brought further meanwhile
+                    wait.pause(self._not_ready(table, looked))
             looked = self._placements.look(table.table_id)
             if found is not None and wanted <= found < looked.version:
                 # others change it all the time: as it was, or later, when it was asked
@@ -116,13 +122,27 @@ class RowIndexes:
         """
         from dormouse.rows.locating import located
 
-        looked = self.indexing.bring(table)
+        looked = self.bring(table)
         if looked.version != version or looked.database is None or looked.build_id is None:
             raise IndexNotReady(f"table {table.name!r} changed while rows were looked for: try again")
         found = self._read(looked, table, partial(located, columns=looked.columns, on=on, keys=keys))
         if found is None:
             raise IndexNotReady(f"the index of table {table.name!r} is gone: try again")
         return found
+
+    def bring(self, table: Source) -> Looked:
+        """Brings the index of a table up to date, and returns what it then was.
+
+        Raises `IndexNotReady` when no database of indexes can be used.
+        """
+        try:
+            return self.indexing.bring(table)
+        except UNREACHABLE as error:
+            logger.warning("cannot bring the index of table %r up to date: %s", table.name, one_line(error))
+            raise IndexNotReady(
+                f"the index of table {table.name!r} cannot be brought up to date: {cause(error)}; try again "
+                "when that is mended"
+            ) from None
 
     def work(self, request: Any, progress: Progress) -> Any:
         """The function of jobs: brings one index up to date."""
@@ -157,6 +177,7 @@ class RowIndexes:
         page: str,
         values: Given,
         version: int | None,
+        wait: Wait,
         interruption: Interruption | None,
     ) -> Page:
         looked = self._placements.look(table.table_id)
@@ -176,12 +197,21 @@ class RowIndexes:
         asked = replace(asked, place=token.place, given=token.given)
         if token.build_id is None:
             return self._older(asked, looked, interruption)
-        found = self._asked(asked, looked, interruption)
-        if not isinstance(found, Page):
-            raise PageExpired(
-                f"table {table.name!r}: the index that the page began on is gone: begin the query again"
-            )
-        return found
+        gone = PageExpired(
+            f"table {table.name!r}: the index that the page began on is gone: begin the query again"
+        )
+        while True:
+            try:
+                found = self._asked(asked, looked, interruption)
+            except IndexNotReady as refusal:
+                now = self._placements.look(table.table_id)
+                if (now.database, now.build_id) != (looked.database, looked.build_id):
+                    raise gone from None  # another was made, since its database is away
+                wait.pause(refusal)
+                continue
+            if not isinstance(found, Page):
+                raise gone
+            return found
 
     def _older(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page:
         """A page of a version that is read from the files."""
@@ -221,9 +251,9 @@ class RowIndexes:
         at_once: Callable[..., Any] | None = None,
         interruption: Interruption | None = None,
     ) -> Any:
-        """What the index says, `at_once` if that can; None when it cannot be asked.
+        """Returns what the index says, `at_once` if that can; None when there is no such index.
 
-        `InvalidQuery`, `PageExpired`.
+        Raises `InvalidQuery`, `PageExpired`; and `IndexNotReady` when its database is away.
         """
         database, build_id = looked.database or "", looked.build_id or 0
         try:
@@ -245,9 +275,11 @@ class RowIndexes:
                 self._heal(looked, table, error)
             elif isinstance(error, UNREACHABLE):
                 self.indexing.cluster.lost(database)
-                self._start(looked)
+                if self._start(looked):
+                    logger.warning("cannot ask the index of table %r: %s", table.name, one_line(error))
                 raise IndexNotReady(
-                    f"the index of table {table.name!r} cannot be asked, and is worked on: {one_line(error)}"
+                    f"the index of table {table.name!r} cannot be asked, and is worked on: {cause(error)}; "
+                    "ask again"
                 ) from None
             else:
                 raise
@@ -312,21 +344,28 @@ class RowIndexes:
     def _note_sought(self, asked: Asked, looked: Looked, build: Build | None, sought: list[int]) -> None:
         build = build or self._read(looked, asked.table, build_of)
         sought = [one for one in sought if build is not None and one not in build.indexed_ids]
-        if build and sought and build.row_count >= INDEXED_ROWS_MIN and not build.is_retired:
-            self._start(looked, sought)
+        if not build or build.row_count < INDEXED_ROWS_MIN or build.is_retired:
+            return
+        if wanted := self._slow.wanted(looked.table_id, sought):
+            self._start(looked, wanted)
 
-    def _start(self, looked: Looked, columns: Collection[int] = ()) -> None:
-        """Starts a job that works on the index, if none was lately; a worker of this process runs it, too."""
+    def _start(self, looked: Looked, columns: Collection[int] = ()) -> bool:
+        """Starts a job that works on the index, unless one was started lately; returns whether it did.
+
+        A worker of this process runs such jobs, too.
+        """
         key = (looked.table_id, looked.version, tuple(columns))
         with self._lock:
             now = time.monotonic()
             if now - self._started.get(key, -TOLD_SECONDS) < TOLD_SECONDS:
-                return
+                return False
             self._started = {one: at for one, at in self._started.items() if now - at < TOLD_SECONDS}
             self._started[key] = now
         try:
             self._work_here()
-            self._jobs.start(KIND, {"table": looked.name, "columns": list(columns)})
+            self._jobs.start(
+                COLUMNS_KIND if columns else KIND, {"table": looked.name, "columns": list(columns)}
+            )
         except InstanceReadOnly:
             raise IndexNotReady(
                 f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
@@ -336,13 +375,14 @@ class RowIndexes:
             with self._lock:
                 self._started.pop(key, None)
             raise
+        return True
 
     def _work_here(self) -> None:
         """Has a worker in this process, so that the work is done also where no other process works."""
         with self._lock:
             if self._worker is not None and self._worker[0] == os.getpid():
                 return
-            worker = self._jobs.worker({KIND: self.work}, threads=THREADS)
+            worker = self._jobs.worker(dict.fromkeys((KIND, COLUMNS_KIND), self.work), threads=THREADS)
             self._worker = os.getpid(), worker
 
         def run() -> None:

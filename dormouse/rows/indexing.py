@@ -25,6 +25,7 @@ from dormouse.errors import (
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows.builds import Build, BuildBusy, Builds
 from dormouse.rows.cluster import IndexCluster
+from dormouse.rows.column_indexes import ColumnIndexes
 from dormouse.rows.placements import Looked, Placed, Placements
 
 if TYPE_CHECKING:
@@ -39,6 +40,17 @@ BALANCE_SECONDS = 60.0
 """Databases whose loads differ by more seconds of queries an hour exchange indexes."""
 INDEXED_ROWS_MIN = 10_000
 INDEXED_COLUMNS_MAX = 16
+UNUSED_SECONDS = 86_400.0
+"""The index of a column that no query used for so long is dropped."""
+
+REBUILT_ROWS_MIN = 25_000
+REBUILT_SHARE = 0.5
+"""Where more than this share of the rows changed, a new build costs less than to bring the changes in.
+
+A row that is brought in costs 2.5 times as much as one that is copied into a new build, and more with each
+index of a column.
+"""
+
 BUSY_SECONDS = 0.05
 
 UNREACHABLE = (
@@ -85,6 +97,7 @@ class Indexing:
         self.cluster = cluster
         self.page_seconds = page_seconds
         self.idle_seconds = idle_seconds
+        self.unused_seconds = UNUSED_SECONDS
         self._upkept = time.monotonic()
         self._lock = threading.Lock()
 
@@ -117,7 +130,7 @@ class Indexing:
                 logger.warning(
                     "the index of table %r in database %r: %s", table.name, database, one_line(error)
                 )
-                self.placements.failed(looked.table_id, error)
+                self.placements.failed(looked.table_id, cause(error))
                 self.cluster.lost(database)
                 failed.add(database)
                 if failed >= set(self.cluster.names):
@@ -126,6 +139,10 @@ class Indexing:
     def builds(self, database: str) -> Builds:
         """`InstanceError` when the database cannot be reached."""
         return Builds(self.cluster.supplier(database))
+
+    def column_indexes(self, database: str) -> ColumnIndexes:
+        """Returns the column indexes of a database. `InstanceError` when it cannot be reached."""
+        return ColumnIndexes(self.cluster.supplier(database))
 
     def heal(self, looked: Looked) -> None:
         """An index is damaged: nobody shall ask it any more."""
@@ -183,11 +200,14 @@ class Indexing:
         if build is None and looked.build_id is not None:
             self.heal(looked)  # and it has to be looked at anew
             return False
-        if build is None or build.is_retired:
-            self._build(table, looked, database)
+        if build is None or build.is_retired or self._costs_less_anew(looked, build):
+            self._build(table, looked, database, () if build is None else build.indexed_ids)
             return False
+        indexes = self.column_indexes(database)
         if build.version < looked.version:
             added = self.placements.as_added(looked, build.column_ids)
+            if added:
+                indexes.cancel(build.build_id)
             try:
                 with table.changed(build.version, looked.version) as changed:
                     builds.bring(looked, build, looked.columns, added, changed)
@@ -195,14 +215,21 @@ class Indexing:
                 builds.drop(build.build_id, looked.table_uuid)
             except psycopg.errors.ProgramLimitExceeded:
                 # another database would refuse the same
-                builds.unindex(build.build_id)
+                indexes.drop_texts(build.build_id)
             return False
         builds.purge(build.build_id, self.page_seconds)
         wanted = [one for one in columns if one in build.column_ids and one not in build.indexed_ids]
         wanted = wanted[: max(0, INDEXED_COLUMNS_MAX - len(build.indexed_ids))]
-        if wanted:
-            builds.index(build.build_id, wanted)
+        for one in wanted:
+            indexes.add(build.build_id, one)
         return True
+
+    def _costs_less_anew(self, looked: Looked, build: Build) -> bool:
+        """Returns whether a new build costs less than to bring in the rows that changed."""
+        if build.version >= looked.version:
+            return False
+        count = self.placements.changed_count(looked.table_id, build.version)
+        return count >= REBUILT_ROWS_MIN and count > REBUILT_SHARE * build.row_count
 
     def _found(self, builds: Builds, looked: Looked) -> Build | None:
         """The build that is asked, unless it is gone or damaged."""
@@ -217,10 +244,10 @@ class Indexing:
                 raise
             return None
 
-    def _build(self, table: Source, looked: Looked, database: str) -> bool:
+    def _build(self, table: Source, looked: Looked, database: str, indexed_ids: Collection[int] = ()) -> bool:
         builds = self.builds(database)
         with table.current(looked.version) as rows:
-            build_id = builds.build(looked, looked.columns, rows)
+            build_id = builds.build(looked, looked.columns, rows, indexed_ids)
         if not self.placements.built(looked, database, build_id):
             builds.drop(build_id, looked.table_uuid)
             return False
@@ -236,9 +263,20 @@ class Indexing:
         builds.retire(unknown)
         for one in listed:
             if one.retired_seconds is not None and one.retired_seconds > self.page_seconds:
+                self.column_indexes(database).cancel(one.build_id)
                 builds.drop(one.build_id, one.table_uuid)
             elif one.retired_seconds is None:
                 builds.purge(one.build_id, self.page_seconds)
+                self.column_indexes(database).drop_unused(one.build_id, self.unused_seconds)
+
+
+def cause(error: BaseException) -> str:
+    """Returns why an index cannot be used, for users: without the address of its database."""
+    if isinstance(error.__cause__, psycopg.errors.DiskFull):
+        return "the disk of the database is full"
+    if isinstance(error, ConnectionsExhausted):
+        return "its database has no connection to spare"
+    return "cannot connect to its database, or lost the connection (the log names it)"
 
 
 def probed(conn: psycopg.Connection[Any], build: Build) -> Build:

@@ -10,13 +10,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from dormouse.errors import TableNotFound, one_line
+from dormouse.errors import TableNotFound
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 from dormouse.rows.columns import Column, from_jsonb
 
-FAILURE_CHARACTERS_MAX = 500
 _REMEMBERED_MAX = 1_000
 _QUERIES = load(__package__ or "", "placements")
 
@@ -81,6 +80,10 @@ class Placements:
         rows = self._rows("as_added", {"table_id": looked.table_id, "column_ids": ids}) if ids else []
         return [from_jsonb(column) for (column,) in rows]
 
+    def changed_count(self, table_id: int, after: int) -> int:
+        """Returns how many rows were changed after a version."""
+        return int(self._rows("changed_count", {"table_id": table_id, "after": after})[0][0])
+
     def place(self, looked: Looked, database: str) -> None:
         """Says in which database an index is to be built, if it still is as it was looked at."""
         values = {
@@ -97,9 +100,8 @@ class Placements:
         }  # fmt: skip
         return bool(self._rows("built", values, writes=True))
 
-    def failed(self, table_id: int, error: BaseException | None) -> None:
-        """Why the work failed; None: it is done."""
-        failure = None if error is None else one_line(error)[:FAILURE_CHARACTERS_MAX]
+    def failed(self, table_id: int, failure: str | None) -> None:
+        """Records why the work failed, for users; None: it is done."""
         self._rows("failed", {"table_id": table_id, "failure": failure}, writes=True)
 
     def used(self, table_id: int, seconds: float) -> None:

@@ -39,6 +39,12 @@ from row_columns r
 where r.table_id = %(table_id)s and column_id = any(%(column_ids)s)
 order by column_id, since_version;
 
+-- name: changed_count
+-- How many rows have a version that is newer than one.
+select coalesce(sum(last_id - first_id + 1), 0)::bigint
+from row_range
+where table_id = %(table_id)s and version > %(after)s;
+
 -- name: place
 -- Puts an index into a database, where it has to be built, unless another was faster.
 insert into row_index as i (table_id, database) values (%(table_id)s, %(database)s)

@@ -130,7 +130,7 @@ class RowTable(AskedTable):
             batches, unchanged = upserts(rows, on, columns, locate)
             return Found([Written(batches)] if batches else [], unchanged)
 
-        self._indexes.indexing.bring(self)  # or the lock would be held while an index is built
+        self._indexes.bring(self)  # or the lock would be held while an index is built
         return self._changed(find, Asked(dry_run, changed_by, change_id, wait_seconds, progress))
 
     def _changed(self, find: Find, asked: Asked) -> Changed:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.service.documents import AnswerDocument, Request
 
 
@@ -26,7 +27,9 @@ class RowQueryRequest(Request):
     version: int | None = Field(default=None, description="the rows as of a version")
     snapshot: str | None = Field(default=None, description="the rows of a snapshot")
     count: bool = Field(default=False, description="also count the rows of all pages")
-    wait_seconds: float = Field(default=0, ge=0, le=60, description="how long the index is waited for")
+    wait_seconds: float = Field(
+        default=INDEX_WAIT_SECONDS, ge=0, le=60, description="how long the query waits for the index"
+    )
 
 
 class RowTableList(AnswerDocument):

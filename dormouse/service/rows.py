@@ -170,7 +170,7 @@ async def one_file(
 async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Response:
     """Of the newest version, or of that on which its first page began.
 
-    503 when the index of the table is behind: the work on it has begun, ask again.
+    It waits for the index of the table for `wait_seconds`. 503 when that is behind still: ask again.
     """
 
     interruption = Interruption()

@@ -79,7 +79,7 @@ def test_an_index_that_its_disk_has_no_room_for_is_made_elsewhere(
             with pytest.raises(
                 IndexNotReady, match=r"the last attempt failed: .*disk of the database is full"
             ):
-                rows.query("select n from t", 100)
+                rows.query("select n from t", 100, wait_seconds=0)
         monkeypatch.setenv("DORMOUSE_ROW_INDEXES", f"{url(full)} {url(good)}")
         with dm.connect(dsn, str(tmp_path / "objects")) as instance:
             rows = instance.row_table("t")

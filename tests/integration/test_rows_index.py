@@ -58,7 +58,7 @@ def rows(instance: Instance) -> RowTable:
 def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
     for _ in range(3):
         with pytest.raises(IndexNotReady, match="ask again"):
-            rows.query(TEXT)
+            rows.query(TEXT, wait_seconds=0)
         assert is_as_the_files(rows)
         rows.change([dm.Insert(rows_of(10))])
     assert rows.query("select count(*) from t", wait_seconds=60).rows == [(230,)]
@@ -199,7 +199,7 @@ def test_a_database_that_is_gone_is_made_again(rows: RowTable, dsn: str) -> None
         for name in databases_of(dsn):
             conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
     with pytest.raises(IndexNotReady):
-        rows.query(TEXT)
+        rows.query(TEXT, wait_seconds=0)
     assert is_as_the_files(rows)
     with pytest.raises(PageExpired, match="begin the query again"):
         rows.query(page=page.next_page)
@@ -255,7 +255,7 @@ def test_where_a_database_is_down_or_full_another_is_used(
                 with pytest.raises(InstanceError, match=r"cannot connect|disk of the database is full"):
                     indexing_of(instance).bring(rows)
                 with pytest.raises(IndexNotReady, match=r"the last attempt failed: .*(connect|disk)") as told:
-                    rows.query(TEXT)
+                    rows.query(TEXT, wait_seconds=0)
                 assert "\n" not in str(told.value)
     finally:
         with psycopg.connect(full, autocommit=True) as conn:
@@ -279,7 +279,7 @@ def test_an_idle_index_is_dropped_and_made_again(instance: Instance, rows: RowTa
         one.build_id for one in builds.all(indexing_of(instance).placements.instance_id())
     ]
     with pytest.raises(IndexNotReady):
-        rows.query(TEXT)
+        rows.query(TEXT, wait_seconds=0)
     assert is_as_the_files(rows)
 
 
@@ -360,7 +360,7 @@ def test_a_reader_of_an_instance_says_when_the_index_is_behind(
         assert len(reading.row_table("t").query(TEXT).rows) == 200
         rows.change([dm.Insert(rows_of(5))])
         with pytest.raises(IndexNotReady, match="read-only"):
-            reading.row_table("t").query(TEXT)
+            reading.row_table("t").query(TEXT, wait_seconds=0)
         asked(rows, TEXT)
         assert len(reading.row_table("t").query(TEXT).rows) == 205
 
@@ -382,6 +382,6 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         rows = instance.row_table("t")
         with pytest.raises(IndexNotReady):
-            rows.query(TEXT)
+            rows.query(TEXT, wait_seconds=0)
         assert is_as_the_files(rows)
         assert builds_of(instance, rows)[1] != build_id
