@@ -79,8 +79,8 @@ def check_connection(conn: object) -> None:
         )
     if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
         raise InvalidInput(
-            "conn is in autocommit mode, and has begun no transaction: put within 'with conn.transaction():', "
-            "or leave conn out"
+            "conn is in autocommit mode, and has begun no transaction: put within "
+            "'with conn.transaction():', or leave conn out"
         )
 
 

@@ -17,14 +17,13 @@ from psycopg.rows import dict_row
 from dormouse.errors import (
     InstanceForbidden,
     InvalidInput,
-    InvalidPayload,
     PayloadExpired,
     PayloadNotFound,
 )
 from dormouse.instance import Instance
 from dormouse.payloads import PayloadStore, cooling
 from dormouse.payloads.content import NESTING_MAX
-from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, names, tools
+from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools
 from tests.state import query
 
 ROLE = "application_of_payloads"
@@ -38,9 +37,7 @@ def application(instance: Instance, dsn: str) -> Iterator[str]:
         conn.execute(f"create role {ROLE} login; create schema app authorization {ROLE}")
         conn.execute(f"create table app.request (id text); alter table app.request owner to {ROLE}")
         conn.execute(f"grant usage on schema dormouse to {ROLE}")
-        conn.execute(
-            f"grant execute on function dormouse.put_payload, dormouse.put_payloads to {ROLE}"
-        )
+        conn.execute(f"grant execute on function dormouse.put_payload, dormouse.put_payloads to {ROLE}")
         yield make_conninfo(dsn, user=ROLE)
         conn.execute(f"drop owned by {ROLE} cascade; drop role {ROLE}")
 
@@ -113,13 +110,14 @@ def test_sql_refuses_what_no_reader_could_read(application: str, given: tuple[An
 
 def test_sql_keeps_what_is_just_within_its_bounds(instance: Instance, application: str) -> None:
     numbers = "4" * 1200
-    texts = [DEEP, f"[{numbers}, 1.5, 5e-324, \"{numbers}.5\"]"]
+    texts = [DEEP, f'[{numbers}, 1.5, 5e-324, "{numbers}.5"]']
     with psycopg.connect(application) as conn:
         for n, text in enumerate(texts):
             conn.execute(PUT, ["é" * 256, f"{n}", AT, "k", text])
     found = instance.payloads.get_many([("é" * 256, f"{n}", AT, "k") for n in range(len(texts))])
-    assert [repr(one) for one in found.values()][0] == DEEP
-    assert list(found.values())[1] == [int(numbers), 1.5, 5e-324, f"{numbers}.5"]
+    deep, wide = found.values()
+    assert repr(deep) == DEEP
+    assert wide == [int(numbers), 1.5, 5e-324, f"{numbers}.5"]
 
 
 def test_an_application_has_no_other_right(instance: Instance, application: str) -> None:
@@ -146,7 +144,7 @@ def test_connections_that_cannot_keep_it_are_refused(
     instance: Instance, application: str, empty_dsn: str, databases: Any
 ) -> None:
     put = instance.payloads.put
-    with pytest.raises(InvalidInput, match="must be a psycopg.Connection, not object: by another driver"):
+    with pytest.raises(InvalidInput, match=r"must be a psycopg\.Connection, not object: by another driver"):
         put("t", "1", AT, "k", 1, conn=object())  # type: ignore[arg-type]
     with psycopg.connect(application, autocommit=True) as conn:
         with pytest.raises(InvalidInput, match="autocommit mode, and has begun no transaction"):
@@ -158,7 +156,10 @@ def test_connections_that_cannot_keep_it_are_refused(
     with databases.lent() as other:
         query(instance._supplier, "update instance set instance_id = gen_random_uuid()")
         store = PayloadStore(instance._supplier, instance._objects)
-        with psycopg.connect(other) as conn, pytest.raises(InvalidInput, match="this database is not the one"):
+        with (
+            psycopg.connect(other) as conn,
+            pytest.raises(InvalidInput, match="this database is not the one"),
+        ):
             store.put("t", "2", AT, "k", 1, conn=conn)
     with pytest.raises(PayloadNotFound):
         instance.payloads.get("t", "2", AT, "k")
@@ -189,9 +190,7 @@ def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> No
     assert told.value.sqlstate == "DM002"
 
 
-def test_a_day_is_made_outside_of_the_applications_transaction(
-    instance: Instance, application: str
-) -> None:
+def test_a_day_is_made_outside_of_the_applications_transaction(instance: Instance, application: str) -> None:
     with psycopg.connect(application) as conn:
         instance.payloads.put("t", "1", AT, "k", 1, conn=conn)
         instance.payloads.put("t", "2", AT + timedelta(days=1), "k", 1)  # makes a day, and does not wait
