@@ -160,6 +160,9 @@ PROBES = {
             f"select dormouse.add_day('{one}', '2999-01-01')" for one in ("removal", "payload", "ended_job")
         ),
     ),
+    ("`dormouse_run`", CAN, "keep payloads"): Probe(
+        ("select dormouse.put_payload('t', 'i', '2999-01-03', 'k', '1')",),
+    ),
     ("`dormouse_run`", CAN, "make and drop"): Probe(
         (),
         ("create table dormouse.x (); drop table dormouse.build cascade", "create schema x"),
@@ -219,6 +222,7 @@ PROBES = {
         (
             *TRIGGERS,
             "select dormouse.add_day('removal', '2999-01-01')",
+            "select dormouse.put_payload('t', 'i', '2999-01-03', 'k', '1')",
             "select dormouse.lock_rows(1, 'read', gen_random_uuid(), '', 1)",
         ),
     ),

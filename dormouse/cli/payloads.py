@@ -86,7 +86,12 @@ def days(
         )
         for one in found
     ]
-    session.show(found, lambda: grid(columns, rows, cell_characters_max=200) if rows else "no payloads")
+    filled = [n for n in range(len(columns)) if any(row[n] != "" for row in rows)]
+    shown = [[row[n] for n in filled] for row in rows]
+    session.show(
+        found,
+        lambda: grid([columns[n] for n in filled], shown, cell_characters_max=200) if rows else "no payloads",
+    )
 
 
 @verb(app, "status", example="dormouse payloads status")
@@ -96,7 +101,7 @@ def status(session: Session) -> None:
 
     with session.open(read_only=True) as instance:
         found = instance.payloads.status()
-    rows = [(name.replace("_", " "), value) for name, value in asdict(found).items()]
+    rows = [(name.replace("_", " "), figure(name, value)) for name, value in asdict(found).items()]
     session.show(found, lambda: grid(("what", "now"), rows))
 
 
@@ -205,6 +210,22 @@ def expire(
         gone, busy = instance.payloads.expire(_day(before))
     told = {"dropped": [day.isoformat() for day in gone], "busy": [day.isoformat() for day in busy]}
     session.show(told, lambda: f"dropped {plural(len(gone), 'day')}; busy, for another time: {len(busy)}")
+
+
+def figure(name: str, value: Any) -> str:
+    """Returns a figure of the status as text, rounded to what a reader compares."""
+    from dormouse.cli.console import byte_size
+
+    match value:
+        case None:
+            return "none yet"
+        case int() | float() if "bytes" in name:
+            return byte_size(round(value))
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+    return str(value)
 
 
 def _json(file: Path | None) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
     from dormouse.durability.maintaining import Maintained, Maintenance
+    from dormouse.durability.maintenance_metrics import Number
     from dormouse.durability.orphans import DeletedOrphans, Orphan, Orphans
     from dormouse.durability.unknown import Known
     from dormouse.payloads import PayloadStore
@@ -125,7 +127,7 @@ class Durable:
         before the next one, checks tables, of more than seven a seventh, and drops what is told of jobs that
         ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. What fails is
         remembered and told, and holds up nothing else. After each cycle the file `metrics` has what is left
-        to do and what fails, as Prometheus reads it.
+        to do and what fails, also of payloads, jobs and indexes of rows, as Prometheus reads it.
 
         Raises `InstanceLocked` when another process does it, and `MaintenanceTakenOver`, whose `report` is
         what was done, when another does it since this one lost its session of the database.
@@ -150,10 +152,11 @@ class Durable:
             return {**kept, **checks, **self._daily()}
 
         def after_cycle(done: Maintenance) -> None:
-            from dormouse.durability.maintenance_metrics import write_metrics
+            from dormouse.durability.maintenance_metrics import payload_numbers, write_metrics
 
             if metrics is not None:
-                write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done)
+                numbers = chain(payload_numbers(self.payloads), self._numbers())
+                write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done, numbers)
 
         def hourly() -> Mapping[str, Callable[[], object]]:
             return {payload_upkeep.KIND: self._cool_payloads}
@@ -168,6 +171,10 @@ class Durable:
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
         """What else is done once a day, by its kind."""
+        raise NotImplementedError
+
+    def _numbers(self) -> Iterable[Number]:
+        """Returns the numbers of what else an instance has, for Prometheus."""
         raise NotImplementedError
 
     def _cool_payloads(self) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dormouse.durability.instance_rounds import InstanceRound
 from dormouse.durability.maintaining import Maintenance
 from dormouse.errors import not_installed
+
+if TYPE_CHECKING:
+    from dormouse.payloads import PayloadStore
 
 _OF_A_TABLE = {
     "files": "Files that are referred to.",
@@ -17,10 +22,43 @@ _OF_A_TABLE = {
     "compaction_jobs": "Compaction jobs that are not done.",
     "jobs_given_up": "Compaction jobs that were given up.",
 }
+_OF_PAYLOADS = {
+    "backlog_days": "Days of payloads that are over and not offloaded.",
+    "backlog_rows": "About how many payloads wait to be offloaded.",
+    "backlog_bytes": "Bytes in PostgreSQL that wait to be offloaded.",
+    "failing_days": "Days of payloads whose last work failed.",
+    "postgres_bytes": "Bytes of payloads in PostgreSQL.",
+    "object_bytes": "Bytes of objects of payloads.",
+    "orphaned_bytes": "Bytes of objects of payloads that wait for their deletion.",
+    "mismatches": "Payloads that this process read and that were not what was written.",
+}
+
+
+class Number(NamedTuple):
+    """A number of an instance: its name without the prefix, what it is, its value, its labels."""
+
+    name: str
+    what: str
+    value: float
+    labels: Mapping[str, str] = MappingProxyType({})
+
+
+def payload_numbers(payloads: PayloadStore) -> Iterator[Number]:
+    """Yields the numbers of the payloads of an instance."""
+    now = payloads.status()
+    for name, what in _OF_PAYLOADS.items():
+        yield Number(f"payload_{name}", what, getattr(now, name))
+    states = Counter(one.state for one in payloads.days())
+    for state in ("open", "offloaded", "folding", "folded"):
+        yield Number("payload_days", "Days of payloads, by state.", states[state], {"state": state})
 
 
 def write_metrics(
-    path: Path, tables: Iterable[Any], rounds: Iterable[InstanceRound], done: Maintenance
+    path: Path,
+    tables: Iterable[Any],
+    rounds: Iterable[InstanceRound],
+    done: Maintenance,
+    others: Iterable[Number] = (),
 ) -> None:
     """Replaces the file as a whole; `tables` are their status. Raises `DependencyMissing`, `OSError`."""
     try:
@@ -58,4 +96,9 @@ def write_metrics(
         failing.labels("", each.kind).set(each.error is not None)
         if each.well_at is not None:
             well.labels(each.kind).set(each.well_at.timestamp())
+    gauges: dict[str, Any] = {}
+    for name, what, value, labels in others:
+        if name not in gauges:
+            gauges[name] = gauge(name, what, *labels)
+        (gauges[name].labels(*labels.values()) if labels else gauges[name]).set(value)
     write_to_textfile(str(path), registry)

@@ -12,6 +12,9 @@ from dormouse.model.text import check_text
 KEY_BYTES_MAX = 512
 """Of each of tenant, id and kind: an index entry of PostgreSQL holds all three."""
 
+OWN_KINDS = "dormouse."
+"""What kinds of Dormouse's own payloads begin with, which are the documents of jobs."""
+
 _PLACE = ("kind", "tenant", "id", "at")
 
 

@@ -56,7 +56,7 @@ def put(supplier: Supplier, contents: Mapping[PayloadKey, str]) -> None:
 def write(conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
     """As `put`, in the transaction of a work of `with_days`."""
     for day, keys in _by_day(contents):
-        for batch in _batches(keys, contents):
+        for batch in batches(keys, contents):
             values = {**columns(batch), "contents": [contents[key] for key in batch]}
             conn.execute(_PUT.on(day=DAYS.name(day)), values)
 
@@ -76,7 +76,7 @@ def with_days(
         try:
             return run_transaction(supplier, work, operation=operation)
         except pg.UndefinedTable:
-            _make(supplier, days())
+            make_days(supplier, days())
     raise RuntimeError("payloads: a day vanishes as often as it is made")
 
 
@@ -121,7 +121,8 @@ def expired(key: PayloadKey) -> PayloadExpired:
     return PayloadExpired(f"payload {key}: its day is past its retention, and was dropped")
 
 
-def _make(supplier: Supplier, days: Iterable[date]) -> None:
+def make_days(supplier: Supplier, days: Iterable[date]) -> None:
+    """Makes the partitions of days; those whose locks are busy are left. Raises `PayloadExpired`."""
     for day in sorted(days):
         if is_expired(supplier, day):
             raise _expired_day(day)
@@ -140,12 +141,17 @@ def _expired_day(day: date) -> PayloadExpired:
 
 def _by_day(keys: Iterable[PayloadKey]) -> Iterator[tuple[date, list[PayloadKey]]]:
     """In one order for all, so that no two transactions wait for each other."""
-    by_day = sorted(keys, key=lambda key: (key.day, key.place))
-    for day, found in groupby(by_day, key=lambda key: key.day):
+    for day, found in groupby(in_order(keys), key=lambda key: key.day):
         yield day, list(found)
 
 
-def _batches(keys: Sequence[PayloadKey], contents: Mapping[PayloadKey, str]) -> Iterator[list[PayloadKey]]:
+def in_order(keys: Iterable[PayloadKey]) -> list[PayloadKey]:
+    """Returns keys in the order in which all transactions write them."""
+    return sorted(keys, key=lambda key: (key.day, key.place))
+
+
+def batches(keys: Sequence[PayloadKey], contents: Mapping[PayloadKey, str]) -> Iterator[list[PayloadKey]]:
+    """Yields the keys in portions of bounded size, one for each statement."""
     batch: list[PayloadKey] = []
     characters = 0
     for key in keys:

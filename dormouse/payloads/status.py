@@ -133,7 +133,7 @@ def status(supplier: Supplier, objects: PayloadObjects, reads: ColdReads | None 
         bytes_out_per_second=round(bytes_out / seconds) if seconds else None,
         compression_ratio=round(bytes_in / bytes_out, 2) if bytes_out else None,
         puts_per_million=round(1e6 * count / in_objects, 1) if in_objects else None,
-        swap_lock_ms_max=max((one.swap_lock_ms for one in done if one.swap_lock_ms), default=None),
+        swap_lock_ms_max=max((round(one.swap_lock_ms, 3) for one in done if one.swap_lock_ms), default=None),
         cold_read_ms_p50=_percentile(took_ms, 50),
         cold_read_ms_p99=_percentile(took_ms, 99),
         mismatches=reads.corrupt if reads else 0,

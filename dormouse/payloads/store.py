@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import DormouseError, InvalidInput, InvalidPayload
 from dormouse.model.properties import SECONDS_MAX
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
+from dormouse.payloads.application import ApplicationWrites
 from dormouse.payloads.content import encode
 from dormouse.payloads.cooling import OffloadReport
 from dormouse.payloads.copying import PayloadOptions
@@ -24,6 +25,9 @@ from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
 from dormouse.payloads.upkeep import PayloadRound
 from dormouse.payloads.verifying import PayloadVerification, verify
 from dormouse.postgres.connection import Supplier
+
+if TYPE_CHECKING:
+    import psycopg
 
 
 class PayloadStore:
@@ -45,18 +49,38 @@ class PayloadStore:
         self._options = options or PayloadOptions()
         self._lookup = Lookup(supplier, Reader(objects))
         self._check_writable = check_writable
+        self._in_applications = ApplicationWrites(supplier)
 
-    def put(self, tenant: str, id: str, inserted_at: datetime, kind: str, content: Any) -> None:
+    def put(
+        self,
+        tenant: str,
+        id: str,
+        inserted_at: datetime,
+        kind: str,
+        content: Any,
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> None:
         """Keeps a payload, in place of the one of the same key. `content` is any JSON value, None too.
 
-        Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped.
-        """
-        self.put_many([(tenant, id, inserted_at, kind, content)])
+        With `conn`, a connection of the application to the database of the instance, the payload is kept when
+        the transaction of that commits; until then no other reads it, `get` included. Kinds that begin with
+        "dormouse." are refused then.
 
-    def put_many(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
+        Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped; with `conn` also
+        `InvalidInput`, `InstanceForbidden`, and what psycopg raises of a transaction that must be run again.
+        """
+        self.put_many([(tenant, id, inserted_at, kind, content)], conn=conn)
+
+    def put_many(
+        self,
+        payloads: Iterable[tuple[str, str, datetime, str, Any]],
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> None:
         """Keeps (tenant, id, inserted_at, kind, content), all or none; of one key, the last.
 
-        Raises as `put`.
+        `conn` is as for `put`. Raises as `put`.
         """
         contents: dict[PayloadKey, str] = {}
         for given in payloads:
@@ -65,7 +89,9 @@ class PayloadStore:
             key = checked(given[:4])
             contents[key] = encode(key, given[4])
         self._check_writable()
-        if contents:
+        if conn is not None:
+            self._in_applications.put(conn, contents)
+        elif contents:
             rows.put(self._supplier, contents)
 
     def get(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -173,6 +174,26 @@ class Indexing:
             one, database = wish
             with suppress(*UNREACHABLE, BuildBusy, TableNotFound):
                 self.move(open_table(one.name), database)
+
+    def lags(self) -> list[tuple[str, float]]:
+        """Returns each table with an index, and how many versions the index lacks.
+
+        The number is infinity for an index that cannot be asked.
+        """
+        found = []
+        for one in self.placements.all():
+            with suppress(TableNotFound):
+                found.append((one.name, self._lag(self.placements.look(one.table_id))))
+        return found
+
+    def _lag(self, looked: Looked) -> float:
+        if looked.database not in self.cluster.names or looked.build_id is None:
+            return math.inf
+        try:
+            build = self._found(self.builds(looked.database), looked)
+        except UNREACHABLE:
+            return math.inf
+        return math.inf if build is None or build.is_retired else max(0, looked.version - build.version)
 
     def upkeep_is_due(self) -> bool:
         """Once in a while, by whoever works on indexes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,6 +19,7 @@ from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, chec
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog
+    from dormouse.durability.maintenance_metrics import Number
     from dormouse.model.table import TableRecord
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.row_table import RowTable
@@ -68,6 +69,21 @@ class RowTables(OwnWork):
 
         if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
             self.row_indexes.upkeep()
+
+    def _numbers(self) -> Iterator[Number]:
+        """Yields the numbers of jobs and indexes, for Prometheus."""
+        from dormouse.durability.maintenance_metrics import Number
+        from dormouse.rows.placements import Placements
+
+        for one in self.jobs.kinds():
+            of = {"kind": one.kind}
+            yield Number("jobs_waiting", "Jobs that wait; at most 10,000 are counted.", one.waiting, of)
+            yield Number("jobs_running", "Jobs that run.", one.running, of)
+            yield Number("job_workers", "Workers that take jobs of a kind.", one.workers, of)
+        if Placements(self._supplier).all():  # else no database of indexes is looked for
+            what = "Versions of a row table that its index lacks; +Inf: the index cannot be asked."
+            for table, behind in self.row_indexes.indexing.lags():
+                yield Number("row_index_versions_behind", what, behind, {"table": table})
 
     def _close_rows(self) -> None:
         if "row_indexes" in self.__dict__:

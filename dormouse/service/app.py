@@ -28,12 +28,13 @@ from dormouse.service.documents import ProblemDocument
 from dormouse.service.health import Readiness
 from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
+from dormouse.service.payloads import payload_writes, payloads
 from dormouse.service.problems import problem_of
 from dormouse.service.routes import Service, health, queries, tables
 from dormouse.service.rows import row_files, row_queries, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
-from dormouse.service.terms import Place, open_paths
+from dormouse.service.terms import PAYLOADS, Place, open_paths
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.sql.workers import WorkerLimits, Workers
@@ -55,11 +56,11 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
     With `job_threads` it takes jobs; the instance must be writable then.
     """
     metrics = Metrics()
-    holders = read_holders(settings.job_tokens_file, KINDS) if settings.job_tokens_file else {}
+    holders = read_holders(settings.job_tokens_file, (*KINDS, PAYLOADS)) if settings.job_tokens_file else {}
     workers = _workers(instance, settings, metrics) if settings.statements_max else None
     runners = _runners(settings, metrics)
-    routers = [queries, tables, health, rows, row_queries, docs]
-    routers += [] if settings.job_threads is None else [jobs, row_files]
+    routers = [queries, tables, health, rows, row_queries, payloads, docs]
+    routers += [] if settings.job_threads is None else [jobs, row_files, payload_writes]
     here = Service(
         instance,
         runners,

@@ -36,6 +36,11 @@ class Metrics:
         )
         self.rows = Counter("dormouse_query_rows", "Rows sent.", ["kind"], registry=registry)
         self.bytes = Counter("dormouse_query_bytes", "Bytes of answers sent.", ["kind"], registry=registry)
+        self.mismatches = Counter(
+            "dormouse_payload_mismatches",
+            "Payloads that were asked for and were not what was written.",
+            registry=registry,
+        )
         self.planning = self._seconds("dormouse_query_planning_seconds", "Until the plan was made.")
         self.first_row = self._seconds("dormouse_query_first_row_seconds", "Until the first row was there.")
         self.whole = self._seconds("dormouse_query_seconds", "Until the last row was sent.")

@@ -70,7 +70,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (JobError, 409),
     (JobFailed, 409),
     (CutExpired, 410),
-    (PayloadNotFound, 410),
+    (PayloadNotFound, 404),
     (PayloadExpired, 410),
     (PayloadUnavailable, 503),
     (QueryTooLarge, 413),
@@ -117,10 +117,14 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def text(self) -> str:
+    def document(self) -> dict[str, Any]:
         said = {"title": self.title, "status": self.status, "detail": self.detail}
+        return {"type": f"urn:dormouse:{self.kind}", **said}
+
+    @property
+    def text(self) -> str:
         # ASCII: also lone surrogates of the input can be told
-        return json.dumps({"type": f"urn:dormouse:{self.kind}", **said})
+        return json.dumps(self.document)
 
     def response(self) -> Response:
         return Response(self.text, self.status, headers=dict(self.headers), media_type=MEDIA_TYPE)

@@ -17,6 +17,7 @@ from dormouse.service.listening import CONNECTIONS_WAITING_MAX, listening
 from dormouse.service.protocol import Protocol
 from dormouse.service.security import shown_host, tls_context
 from dormouse.service.supervisor import stopped_by_signals
+from dormouse.service.terms import PAYLOADS
 from dormouse.settings.service import ServiceSettings, read_holders
 
 
@@ -24,7 +25,7 @@ def check(settings: ServiceSettings) -> None:
     """Reads the files that the settings name; `InvalidInput` names the one that cannot be used."""
     _ = settings.secret
     if settings.job_tokens_file is not None:
-        read_holders(settings.job_tokens_file, KINDS)
+        read_holders(settings.job_tokens_file, (*KINDS, PAYLOADS))
     if settings.tls_certificate and settings.tls_key:
         tls_context(settings.tls_certificate, settings.tls_key)
 

@@ -14,6 +14,8 @@ from dormouse.settings.service import Holder
 
 F = TypeVar("F", bound=Callable[..., Any])
 UPLOAD = "row_upload"
+PAYLOADS = "payloads"
+"""What a token of the file must have among its kinds to read and write payloads; `*` does not include it."""
 LOOP_SECONDS_MAX = 10.0
 """The deadline of an answer that the event loop makes itself."""
 
@@ -25,6 +27,7 @@ class Right(Enum):
     HOLDER = "a token"
     STARTS = "a token for the kind of job that the body names"
     UPLOADS = f"a token for jobs of kind {UPLOAD}"
+    PAYLOADS = "a token for payloads"
 
 
 class Place(Enum):
@@ -48,6 +51,10 @@ class Terms:
         """Raises `JobForbidden` unless the holder of a token has the right."""
         if self.right is Right.UPLOADS and holder is not None:
             check_may(holder, UPLOAD)
+        if self.right is Right.PAYLOADS and holder is not None:
+            is_own = holder.owner is None  # the service's own token
+            if not is_own and PAYLOADS not in (holder.kinds or ()):
+                raise JobForbidden(f"the token of {holder.owner!r} is not for payloads")
 
 
 def served(right: Right, *places: Place) -> Callable[[F], F]:

@@ -55,7 +55,8 @@ class ServiceSettings(BaseSettings):
 
     job_tokens_file: Annotated[Path | None, Optional] = None
     """A file that says which tokens may start which jobs: NAME KIND,KIND TOKEN a line, * for all kinds. Their
-    holders see their own jobs; that of the other token sees all."""
+    holders see their own jobs; that of the other token sees all. `payloads` among the kinds lets them read
+    and write payloads."""
 
     tls_certificate: Annotated[Path | None, Optional] = None
     """The certificate, with its chain, as PEM: then the service speaks HTTPS."""

@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
+from dormouse.cli.payloads import figure
 from dormouse.errors import PayloadExpired
 from dormouse.instance import Instance
 from dormouse.payloads import cooling
@@ -21,6 +22,7 @@ from dormouse.postgres import ConnectionSupplier
 from lambdas.maintenance import handler
 from tests.aws_lambda import Context, metrics_in
 from tests.cooling import AT, DAY, Model, collect, key, known_objects, locations, names, stored, tools
+from tests.row_indexes import asked
 from tests.state import query
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -65,6 +67,40 @@ def test_maintenance_cools_payloads_and_remembers_what_fails(instance: Instance,
     assert instance.maintain(once=True).failed == 0
     assert locations(instance) == {}
     model.check()
+
+
+def test_maintenance_measures_payloads_jobs_and_indexes(
+    instance: Instance, model: Model, tmp_path: Path
+) -> None:
+    rows = instance.create_row_table("staff", [dm.Column("n", "INTEGER")])
+    rows.change([dm.Insert([{"n": 1}])])
+    assert len(asked(rows, "select n from staff").rows) == 1
+    instance.jobs.start("of_others", {})
+    metrics = tmp_path / "metrics.prom"
+
+    def measured() -> dict[str, float]:
+        assert instance.maintain(once=True, metrics=metrics).failed == 0
+        lines = [line for line in metrics.read_text().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    instance._cool_payloads = lambda: None  # type: ignore[method-assign]  # for a day that waits
+    found = measured()
+    assert found["dormouse_payload_backlog_days"] == 1
+    assert found['dormouse_payload_days{state="open"}'] >= 1
+    assert found["dormouse_payload_backlog_bytes"] > 0
+    assert found["dormouse_payload_mismatches"] == 0
+    assert found['dormouse_jobs_waiting{kind="of_others"}'] == 1
+    assert found['dormouse_row_index_versions_behind{table="staff"}'] == 0
+    del instance._cool_payloads
+    instance.payloads.maintain()
+    rows.change([dm.Insert([{"n": 2}]), dm.Insert([{"n": 3}])])
+    query(instance._supplier, "delete from job where job_id is not null")
+    found = measured()
+    assert found["dormouse_payload_backlog_days"] == 0
+    assert found['dormouse_payload_days{state="folded"}'] == 1
+    assert found['dormouse_row_index_versions_behind{table="staff"}'] >= 1
+    query(instance._supplier, "update row_index set database = 'none_of_ours'")
+    assert measured()['dormouse_row_index_versions_behind{table="staff"}'] == float("inf")
 
 
 def test_who_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn: str) -> None:
@@ -226,9 +262,18 @@ def test_the_commands(
     assert [(one["day"], one["state"], one["objects"]) for one in json.loads(out)] == [
         ("2026-03-05", "folded", 1)
     ]
-    assert "2026-03-05" in cli("payloads", "days")[1]
+    days = cli("payloads", "days")[1]
+    assert "2026-03-05" in days
+    assert "being done" not in days, "no day is worked on: a column without a value is left out"
     assert json.loads(cli("payloads", "status", "--json")[1])["backlog_days"] == 0
-    assert "backlog days" in cli("payloads", "status")[1]
+    shown = cli("payloads", "status")[1]
+    figures = [line.strip("│┃ ").split("│") for line in shown.splitlines() if "│" in line]
+    assert all(value.strip() for _, value in figures), shown
+    by_name = {name.strip(): value.strip() for name, value in figures}
+    assert (by_name["backlog days"], by_name["cold read ms p50"]) == ("0", "none yet")
+    assert by_name["object bytes"].endswith(" B")
+    shown = [figure("swap_lock_ms_max", 12.34567), figure("payloads_per_second", 13_400.1234)]
+    assert [*shown, figure("bytes_in_per_second", 1_234_567)] == ["12.3", "13,400", "1.2 MB"]
     code, out, _ = cli("payloads", "verify", "2026-03-05")
     assert (code, out[:33]) == (0, "read 2 payloads of 1 object, 333 "[:29] + out[29:33])
     assert cli("payloads", "rehydrate", "2026-03-05") == (0, "2 payloads made hot again\n", "")

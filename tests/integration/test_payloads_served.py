@@ -1,0 +1,96 @@
+"""Payloads over HTTP: put, read and deleted by their keys, by tokens that are for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dormouse.instance import Instance
+from tests.cooling import AT
+from tests.serving import serving
+
+PATH = "/v1/payloads/acme/17%2Fa/2026-03-05T12:00:00Z/request"
+KEY = {"tenant": "acme", "id": "17/a", "inserted_at": "2026-03-05T12:00:00Z", "kind": "request"}
+
+
+@pytest.mark.parametrize("content", ["null", '{"a": [1, 2.5, "é", 12345678901234567890]}', "[]", '"x"'])
+def test_what_is_put_is_got_and_deleted(instance: Instance, content: str) -> None:
+    json = {"content-type": "application/json"}
+    with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
+        assert http.put(PATH, content=content, headers=json).status_code == 204
+        found = http.get(PATH)
+        assert (found.status_code, found.headers["content-type"]) == (200, "application/json")
+        assert found.json() == instance.payloads.get("acme", "17/a", AT, "request")
+        assert http.put(PATH, content=b"[2]", headers=json).status_code == 204
+        instance.payloads.offload()
+        assert http.get(PATH).json() == [2]
+        assert http.delete(PATH).status_code == 204
+        gone = http.get(PATH)
+        assert (gone.status_code, gone.json()["type"]) == (404, "urn:dormouse:payload-not-found")
+
+
+def test_many_at_once_with_a_problem_in_place_of_a_payload(instance: Instance) -> None:
+    given = [{**KEY, "id": f"{n}", "content": n or None} for n in range(3)]
+    with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
+        assert http.post("/v1/payloads", json={"payloads": given}).json() == {"kept": 3}
+        refused = http.post("/v1/payloads", json={"payloads": [given[0], {**given[1], "content": "\x00"}]})
+        assert (refused.status_code, "NUL" in refused.json()["detail"]) == (400, True)
+        keys = [{**KEY, "id": one} for one in ("2", "none", "0")]
+        found = http.post("/v1/payloads/get", json={"keys": keys}).json()["payloads"]
+        assert [one["id"] for one in found] == ["2", "none", "0"]
+        assert (found[0]["content"], found[2]["content"]) == (2, None)
+        assert found[1]["problem"]["type"] == "urn:dormouse:payload-not-found"
+
+
+def test_a_damaged_payload_is_counted(instance: Instance) -> None:
+    instance.payloads.put("acme", "17/a", AT, "request", [1])
+    instance.payloads.offload()
+    instance._objects.delete([name for name, _ in instance._objects.list("payloads")])
+    with serving(instance) as url, httpx.Client(base_url=url) as http:
+        assert "dormouse_payload_mismatches_total 0.0" in http.get("/metrics").text
+        assert http.get(PATH).json()["type"] == "urn:dormouse:payload-corrupt"
+        assert "dormouse_payload_mismatches_total 1.0" in http.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/payloads/t/i/2026-03-05T12:00:00/k", "inserted_at must be an aware datetime"),
+        ("/v1/payloads/t/i/yesterday/k", "write it like 2026-03-05T12:00:00Z"),
+        ("/v1/payloads/dormouse/i/2026-03-05T12:00:00Z/dormouse.job.request", "are for jobs of Dormouse"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(instance: Instance, path: str, why: str) -> None:
+    with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
+        for answer in (http.get(path), http.put(path, json=1), http.delete(path)):
+            assert answer.status_code == 400
+            assert why in answer.json()["detail"]
+
+
+def test_who_may_not_read_payloads_is_refused(instance: Instance, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("all * token-all\netl query,ingest token-etl\napp payloads token-app\n")
+    tokens.chmod(0o600)
+    settings: dict[str, Any] = {"job_threads": 0, "token": "own", "job_tokens_file": tokens}
+    with serving(instance, **settings) as url, httpx.Client(base_url=url) as http:
+        for token, may in (("own", True), ("token-app", True), ("token-all", False), ("token-etl", False)):
+            headers = {"authorization": f"Bearer {token}"}
+            answers = [
+                http.put(PATH, json=1, headers=headers),
+                http.get(PATH, headers=headers),
+                http.post("/v1/payloads/get", json={"keys": [KEY]}, headers=headers),
+                http.post("/v1/payloads", json={"payloads": [{**KEY, "content": 1}]}, headers=headers),
+                http.delete(PATH, headers=headers),
+            ]
+            assert [one.status_code for one in answers] == ([204, 200, 200, 200, 204] if may else [403] * 5)
+        assert http.get(PATH).status_code == 401
+
+
+def test_a_service_that_takes_no_jobs_writes_no_payloads(instance: Instance) -> None:
+    instance.payloads.put("acme", "17/a", AT, "request", 1)
+    with serving(instance) as url, httpx.Client(base_url=url) as http:
+        assert http.get(PATH).json() == 1
+        assert [http.put(PATH, json=2).status_code, http.delete(PATH).status_code] == [405, 405]
