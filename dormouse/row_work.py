@@ -96,6 +96,7 @@ class UploadAsked(WorkAsked):
     columns: list[str] | None = None
     dry_run: bool = False
     upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
+    digest: str | None = Field(default=None, description="of the file")
 
     def format(self) -> CsvFormat:
         return CsvFormat.like(self)
@@ -192,7 +193,7 @@ def start_query(instance: Instance, request: Mapping[str, Any], owner: str | Non
             if instance.jobs.status(job_id, owner).state in ("PROCESSING", "COMPLETE"):
                 return job_id
             job_id = f"{job_id}:{again}"
-    return instance.jobs.start("row_query", request, owner, job_id=job_id)
+    return instance.jobs.start("row_query", asked.model_dump(), owner, job_id=job_id)
 
 
 def _create(instance: Instance, asked: CreateAsked, progress: Progress) -> Any:
@@ -250,7 +251,7 @@ def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(progress.job_id, asked.upload)
-    options = asked.model_dump(exclude={"table", "columns", "dry_run", "upload"})
+    options = asked.model_dump(exclude={"table", "columns", "dry_run", "upload", "digest"})
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:

@@ -230,7 +230,9 @@ class JobRequest(Request):
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(
-        default=None, description="started again with the same id, it is the same job; a new one if left out"
+        default=None,
+        description="the same request started again with the same id is the same job, another is refused; "
+        "a new one if left out. The header Idempotency-Key says the same",
     )
 
 
@@ -280,7 +282,8 @@ _WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
     403: "The token's holder may not start this kind of job; or, without tokens, another site's page asks.",
     404: "There is no such table, or job.",
-    409: "The job has no result: it runs, has failed or was cancelled; or its id is another job's.",
+    409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
+    "or request.",
     410: "The job's result, or the page of a query, is past its retention.",
     413: "The body, or the answer, is larger than is allowed.",
     429: "Too many queries run at once; try again later.",

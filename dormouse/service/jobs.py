@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.errors import InvalidInput
@@ -50,6 +50,9 @@ def _holder(request: Request) -> Holder:
 Here = Annotated[Instance, Depends(_instance)]
 By = Annotated[Holder, Depends(_holder)]
 JobId = Annotated[str, Path(description="the id of a job"), SEGMENT]
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", description="the id of the job, as job_id is")
+]
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
 
@@ -57,17 +60,18 @@ jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
     "", status_code=202, response_model=documents.JobDocument, responses=STARTS, summary="Start long work"
 )
 @served(Right.STARTS, Place.LOOKUPS)
-def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
+def start(here: Here, holder: By, body: documents.JobRequest, key: IdempotencyKey = None) -> Response:
     """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
     if body.kind not in KINDS or body.kind in SENT:
         known = ", ".join(kind for kind in KINDS if kind not in SENT)
         raise InvalidInput(f"kind {body.kind[:80]!r} is none of {known}")
+    chosen = chosen_id(body.job_id, key)
     check_may(holder, body.kind)
     check_request(here, body.kind, body.request)
-    if body.kind == "row_query" and body.job_id is None:
+    if body.kind == "row_query" and chosen is None:
         job_id = start_query(here, body.request, holder.owner)
     else:
-        job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
+        job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=chosen)
     return told(here, here.jobs.status(job_id, holder.owner), 202)
 
 
@@ -129,6 +133,16 @@ async def answer(here: Here, holder: By, job_id: JobId) -> Response:
         return _chunks(here, name), {"content-length": str(here.objects.size(name))}
 
     return Answer(Place.FILES, None, FileWork(open_rows, PARQUET))
+
+
+def chosen_id(job_id: str | None, key: str | None) -> str | None:
+    """Returns the id that a client chose for a job, in the header, which may quote it, or beside it."""
+    if key is None:
+        return job_id
+    unquoted = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
+    if job_id not in (None, unquoted):
+        raise InvalidInput("Idempotency-Key and job_id name two ids: give one of them")
+    return unquoted
 
 
 def _chunks(instance: Instance, name: str) -> Generator[bytes]:

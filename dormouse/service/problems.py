@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dormouse.errors import (
+    CommitIdReused,
     CommitOutcomeUnknown,
     ConnectionsExhausted,
     CutExpired,
@@ -62,6 +63,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (RowLockHeld, 503),
     (RowLockLost, 503),
     (PageExpired, 410),
+    (CommitIdReused, 409),
     (RowConflict, 409),
     (SnapshotExists, 409),
     (TableAlreadyExists, 409),

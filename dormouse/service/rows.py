@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -17,12 +17,10 @@ from fastapi.responses import JSONResponse
 from dormouse.errors import (
     CommitOutcomeUnknown,
     InvalidQuery,
-    JobIdTaken,
-    JobNotFound,
     ObjectNotFound,
     RowNotFound,
 )
-from dormouse.jobs.answers import new_upload, upload_name
+from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
@@ -38,7 +36,7 @@ from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.declared import Served
 from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
-from dormouse.service.jobs import By, told
+from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
 from dormouse.service.routes import Here
 from dormouse.service.row_documents import (
     CsvLook,
@@ -342,10 +340,12 @@ async def upload_rows(
     columns: Annotated[str | None, Query(description="names of the cells, with commas")] = None,
     dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
     job_id: Annotated[
-        str | None, Query(description="sent again with the same id, it is the same job")
+        str | None, Query(description="the same file sent again with the same id is the same job")
     ] = None,
+    key: IdempotencyKey = None,
 ) -> Response:
     """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
+    job_id = chosen_id(job_id, key)
     how = csv.format(separator_of(request))
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
@@ -353,26 +353,23 @@ async def upload_rows(
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
 
-    def prepare() -> Response | None:
+    def prepare() -> None:
         check_request(here.instance, UPLOAD, asked)
         check_new_id(chosen)
-        if job_id is not None:
-            with suppress(JobNotFound):
-                known = here.instance.jobs.status(job_id, holder.owner)
-                if known.kind != UPLOAD:
-                    raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
-                return told(here.instance, known, 202)
-        return None
 
     def start() -> Response:
+        jobs = here.instance.jobs
+        sent = asked | {"digest": reception.digest.hexdigest()}
         try:
-            here.instance.jobs.start(UPLOAD, asked, holder.owner, job_id=chosen)
+            jobs.start(UPLOAD, sent, holder.owner, job_id=chosen)
+            if job_id is not None and jobs.request(chosen, holder.owner).get(UPLOAD_KEY) != upload:
+                here.instance.objects.delete([name])  # the same file came before
         except CommitOutcomeUnknown:
             raise  # there may be a job, and a worker that reads it
         except BaseException:
             here.instance.objects.delete([name])
             raise
-        return told(here.instance, here.instance.jobs.status(chosen, holder.owner), 202)
+        return told(here.instance, jobs.status(chosen, holder.owner), 202)
 
     reception = Reception(prepare, lambda: here.instance.objects.staged(name))
     return Sent(request, reception, ReplyWork(start))
