@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dormouse.errors import (
     DormouseError,
     IndexNotReady,
+    InvalidQuery,
     JobError,
     JobNotFound,
     NotARowTable,
@@ -42,6 +43,7 @@ from dormouse.rows.changes import Changed
 from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.sql import parse
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
@@ -144,6 +146,10 @@ def check(instance: Instance, asked: object) -> None:
         parse_changes(asked.changes)
     if isinstance(asked, UploadAsked):
         asked.format()
+    if isinstance(asked, QueryAsked) and asked.page is None:
+        if asked.sql is None:
+            raise InvalidQuery("a query is a text of SQL, or the token of a next page: give sql or page")
+        parse(asked.sql)
     instance.row_table(str(getattr(asked, "table", "")))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dormouse.query.where import LIMIT_MAX
-from dormouse.service.formats import ARROW, CSV, JSON_LINES
+from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
 
 _WHERE = {
@@ -325,6 +325,7 @@ STREAMS: dict[int | str, dict[str, Any]] = {
             JSON_LINES: {"schema": {"type": "string"}, "example": _EXAMPLES[JSON_LINES]},
             ARROW: {"schema": {"type": "string", "format": "binary"}},
             CSV: {"schema": {"type": "string"}, "example": _EXAMPLES[CSV]},
+            JSON: {"schema": {"type": "array", "items": {"type": "object"}}},
         },
     },
     **problems(400, 401, 404, 406, 408, 413, 415, 429, 503, 504),

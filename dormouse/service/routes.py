@@ -62,7 +62,6 @@ tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
 queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
 
 
-@health.head("/health", include_in_schema=False)
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
 @served(Right.PUBLIC, Place.LOOP)
 async def alive() -> Response:

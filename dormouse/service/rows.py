@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
@@ -51,7 +51,7 @@ from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT
 from dormouse.service.sent_files import Reception, Sent, check_media_type, separator_of
 from dormouse.service.terms import UPLOAD, Place, Right, served
-from dormouse.service.work import DocumentWork, FileWork, QueryWork, ReplyWork
+from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork
 
 _BINARY = "application/octet-stream"
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -139,7 +139,7 @@ async def one_file(
 ) -> Response:
     """As they were put; an answer that breaks off is damaged."""
 
-    def open_file() -> tuple[Generator[bytes], Mapping[str, str]]:
+    def open_file() -> Opened:
         found = here.instance.row_table(table)
         file = found.file(row_id, column, version)
         try:
@@ -149,11 +149,12 @@ async def one_file(
                 f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
                 f"{file.object_name!r} does not exist"
             ) from None
-        return found.files.chunks(file), {
+        headers = {
             "content-length": str(file.byte_count),
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
             "x-content-type-options": "nosniff",
         }
+        return Opened(found.files.chunks(file), headers)
 
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 

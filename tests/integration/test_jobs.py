@@ -68,8 +68,7 @@ def test_any_json_value_is_a_request_and_a_result(jobs: JobStore, value: Any) ->
 
 @pytest.mark.parametrize("job_id", ["mine", UUID, UUID.upper(), f" {UUID}"])
 def test_the_same_job_started_again_is_one_job(jobs: JobStore, job_id: str) -> None:
-    ran = []
-    request = {"n": 0, "of": [1.5, None, "x"]}
+    ran, request = [], {"n": 0, "of": [1.5, None, "x"]}
     for again in (request, dict(reversed(request.items()))):
         assert jobs.start("work", again, job_id=job_id) == job_id
     drain(jobs, lambda request, progress: ran.append(request))
