@@ -25,6 +25,7 @@ from dormouse.jobs.claims import Claims
 from dormouse.jobs.expiry import expire
 from dormouse.jobs.job import (
     Job,
+    JobPlace,
     JobState,
     KindOfJob,
     check_kind,
@@ -60,7 +61,8 @@ _SHOWN = {"shown": _QUERIES["shown"].including(**_WORKS), "shown_ended": _QUERIE
 _KINDS = _QUERIES["kinds"].including(**_WORKS)
 _START = _QUERIES["start"].including(wake=_QUERIES["wake"])
 _FIND = _QUERIES["find"].including(**_SHOWN)
-_LIST = _QUERIES["list"].including(**_SHOWN)
+_AFTER = {name: _QUERIES[name] for name in ("unended_after", "ended_after")}
+_LIST = _QUERIES["list"].including(**_SHOWN, **_AFTER)
 
 
 class JobStore:
@@ -180,9 +182,11 @@ class JobStore:
         *,
         owner: str | None = None,
         limit: int = LIMIT,
+        after: Job | JobPlace | None = None,
     ) -> list[Job]:
         """The jobs and rounds that have not ended, newest first, then those that ended last.
 
+        `after` the last job of a page comes the next page; a job that ends meanwhile may come again.
         Rounds are of the kinds "round:ingest", "round:compaction", "round:split", "round:merge" and
         "round:collection".
         """
@@ -193,7 +197,16 @@ class JobStore:
         check_owner(owner)
         if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
             raise InvalidInput(f"limit must be from 1 to {LIMIT_MAX:,}, not {limit!r}")
-        values = {"kind": kind, "state": state, "owner": owner, "limit": limit}
+        place = JobPlace.of(after) if isinstance(after, Job) else after
+        values = {
+            "kind": kind,
+            "state": state,
+            "owner": owner,
+            "limit": limit,
+            "after_ended": "infinity" if place is None or place.ended_at is None else place.ended_at,
+            "after_started": None if place is None else place.started_at,
+            "after_key": None if place is None else place.key,
+        }
         rows = run_lookup(self._supplier, rows_of(_LIST, values), operation="list jobs")
         return [_job(row, owner) for row in rows]
 

@@ -117,9 +117,10 @@ class TableName(AnswerDocument):
 
 
 class TableList(AnswerDocument):
-    """All tables, by name."""
+    """Tables by name; `next` goes on from here as `after`, null at the end."""
 
     tables: list[TableName]
+    next: str | None
 
 
 class Schema(AnswerDocument):
@@ -258,9 +259,10 @@ class JobDocument(AnswerDocument):
 
 
 class JobList(AnswerDocument):
-    """Jobs that have not ended, newest first, then those that ended last."""
+    """Jobs that have not ended, newest first, then those that ended last; `next` goes on as `after`."""
 
     jobs: list[JobDocument]
+    next: str | None
 
 
 class JobResult(AnswerDocument):

@@ -16,6 +16,7 @@ from dormouse.errors import InvalidInput
 from dormouse.instance import Instance
 from dormouse.jobs import Job, Worker
 from dormouse.jobs.answers import ANSWERING, SENT
+from dormouse.jobs.job import JobPlace
 from dormouse.long_work import KINDS, check_request, functions
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
@@ -93,10 +94,14 @@ def list_jobs(
     kind: Annotated[str | None, Query(description="only of this kind")] = None,
     state: Annotated[str | None, Query(description="only in this state")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
+    after: Annotated[str | None, Query(description="the `next` of the page before")] = None,
 ) -> Response:
     """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
-    found = here.jobs.list(kind, state, owner=holder.owner, limit=limit)  # type: ignore[arg-type]
-    return JSONResponse({"jobs": [_document(job, hiding(here.objects.url)) for job in found]})
+    place = None if after is None else JobPlace.parse(after)
+    found = here.jobs.list(kind, state, owner=holder.owner, limit=limit, after=place)  # type: ignore[arg-type]
+    following = JobPlace.of(found[-1]).text if len(found) == limit else None
+    shown = [_document(job, hiding(here.objects.url)) for job in found]
+    return JSONResponse({"jobs": shown, "next": following})
 
 
 @jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")

@@ -37,7 +37,7 @@ from dormouse.service.declared import Served
 from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
-from dormouse.service.routes import Here
+from dormouse.service.routes import After, Here, MaybeLimit, page_by_name
 from dormouse.service.row_documents import (
     CsvLook,
     PutFile,
@@ -69,10 +69,11 @@ row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served
 
 @rows.get("", response_model=RowTableList, responses=ROWS, summary="All row tables")
 @served(Right.HOLDER, Place.LOOKUPS)
-def list_row_tables(here: Here) -> Response:
-    """By name."""
-    found = [{"name": one.name, "version": one.version()} for one in here.instance.row_tables()]
-    return JSONResponse({"tables": found})
+def list_row_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
+    """By name; all of them, or a page."""
+    page, following = page_by_name({one.name: one for one in here.instance.row_tables()}, after, limit)
+    found = [{"name": one.name, "version": one.version()} for one in page]
+    return JSONResponse({"tables": found, "next": following})
 
 
 @rows.get("/{table}", response_model=RowTableDescription, responses=ROWS, summary="One row table")
@@ -106,9 +107,11 @@ def row_history(
     before: Annotated[int | None, Query(ge=1, description="only those of before a version")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
 ) -> Response:
-    """The newest first."""
+    """The newest first; `next` goes on as `before`."""
     which = {} if before is None else {"before": before}
-    return JSONResponse({"changes": json_value(here.instance.row_table(table).history(limit=limit, **which))})
+    page = here.instance.row_table(table).history(limit=limit, **which)
+    following = page[-1].last_version if len(page) == limit else None
+    return JSONResponse({"changes": json_value(page), "next": following})
 
 
 @rows.get("/{table}/rows/{row_id}", response_model=dict[str, Any], responses=ROWS, summary="One row")

@@ -133,3 +133,38 @@ def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:
     found = {"errors": [f"file '{path}/data/x.parquet' is gone"], "n": 1, "none": None}
     shown = _without_paths(found, hiding(instance.objects.url))
     assert shown == {"errors": ["file 'data/x.parquet' is gone"], "n": 1, "none": None}
+
+
+def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
+    """Each page says where the next begins; together they are the whole list."""
+
+    def pages(path: str, name: str, cursor: str = "after") -> list[list[Any]]:
+        found, following = [], ""
+        while following is not None:
+            page = http.get(path, params={"limit": 2, **({cursor: following} if following else {})}).json()
+            found.append(page[name])
+            following = page["next"]
+        return found
+
+    for name in ("s", "u"):
+        instance.create_row_table(name, [dm.Column("n", "INTEGER")])
+    for number in range(3):
+        instance.row_table("r").change([dm.Insert([{"n": number}])])
+    for path, length in (("/v1/tables", 4), ("/v1/rows", 3)):
+        found = pages(path, "tables")
+        assert [one for page in found for one in page] == http.get(path).json()["tables"]
+        assert max(map(len, found)) == 2 and sum(map(len, found)) == length
+    versions = [
+        one["last_version"] for page in pages("/v1/rows/r/history", "changes", "before") for one in page
+    ]
+    assert versions == [3, 2, 1]
+    for _ in range(2):
+        ended(http, "query", statement="select 1")
+    waiting = [instance.jobs.start("nothing", None) for _ in range(3)]
+    listed = [job["job_id"] for page in pages("/v1/jobs", "jobs") for job in page]
+    assert listed == [job["job_id"] for job in http.get("/v1/jobs").json()["jobs"]]
+    assert listed[:3] == waiting[::-1] and len(listed) == len(set(listed)) >= 5
+    first = instance.jobs.list(limit=4)
+    assert [job.job_id for job in [*first, *instance.jobs.list(after=first[-1])]] == listed
+    for wrong in ("x", "_2026-01-01T00:00:00_00", "__"):
+        refused(http.get("/v1/jobs", params={"after": wrong}), 400, "invalid-input")
