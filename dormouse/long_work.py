@@ -5,8 +5,10 @@ Started by the query service or `Instance.jobs.start`, run by `dormouse serve` a
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
     from dormouse.sql.engine import Sessions
 
 OBJECTS_MAX = 10_000
+PARSE_SECONDS_MAX = 1.0
+"""How long the start of a job waits for a process that parses its statement."""
+
+logger = logging.getLogger(__name__)
 
 
 class QueryAsked(WorkAsked):
@@ -98,9 +104,14 @@ KINDS: Mapping[str, type[BaseModel]] = {
 """The kinds of long work, and what each is asked with."""
 
 
-def check_request(instance: Instance, kind: str, request: object) -> None:
-    """`InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it."""
+def check_request(instance: Instance, kind: str, request: object, sessions: Sessions | None = None) -> None:
+    """Raises `InvalidInput`, or `TableNotFound`, for what would fail as soon as a worker takes it.
+
+    `sessions` say where a statement is parsed, if not in this process.
+    """
     asked = parsed(kind, request)
+    if isinstance(asked, QueryAsked) and asked.statement is not None:
+        _check_statement(asked.statement, sessions)
     if kind in row_work.KINDS:
         row_work.check(instance, asked)
     elif (table := getattr(asked, "table", None)) is not None:
@@ -108,6 +119,30 @@ def check_request(instance: Instance, kind: str, request: object) -> None:
     if isinstance(asked, IngestAsked):
         for name in asked.objects:
             _check_object(name)
+
+
+def _check_statement(statement: str, sessions: Sessions | None) -> None:
+    """Raises `InvalidQuery` for a statement that cannot be parsed.
+
+    While all processes that parse are busy, the job itself finds out.
+    """
+    if sessions is None:
+        from dormouse.sql.parsed import check_statement
+
+        check_statement(statement)
+        return
+    interruption = Interruption()
+    timer = threading.Timer(PARSE_SECONDS_MAX, interruption.set)
+    timer.start()
+    try:
+        with closing(sessions(interruption)) as session:
+            session.parsed(statement)
+    except InvalidInput:
+        raise
+    except DormouseError:
+        logger.info("no process was free to parse the statement of a job", exc_info=True)
+    finally:
+        timer.cancel()
 
 
 def parsed(kind: str, request: object) -> Any:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dormouse.errors import (
     DormouseError,
     IndexNotReady,
+    InvalidQuery,
     JobError,
     JobNotFound,
     NotARowTable,
@@ -42,6 +43,7 @@ from dormouse.rows.changes import Changed
 from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat
+from dormouse.rows.sql import parse
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
@@ -96,6 +98,7 @@ class UploadAsked(WorkAsked):
     columns: list[str] | None = None
     dry_run: bool = False
     upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
+    digest: str | None = Field(default=None, description="of the file")
 
     def format(self) -> CsvFormat:
         return CsvFormat.like(self)
@@ -143,6 +146,10 @@ def check(instance: Instance, asked: object) -> None:
         parse_changes(asked.changes)
     if isinstance(asked, UploadAsked):
         asked.format()
+    if isinstance(asked, QueryAsked) and asked.page is None:
+        if asked.sql is None:
+            raise InvalidQuery("a query is a text of SQL, or the token of a next page: give sql or page")
+        parse(asked.sql)
     instance.row_table(str(getattr(asked, "table", "")))
 
 
@@ -192,7 +199,7 @@ def start_query(instance: Instance, request: Mapping[str, Any], owner: str | Non
             if instance.jobs.status(job_id, owner).state in ("PROCESSING", "COMPLETE"):
                 return job_id
             job_id = f"{job_id}:{again}"
-    return instance.jobs.start("row_query", request, owner, job_id=job_id)
+    return instance.jobs.start("row_query", asked.model_dump(), owner, job_id=job_id)
 
 
 def _create(instance: Instance, asked: CreateAsked, progress: Progress) -> Any:
@@ -250,7 +257,7 @@ def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(progress.job_id, asked.upload)
-    options = asked.model_dump(exclude={"table", "columns", "dry_run", "upload"})
+    options = asked.model_dump(exclude={"table", "columns", "dry_run", "upload", "digest"})
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:

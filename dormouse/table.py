@@ -106,15 +106,16 @@ class Table(ShownTable, Reading, Changing):
 
         `data` is a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas, Polars or Spark, a
         dict of columns, a list of dicts, or the paths of Parquet, CSV or JSON files; `dm.Files` says how
-        these are to be read. The same `ingest_id` again adds nothing. `auto` uses Spark for DataFrames,
-        for files of 256 MiB and more where Spark has a cluster, and without one for more than this
-        machine's memory. `progress` is called with the rows done, and all rows if known.
+        these are to be read. The same `ingest_id` with the same data again adds nothing. `auto` uses Spark
+        for DataFrames, for files of 256 MiB and more where Spark has a cluster, and without one for more than
+        this machine's memory. `progress` is called with the rows done, and all rows if known.
 
         A column that the data lacks has the default that it was added with, or is null if it may be. One that
         the table lacks is refused; `evolve="add"` adds it first, as a value that may be null. Columns that
         were added stay if the rows then do not fit.
 
-        Raises `InvalidData` when the data does not fit the schema, `JobFailed` and `CommitFailed` when
+        Raises `InvalidData` when the data does not fit the schema, `CommitIdReused` for an id that was used
+        for other data (streams and Spark's DataFrames are not compared), `JobFailed` and `CommitFailed` when
         nothing was added, `CommitOutcomeUnknown` when it cannot be told yet: then try the same id again.
         """
         return self._load(data, evolve, ingest_id=ingest_id, engine=engine, progress=progress)

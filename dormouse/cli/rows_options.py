@@ -24,7 +24,8 @@ SkipLines = Annotated[int, typer.Option(min=0, help="Lines before the header or 
 Null = Annotated[str | None, typer.Option(help="A text that stands for nothing, like NA.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and change nothing.")]
 ChangeId = Annotated[
-    str | None, typer.Option("--id", help="The same id again changes nothing.", show_default=False)
+    str | None,
+    typer.Option("--id", help="The same change with the same id again changes nothing.", show_default=False),
 ]
 FileOption = Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdin.", show_default=False)]
 

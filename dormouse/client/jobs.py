@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from dormouse.client.http import Http
 from dormouse.errors import InvalidInput
-from dormouse.jobs.job import Job, JobState, new_job_id
+from dormouse.jobs.job import Job, JobPlace, JobState, new_job_id
 from dormouse.model.text import path_segment
 from dormouse.whole_file import whole_file
 
@@ -48,9 +48,20 @@ class RemoteJobs:
         """Ends a job that waits, and asks one that runs to end. Raises `JobNotFound`."""
         return _job(self._http.json("DELETE", _path(job_id)))
 
-    def list(self, kind: str | None = None, state: JobState | None = None, *, limit: int = 100) -> list[Job]:
-        """The jobs that have not ended, newest first, then those that ended last."""
-        asked = {"kind": kind, "state": state, "limit": limit}
+    def list(
+        self,
+        kind: str | None = None,
+        state: JobState | None = None,
+        *,
+        limit: int = 100,
+        after: Job | None = None,
+    ) -> list[Job]:
+        """The jobs that have not ended, newest first, then those that ended last.
+
+        `after` the last job of a page comes the next page.
+        """
+        place = None if after is None else JobPlace.of(after).text
+        asked = {"kind": kind, "state": state, "limit": limit, "after": place}
         query = urlencode({name: value for name, value in asked.items() if value is not None})
         return [_job(found) for found in self._http.json("GET", f"/v1/jobs?{query}")["jobs"]]
 

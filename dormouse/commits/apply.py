@@ -29,7 +29,14 @@ from dormouse.commits.outcomes import (
     only_waits,
     text_of,
 )
-from dormouse.commits.requests import CommitRequest, Envelope, SplitPartition, attempt_of, names_of_new_files
+from dormouse.commits.requests import (
+    CommitRequest,
+    Envelope,
+    SplitPartition,
+    attempt_of,
+    names_of_new_files,
+    source_of,
+)
 from dormouse.commits.table_cache import CommitTable, Tables
 from dormouse.errors import (
     CommitIdReused,
@@ -312,7 +319,10 @@ class _TableBatch:
 
 def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
     expires = kind not in _KEPT_FOR_EVER
-    return [Commit(each.items, each.commit_id, expires, attempt_id=attempt_of(each)) for each in requests]
+    return [
+        Commit(each.items, each.commit_id, expires, attempt_id=attempt_of(each), source=source_of(each))
+        for each in requests
+    ]
 
 
 def _without_repeated_ids(requests: Requests) -> list[Requests]:

@@ -117,6 +117,7 @@ class _Message(_Shape, kw_only=True, tag_field="type"):
 class _AddFiles(_Message, tag="add_files", kw_only=True):
     files: tuple[_File, ...]
     attempt_id: str | None = None
+    source: bytes | None = None
 
 
 class _AssignJobIds(_Message, tag="assign_job_ids", kw_only=True):

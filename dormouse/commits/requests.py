@@ -67,12 +67,21 @@ class _Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AddFiles(_Request):
-    """Add files that are not tracked yet; `attempt_id` is the write attempt that this ends."""
+    """Add files that are not tracked yet; `attempt_id` is the write attempt that this ends.
+
+    `source` is a digest of 16 bytes of the data that they were made of, which is recorded with the commit id.
+    """
 
     kind: ClassVar[str] = "add_files"
     holds: ClassVar[tuple[str, type]] = ("files", FileWithReferences)
     files: tuple[FileWithReferences, ...]
     attempt_id: str | None = None
+    source: bytes | None = None
+
+    def _check(self) -> None:
+        _Request._check(self)
+        if self.source is not None and not (isinstance(self.source, bytes) and len(self.source) == 16):
+            raise InvalidInput(f"source must be 16 bytes, not {_shown(self.source)}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +180,11 @@ class Envelope:
 def attempt_of(request: object) -> str | None:
     """The write attempt that a request ends."""
     return request.attempt_id if isinstance(request, _WITH_ATTEMPTS) else None
+
+
+def source_of(request: object) -> bytes | None:
+    """Returns the digest of the data that a request's files were made of."""
+    return request.source if isinstance(request, AddFiles) else None
 
 
 def names_of_new_files(request: CommitRequest) -> list[str]:

@@ -27,11 +27,11 @@ def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noq
         return _of_columns(data)
     if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
         return _of_dicts(data, defaults)
-    if _is_of(data, "pandas") and hasattr(data, "columns"):
+    if is_of(data, "pandas") and hasattr(data, "columns"):
         return _of_pandas(data)
-    if _is_of(data, "polars") and hasattr(data, "collect"):
+    if is_of(data, "polars") and hasattr(data, "collect"):
         data = data.collect()
-    if _is_of(data, "pyarrow") and hasattr(data, "scanner"):
+    if is_of(data, "pyarrow") and hasattr(data, "scanner"):
         return data.scanner().to_reader()
     if hasattr(data, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(data)
@@ -45,8 +45,8 @@ def without_index(found: Rows) -> Rows:
     return found.select([name for name in found.schema.names if not name.startswith(INDEX)])
 
 
-def _is_of(data: Any, package: str) -> bool:
-    """Without importing what the maker of the data has imported."""
+def is_of(data: Any, package: str) -> bool:
+    """Returns whether a package made the data; it is not imported for that."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(data).__mro__)
 
 

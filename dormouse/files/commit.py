@@ -33,6 +33,8 @@ class Commit:
     commit_id: str | None = None
     expires: bool = True
     same_content: bool = True
+    source: bytes | None = None
+    """A digest of 16 bytes of the data that the items were made of, which is recorded with the id."""
     attempt_id: str | None = None
     """The write attempt that the commit ends; one that was abandoned commits nothing."""
 

@@ -4,8 +4,8 @@ sent as materialized (
     select *
     from unnest(
         %(sent)s::integer[], %(commit_keys)s::uuid[], %(commit_ids)s::text[], %(contents)s::uuid[],
-        %(expire)s::boolean[]
-    ) as t (commit, commit_key, commit_id, content, expires)
+        %(sources)s::uuid[], %(expire)s::boolean[]
+    ) as t (commit, commit_key, commit_id, content, source, expires)
 )
 
 -- name: before
@@ -82,8 +82,8 @@ recorded as (
 
 -- name: record
 -- Part of an update: records commits.
-insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
-select %(table_id)s, commit_key, commit_id, content,
+insert into applied_commit (table_id, commit_key, commit_id, content, source, expires_at)
+select %(table_id)s, commit_key, commit_id, content, source,
     case when expires then clock_timestamp() + make_interval(secs => %(kept_seconds)s::float8) end
 from sent
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
@@ -61,10 +62,14 @@ class FileReferenceStore(Updates):
         files: Iterable[FileWithReferences],
         *,
         commit_id: str | None = None,
+        source: bytes | None = None,
         conn: psycopg.Connection[Any] | None = None,
     ) -> bool:
-        """Adds files, with references or none; `FileAlreadyExists`, and none added, when one is tracked."""
-        return self._whole("add_files", list(files), commit_id, conn)
+        """Adds files, with references or none; `FileAlreadyExists`, and none added, when one is tracked.
+
+        `source` is recorded with the commit id: see `is_of_source`.
+        """
+        return self._whole("add_files", list(files), commit_id, conn, source=source)
 
     def assign_job_ids(
         self,
@@ -226,13 +231,30 @@ class FileReferenceStore(Updates):
 
     def is_applied(self, commit_id: str) -> bool:
         """Whether the commit is applied: what to ask after `CommitOutcomeUnknown`."""
-        return bool(self._rows("is_applied", {"commit_key": narrow_id(commit_id)})[0][0])
+        return bool(self._rows("applied_source", {"commit_key": narrow_id(commit_id)}))
+
+    def is_of_source(self, commit_id: str, source: Callable[[], bytes | None]) -> bool | None:
+        """Returns whether an applied commit may be of this data; None when it is not applied.
+
+        `source` gives the digest of the data. It is called only when there is one to compare it with.
+        """
+        rows = self._rows("applied_source", {"commit_key": narrow_id(commit_id)})
+        if not rows:
+            return None
+        recorded: UUID | None = rows[0][0]
+        return recorded is None or (given := source()) is None or given == recorded.bytes
 
     def _whole(
-        self, kind: Kind, items: Sequence[Any], commit_id: str | None, conn: psycopg.Connection[Any] | None
+        self,
+        kind: Kind,
+        items: Sequence[Any],
+        commit_id: str | None,
+        conn: psycopg.Connection[Any] | None,
+        *,
+        source: bytes | None = None,
     ) -> bool:
         """One commit, all or nothing; False when it was applied before."""
-        result = self._one(kind, items, commit_id, conn)
+        result = self._one(kind, items, commit_id, conn, source=source)
         if result.error is not None:
             raise result.error
         return result.state == "applied"
@@ -245,9 +267,10 @@ class FileReferenceStore(Updates):
         conn: psycopg.Connection[Any] | None,
         *,
         expires: bool = False,
+        source: bytes | None = None,
     ) -> CommitResult:
         # an id given here means the caller's job, which may come again with files of other names
-        commit = Commit(items, commit_id, expires=expires, same_content=False)
+        commit = Commit(items, commit_id, expires=expires, same_content=False, source=source)
         return self.apply(kind, [commit], conn=conn)[0]
 
 

@@ -312,9 +312,9 @@ with job as (
 ), {freed}, {mark_freed}
 select {freed_whole};
 
--- name: is_applied
--- Whether a commit is applied.
-select exists (select from applied_commit where table_id = %(table_id)s and commit_key = %(commit_key)s);
+-- name: applied_source
+-- The digest of the data of a commit that is applied, null where none is known; no row: it is not applied.
+select source from applied_commit where table_id = %(table_id)s and commit_key = %(commit_key)s;
 
 -- name: forget_expired_commits
 -- Forgets commits that no client asks for any more, so many at a time; gives how many.

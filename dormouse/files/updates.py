@@ -318,9 +318,8 @@ class _Batch:
         numbers = {commit: n for n, commit in enumerate(commits, 1)}
         items = [(numbers[unit.commit], item) for unit in units for item in unit.items]
         arrays = self._operation.arrays([n for n, _ in items], [item for _, item in items])
-        sent = [
-            (n, self._commits[c]) for c, n in numbers.items() if c in self._ids and c not in self._applied
-        ]
+        known = self._ids.keys() - self._applied
+        sent = [(n, self._commits[c]) for c, n in numbers.items() if c in known]
         ids = [commit.commit_id or "" for _, commit in sent]
         return {
             **arrays,
@@ -330,6 +329,7 @@ class _Batch:
             "commit_keys": Uuids(list(map(narrow_bytes, ids))),
             "commit_ids": texts(ids),
             "contents": Uuids([self._content(commit) if commit.same_content else None for _, commit in sent]),
+            "sources": Uuids([commit.source for _, commit in sent]),
             "expire": booleans([commit.expires for _, commit in sent]),
             "attempt_ids": Uuids([bytes.fromhex(attempt_id) for attempt_id in self.attempts(commits)]),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 from uuid import uuid4
 
 from dormouse.jobs.job import job_key
@@ -13,6 +14,9 @@ ANSWERING = frozenset({"query"})
 
 SENT = frozenset({"row_upload"})
 """The kinds of jobs that read an object which came with their request."""
+
+UPLOAD_KEY = "upload"
+"""What a request of such a job calls the object: another name each time that it is sent."""
 
 LOST_MAX = 3
 """A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
@@ -31,6 +35,13 @@ def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
 def new_upload() -> str:
     """What an object that is sent is called in the request of its job: one sent again is another."""
     return f"upload-{uuid4().hex}"
+
+
+def compared(kind: str, request: Any) -> Any:
+    """Returns what must be equal in two requests of one job id."""
+    if kind not in SENT or not isinstance(request, dict):
+        return request
+    return {name: value for name, value in request.items() if name != UPLOAD_KEY}
 
 
 def upload_name(job_id: str, upload: str = "upload") -> str:

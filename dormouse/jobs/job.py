@@ -72,6 +72,39 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class JobPlace:
+    """Where a job stands in lists: the next page begins after it."""
+
+    ended_at: datetime | None
+    started_at: datetime
+    key: uuid.UUID
+
+    @staticmethod
+    def of(job: Job) -> JobPlace:
+        """Returns the place of a job as it is now."""
+        return JobPlace(job.ended_at, job.started_at, job_key(job.job_id))
+
+    @staticmethod
+    def parse(text: str) -> JobPlace:
+        """Reads the result of `text`; `InvalidInput`."""
+        try:
+            ended_at, started_at, key = text.split("_")
+            ended = datetime.fromisoformat(ended_at) if ended_at else None
+            place = JobPlace(ended, datetime.fromisoformat(started_at), uuid.UUID(key))
+        except ValueError:
+            place = None
+        if place is None or None in (place.started_at.tzinfo, (place.ended_at or place.started_at).tzinfo):
+            raise InvalidInput(f"{text[:100]!r} is not the `next` of a page of jobs")
+        return place
+
+    @property
+    def text(self) -> str:
+        """The place in one word, for a URL."""
+        ended_at = "" if self.ended_at is None else self.ended_at.isoformat()
+        return f"{ended_at}_{self.started_at.isoformat()}_{self.key.hex}"
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A job that is a worker's, as long as nobody has claimed it with a larger token."""
 

@@ -78,7 +78,8 @@ join job_kind k using (kind_id)
 where j.job_key = %(job_key)s;
 
 -- name: list
--- The jobs that have not ended, newest first, then those that ended last: of each kind and state so many at most.
+-- The jobs that have not ended, newest first, then those that ended last: of each kind and state so many at most. A page
+-- begins after a job of the page before, by its place.
 with kinds as (
     select kind_id, name from job_kind where name = coalesce(%(kind)s, name)
 ), waiting as (
@@ -89,6 +90,7 @@ with kinds as (
         from job j
         where j.kind_id = k.kind_id and j.worker_id is null
             and j.owner is not distinct from coalesce(%(owner)s, j.owner)
+            and {unended_after}
         order by j.job_number desc
         limit %(limit)s
     ) j
@@ -101,6 +103,7 @@ with kinds as (
     left join job_worker w on w.worker_id = j.worker_id
     where coalesce(%(state)s, 'PROCESSING') = 'PROCESSING'
         and j.owner is not distinct from coalesce(%(owner)s, j.owner)
+        and {unended_after}
 ), ended as (
     select {shown_ended}
     from kinds k
@@ -109,6 +112,7 @@ with kinds as (
         select *
         from ended_job e
         where e.kind_id = k.kind_id and e.state = s.state
+            and {ended_after}
         order by e.ended_at desc
         limit %(limit)s
     ) j
@@ -120,6 +124,7 @@ with kinds as (
         from ended_job e
         where e.owner = %(owner)s
             and e.kind_id in (select kind_id from kinds) and e.state = coalesce(%(state)s, e.state)
+            and {ended_after}
         order by e.ended_at desc
         limit %(limit)s
     ) j
@@ -131,6 +136,22 @@ from (
 ) found
 order by coalesce(ended_at, 'infinity') desc, started_at desc, job_key desc
 limit %(limit)s;
+
+-- name: unended_after
+-- Part of a query: whether job j, which has not ended, stands after the place where a page begins; before it are no others
+-- than such jobs.
+(
+    %(after_key)s::uuid is null or (
+        %(after_ended)s::timestamptz = 'infinity' and (j.started_at, j.job_key) < (%(after_started)s::timestamptz, %(after_key)s)
+    )
+)
+
+-- name: ended_after
+-- Part of a query: whether job e, which has ended, stands after the place where a page begins.
+(
+    %(after_key)s::uuid is null
+    or (e.ended_at, e.started_at, e.job_key) < (%(after_ended)s::timestamptz, %(after_started)s::timestamptz, %(after_key)s)
+)
 
 -- name: cancel
 -- Ends a job that waits, or asks its worker to end it: gives whether one of both.

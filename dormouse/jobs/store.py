@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from dormouse.errors import (
+    CommitIdReused,
     InvalidInput,
     JobCancelled,
     JobFailed,
     JobIdTaken,
     JobNotEnded,
     JobNotFound,
+    PayloadExpired,
+    PayloadNotFound,
 )
 from dormouse.jobs import documents
+from dormouse.jobs.answers import compared
 from dormouse.jobs.claims import Claims
 from dormouse.jobs.expiry import expire
 from dormouse.jobs.job import (
     Job,
+    JobPlace,
     JobState,
     KindOfJob,
     check_kind,
@@ -34,6 +39,7 @@ from dormouse.jobs.job import (
 )
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
+from dormouse.payloads.content import decode
 from dormouse.payloads.rows import with_days
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -55,7 +61,8 @@ _SHOWN = {"shown": _QUERIES["shown"].including(**_WORKS), "shown_ended": _QUERIE
 _KINDS = _QUERIES["kinds"].including(**_WORKS)
 _START = _QUERIES["start"].including(wake=_QUERIES["wake"])
 _FIND = _QUERIES["find"].including(**_SHOWN)
-_LIST = _QUERIES["list"].including(**_SHOWN)
+_AFTER = {name: _QUERIES[name] for name in ("unended_after", "ended_after")}
+_LIST = _QUERIES["list"].including(**_SHOWN, **_AFTER)
 
 
 class JobStore:
@@ -82,9 +89,11 @@ class JobStore:
     def start(self, kind: str, request: Any, owner: str | None = None, *, job_id: str | None = None) -> str:
         """Has a worker run a job of this kind, sooner or later; gives its id.
 
-        `request` is a JSON value. Started again with the same `job_id`, kind and owner it is the same job:
-        the first request counts. Raises `InvalidInput`, `InvalidPayload` for what is no JSON, and
-        `JobIdTaken`; then nothing was started. After `CommitOutcomeUnknown`, start it again with that id.
+        `request` is a JSON value. Started again with the same `job_id`, kind, owner and request it is the
+        same job. Raises `InvalidInput`, `InvalidPayload` for what is no JSON, `JobIdTaken` for the id of
+        another kind's or owner's job, and `CommitIdReused` for that of a job with another request, which is
+        compared as long as it is kept; then nothing was started. After `CommitOutcomeUnknown`, start it again
+        with that id.
         """
         self._check_writable()
         check_kind(kind)
@@ -117,7 +126,7 @@ class JobStore:
         except _Known:
             is_new = False
         if not is_new:
-            self._check_same(chosen, kind, owner)
+            self._check_same(chosen, kind, owner, text)
         note_if_shared(self._objects)  # for workers that let their connections go
         return chosen
 
@@ -173,9 +182,11 @@ class JobStore:
         *,
         owner: str | None = None,
         limit: int = LIMIT,
+        after: Job | JobPlace | None = None,
     ) -> list[Job]:
         """The jobs and rounds that have not ended, newest first, then those that ended last.
 
+        `after` the last job of a page comes the next page; a job that ends meanwhile may come again.
         Rounds are of the kinds "round:ingest", "round:compaction", "round:split", "round:merge" and
         "round:collection".
         """
@@ -186,7 +197,16 @@ class JobStore:
         check_owner(owner)
         if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
             raise InvalidInput(f"limit must be from 1 to {LIMIT_MAX:,}, not {limit!r}")
-        values = {"kind": kind, "state": state, "owner": owner, "limit": limit}
+        place = JobPlace.of(after) if isinstance(after, Job) else after
+        values = {
+            "kind": kind,
+            "state": state,
+            "owner": owner,
+            "limit": limit,
+            "after_ended": "infinity" if place is None or place.ended_at is None else place.ended_at,
+            "after_started": None if place is None else place.started_at,
+            "after_key": None if place is None else place.key,
+        }
         rows = run_lookup(self._supplier, rows_of(_LIST, values), operation="list jobs")
         return [_job(row, owner) for row in rows]
 
@@ -263,10 +283,19 @@ class JobStore:
             raise JobNotFound(f"there is no job {job_id!r}, or it is another owner's")
         return found
 
-    def _check_same(self, job_id: str, kind: str, owner: str | None) -> None:
+    def _check_same(self, job_id: str, kind: str, owner: str | None, text: str) -> None:
         found = self._found(job_id, None)
         if (found.kind, found.owner) != (kind, owner):
             raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
+        try:
+            before = documents.request_of(self._payloads, found)
+        except (PayloadExpired, PayloadNotFound):
+            return
+        if compared(kind, before) != compared(kind, decode(text)):
+            raise CommitIdReused(
+                f"the id {job_id!r} is that of a job with another request; nothing was started: give each "
+                "job its own"
+            )
 
     def _kind_id(self, kind: str) -> int:
         if (found := self._kind_ids.get(kind)) is None:

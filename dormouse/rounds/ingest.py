@@ -16,6 +16,7 @@ from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX
 from dormouse.data.sorted_files import InOrder, leaf_counts
 from dormouse.data.source import Source, open_source
+from dormouse.data.source_digest import GivenData
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keyed import given_schema, is_keyed
@@ -83,13 +84,14 @@ def ingest_in_process(
     """
 
     held_bytes = memory_bytes or load_settings().ingest_memory_bytes or _share_of_memory()
+    given = GivenData(data, deletes)
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
-        source = open_source(data, current.schema) if rows is None else rows.opened(data)
+        source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
         return write_leaves(current, attempt, source, progress or (lambda *_: None), held_bytes)
 
-    return ingest_once(context, ingest_id, write)
+    return ingest_once(context, ingest_id, write, digest=given.digest)
 
 
 def _share_of_memory() -> int:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dormouse.backoff import backoff_seconds
@@ -16,6 +17,7 @@ from dormouse.context import TableContext
 from dormouse.errors import (
     AttemptAbandoned,
     CommitFailed,
+    CommitIdReused,
     CommitOutcomeUnknown,
     DormouseError,
     InvalidCommitRequest,
@@ -55,9 +57,13 @@ def ingest_once(
     ingest_id: str | None,
     write: Callable[[TableContext, WriteAttempt], Sequence[FileWithReferences]],
     *,
+    digest: Callable[[], bytes | None] = lambda: None,
     leftovers: bool = False,
 ) -> IngestReport:
     """Commits the files that `write` makes, once for each id; for an id that is applied it is not called.
+
+    `digest` gives 16 bytes for the data, or None, and is recorded with the id that a caller gave. Raises
+    `CommitIdReused` for an id that is applied with data of another digest.
 
     Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
     those that are changed meanwhile do not matter, unless the rows lack one that must not be null, which is
@@ -65,19 +71,23 @@ def ingest_once(
     `WriteAttempts.finish`, also when it fails; they are looked for after the commit.
     """
     started = time.monotonic()
+    source: Callable[[], bytes | None] = cache(digest) if ingest_id is not None else lambda: None
     if ingest_id is None:
         ingest_id = uuid.uuid4().hex
     check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
     check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
     files: Sequence[FileWithReferences] = ()
     applied = False
-    if not context.store.is_applied(commit_id(ingest_id)):
+    if not _is_applied(context, ingest_id, source):
         with (
             refusals_named(context, ingest_id, context.schema.version),
             context.writing(loads=True, leftovers=leftovers) as (current, attempt),
         ):
+            of_data = source()
             files = write(current, attempt)
-            applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers)
+            applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers, source=of_data)
+        if not applied:
+            _is_applied(context, ingest_id, source)
         if applied and leftovers:
             context.attempts.delete_leftovers(attempt, context.store.own)
     added = files if applied else ()
@@ -90,6 +100,17 @@ def ingest_once(
         applied=applied,
         seconds=time.monotonic() - started,
     )
+
+
+def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:
+    """Returns whether an ingest of this id is applied; `CommitIdReused` when it was one of other data."""
+    is_same = context.store.is_of_source(commit_id(ingest_id), source)
+    if is_same is False:
+        raise CommitIdReused(
+            f"ingest id {ingest_id!r} was used before, for other data, in table {context.table.name!r}; "
+            "nothing was added: give each ingest an id of its own"
+        )
+    return is_same is not None
 
 
 @contextmanager
@@ -124,9 +145,12 @@ def commit_files(
     ingest_id: str,
     *,
     leftovers: bool = False,
+    source: bytes | None = None,
     with_them: Callable[[psycopg.Connection[Any]], object] | None = None,
 ) -> bool:
     """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
+
+    `source` is a digest of the data, which is recorded with the id.
 
     Those of a keyed table have the attempt's place among the deletions. What is done `with_them`, in the same
     transaction, comes first. Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only
@@ -134,7 +158,9 @@ def commit_files(
     """
     files = with_place(attempt, files)
     try:
-        applied = _commit(context, attempt, files, ingest_id, leftovers=leftovers, with_them=with_them)
+        applied = _commit(
+            context, attempt, files, ingest_id, leftovers=leftovers, source=source, with_them=with_them
+        )
     except CommitOutcomeUnknown as unknown:
         applied = _ask(context, attempt, ingest_id, unknown)
     if not applied:
@@ -156,6 +182,7 @@ def _commit(
     ingest_id: str,
     *,
     leftovers: bool,
+    source: bytes | None,
     with_them: Callable[[psycopg.Connection[Any]], object] | None,
 ) -> bool:
     # a request cannot say that there may be leftovers, or what else there is to do or to check
@@ -167,6 +194,7 @@ def _commit(
                 table=context.table.name,
                 files=tuple(files),
                 attempt_id=attempt.attempt_id,
+                source=source,
             )
             return commits.commit(request, attempt)
 
@@ -175,7 +203,9 @@ def _commit(
             context.numbering.check(conn)
         if with_them is not None:
             with_them(conn)
-        applied = context.store.add_files_with_references(files, commit_id=commit_id(ingest_id), conn=conn)
+        applied = context.store.add_files_with_references(
+            files, commit_id=commit_id(ingest_id), source=source, conn=conn
+        )
         if applied:
             WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
         return applied

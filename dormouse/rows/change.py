@@ -73,11 +73,15 @@ _KINDS = (Insert, Update, Patch, Remove, LoadCsv, AddColumn, RenameColumn, Retyp
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How a change is made: by whom, by which id once, after which wait for the lock."""
+    """How a change is made: by whom, by which id once, after which wait for the lock.
+
+    `digest` is of what is asked, and is compared when the id comes again.
+    """
 
     dry_run: bool = False
     changed_by: str | None = None
     change_id: str | None = None
+    digest: bytes | None = None
     wait_seconds: float = LOCK_WAIT_SECONDS
     progress: Progress = lambda done, total: None
 
@@ -117,8 +121,10 @@ class RowChanges:
         if asked.change_id is not None:
             check_text("change_id", asked.change_id, CHANGE_ID_BYTES_MAX)
         with self._still(asked) as held:
-            if asked.change_id is not None and (done := self.store.change_of_id(asked.change_id)):
-                return changed_of(done)
+            if asked.change_id is not None:
+                done = self.store.change_of_id(asked.change_id, asked.digest)
+                if done is not None:
+                    return changed_of(done)
             columns = self.store.state().columns
             found = find(held, columns)
             if asked.dry_run:
@@ -163,6 +169,7 @@ class RowChanges:
                     next_id=made.next_id,
                     changed_by=asked.changed_by or this_user(),
                     change_id=asked.change_id,
+                    digest=asked.digest,
                     columns_changed=outcome.said,
                     columns=outcome.columns,
                 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 from dormouse.errors import InvalidColumn, InvalidInput, RowNotFound, names_what_is_missing
 from dormouse.rows.asking import AskedTable
 from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
+from dormouse.rows.change_digest import digest_of_changes, digest_of_upsert
 from dormouse.rows.changes import Change, Changed, LoadCsv, Row
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
@@ -93,15 +94,17 @@ class RowTable(AskedTable):
         Rows are applied in blocks of at most 25,000, of which each is the next version of its rows; so is
         each change of the columns. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
         is who the history says it was, by default the user of the process; the same `change_id` again changes
-        nothing, and tells what it did then. `progress` is called with the rows done. Others who change the
-        table are waited for, for `wait_seconds`.
+        nothing, and tells what it did then. Another change with that id is `CommitIdReused`: rows in lists
+        and the content of files are compared, rows of iterators are not. `progress` is called with the rows
+        done. Others who change the table are waited for, for `wait_seconds`.
 
         Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that have newer
         versions than those that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is
         changed; and `CommitOutcomeUnknown`.
         """
-        asked = Asked(dry_run, changed_by, change_id, wait_seconds, progress)
         listed = checked_changes(changes)
+        digest = None if change_id is None else digest_of_changes(listed)
+        asked = Asked(dry_run, changed_by, change_id, digest, wait_seconds, progress)
         return self._changed(lambda held, columns: Found(listed), asked)
 
     def upsert(
@@ -131,7 +134,8 @@ class RowTable(AskedTable):
             return Found([Written(batches)] if batches else [], unchanged)
 
         self._indexes.bring(self)  # or the lock would be held while an index is built
-        return self._changed(find, Asked(dry_run, changed_by, change_id, wait_seconds, progress))
+        digest = None if change_id is None else digest_of_upsert(rows, on)
+        return self._changed(find, Asked(dry_run, changed_by, change_id, digest, wait_seconds, progress))
 
     def _changed(self, find: Find, asked: Asked) -> Changed:
         if asked.dry_run:

@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 from psycopg.types.json import Jsonb
 
-from dormouse.errors import RowLockLost, SnapshotExists, SnapshotNotFound, TableNotFound
+from dormouse.errors import CommitIdReused, RowLockLost, SnapshotExists, SnapshotNotFound, TableNotFound
 from dormouse.model.table import TableRecord
 from dormouse.model.text import check_printed
 from dormouse.postgres.arrays import booleans, integers
@@ -153,6 +153,7 @@ class RowStore:
         next_id: int,
         changed_by: str,
         change_id: str | None,
+        digest: bytes | None,
         columns_changed: Sequence[str],
         columns: Sequence[tuple[int, Sequence[Column]]],
     ) -> None:
@@ -162,6 +163,7 @@ class RowStore:
             "next_id": next_id,
             "changed_by": changed_by,
             "change_id": change_id,
+            "digest": _uuid(digest),
             "columns_changed": list(columns_changed),
         }
         conn.execute(_QUERIES["record"].on(), {**self._key, **values})
@@ -169,10 +171,21 @@ class RowStore:
             values = {"version": version, "columns": _json(some)}
             conn.execute(_QUERIES["record_columns"].on(), {**self._key, **values})
 
-    def change_of_id(self, change_id: str) -> Recorded | None:
-        """What a change did that was asked before by this id."""
-        rows = self._rows("change_of_id", change_id=change_id)
-        return Recorded(*rows[0]) if rows else None
+    def change_of_id(self, change_id: str, digest: bytes | None) -> Recorded | None:
+        """Returns what the change of this id did; None when there was none.
+
+        Raises `CommitIdReused` when it was another change, as far as the digests of both are known.
+        """
+        rows = self._rows("change_of_id", change_id=change_id, digest=_uuid(digest))
+        if not rows:
+            return None
+        is_same, *done = rows[0]
+        if not is_same:
+            raise CommitIdReused(
+                f"change id {change_id!r} was used before, for another change of table {self.table.name!r}; "
+                "nothing was changed: give each change an id of its own"
+            )
+        return Recorded(*done)
 
     def history(self, before: int, limit: int) -> list[RowChange]:
         """Changes of before a version, the newest first."""
@@ -212,6 +225,10 @@ class RowStore:
     def _written(self, query: str, **values: Any) -> list[Any]:
         work = rows_of(_QUERIES[query], {**self._key, **values})
         return run_transaction(self.supplier, work, operation=f"row table {query}")
+
+
+def _uuid(digest: bytes | None) -> UUID | None:
+    return None if digest is None else UUID(bytes=digest)
 
 
 def _json(columns: Sequence[Column]) -> Jsonb:

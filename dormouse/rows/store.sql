@@ -75,8 +75,8 @@ with changed as (
     where table_id = %(table_id)s
     returning changed_at
 ), identified as (
-    insert into row_change_id (table_id, change_id, last_version)
-    select %(table_id)s, %(change_id)s, %(last_version)s
+    insert into row_change_id (table_id, change_id, last_version, digest)
+    select %(table_id)s, %(change_id)s, %(last_version)s, %(digest)s
     where %(change_id)s::text is not null
 )
 insert into row_change (
@@ -93,8 +93,9 @@ from changed;
 insert into row_columns (table_id, since_version, columns) values (%(table_id)s, %(version)s, %(columns)s);
 
 -- name: change_of_id
--- What a change did that was asked before.
-select c.first_version, c.last_version, c.first_id, c.inserted, c.updated, c.deleted, c.unchanged
+-- What a change did that was asked before by this id, and whether it was the same, as far as both digests are known.
+select coalesce(i.digest = %(digest)s, true),
+    c.first_version, c.last_version, c.first_id, c.inserted, c.updated, c.deleted, c.unchanged
 from row_change_id i
 join row_change c on c.table_id = i.table_id and c.last_version = i.last_version
 where i.table_id = %(table_id)s and i.change_id = %(change_id)s;

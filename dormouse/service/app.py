@@ -14,7 +14,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Match
 
 from dormouse import __version__
 from dormouse.errors import DormouseError
@@ -25,6 +24,7 @@ from dormouse.service.access_log import AccessLog
 from dormouse.service.declared import Served
 from dormouse.service.docs_page import docs
 from dormouse.service.documents import ProblemDocument
+from dormouse.service.heads import Heads, methods_of
 from dormouse.service.health import Readiness
 from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
@@ -106,9 +106,10 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
                 holders=holders,
                 open_paths=open_paths(routers),
             ),
+            Middleware(Heads),
         ],
     )
-    app.state.service, app.state.settings = here, settings
+    app.state.service, app.state.settings, app.state.routers = here, settings, routers
     # routes are tried one after another: those that are asked for most come first
     app.router.route_class = Served
     for router in routers:
@@ -154,14 +155,8 @@ async def _problem(request: Request, error: Exception) -> Response:
     if not isinstance(error, _EXPECTED):
         logger.error("a request failed", exc_info=error)
     if isinstance(error, HTTPException) and error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
+        error.headers = {"Allow": ", ".join(methods_of(request.app.state.routers, request.scope))}
     return problem_of(error, request.app.state.service.hide).response()
-
-
-def _methods(request: Request) -> set[str]:
-    """What a path takes; each of its methods is a route of its own."""
-    routes = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
-    return {method for route in routes for method in getattr(route, "methods", None) or ()}
 
 
 def _described(app: FastAPI, *, secured: bool) -> dict[str, Any]:

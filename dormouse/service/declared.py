@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from dormouse.errors import InvalidInput
+from dormouse.model.text import did_you_mean
 from dormouse.service.documents import problems
 from dormouse.service.problems import Refused
 from dormouse.service.running import Answer
@@ -43,8 +46,13 @@ class Served(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, terms = super().get_route_handler(), self.terms
 
+        known = _query_parameters(self.dependant)
+        is_of_api = self.path.startswith("/v1/")
+
         async def handler(request: Request) -> Response:
             terms.check(request.state.holder)
+            if is_of_api:
+                _check_query(request, known)
             if terms.places == (Place.LOOP,):
                 try:
                     async with asyncio.timeout(LOOP_SECONDS_MAX):
@@ -59,6 +67,23 @@ class Served(APIRoute):
             return found
 
         return handler
+
+
+def _query_parameters(needed: Dependant) -> set[str]:
+    """Returns the names of the query parameters of an endpoint and of what it depends on."""
+    names = {parameter.alias for parameter in needed.query_params}
+    return names.union(*map(_query_parameters, needed.dependencies))
+
+
+def _check_query(request: Request, known: Collection[str]) -> None:
+    """Raises `InvalidInput` for a parameter that the path does not have, and for one that comes twice."""
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; there is {', '.join(sorted(known)) or 'none'}"
+            raise InvalidInput(f"the path has no query parameter {name[:100]!r}{hint}")
+        if given.count(name) > 1:
+            raise InvalidInput(f"query parameter {name!r} is given twice")
 
 
 def _in_thread(endpoint: Callable[..., Response], place: Place) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dormouse.query.where import LIMIT_MAX
-from dormouse.service.formats import ARROW, CSV, JSON_LINES
+from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
 
 _WHERE = {
@@ -117,9 +117,10 @@ class TableName(AnswerDocument):
 
 
 class TableList(AnswerDocument):
-    """All tables, by name."""
+    """Tables by name; `next` goes on from here as `after`, null at the end."""
 
     tables: list[TableName]
+    next: str | None
 
 
 class Schema(AnswerDocument):
@@ -230,7 +231,9 @@ class JobRequest(Request):
         examples=[{"statement": "select carrier, count(*) from flights group by carrier"}],
     )
     job_id: str | None = Field(
-        default=None, description="started again with the same id, it is the same job; a new one if left out"
+        default=None,
+        description="the same request started again with the same id is the same job, another is refused; "
+        "a new one if left out. The header Idempotency-Key says the same",
     )
 
 
@@ -256,9 +259,10 @@ class JobDocument(AnswerDocument):
 
 
 class JobList(AnswerDocument):
-    """Jobs that have not ended, newest first, then those that ended last."""
+    """Jobs that have not ended, newest first, then those that ended last; `next` goes on as `after`."""
 
     jobs: list[JobDocument]
+    next: str | None
 
 
 class JobResult(AnswerDocument):
@@ -280,7 +284,8 @@ _WHEN = dict(REFUSALS.values()) | {
     400: "The request is not valid; `detail` says what to change.",
     403: "The token's holder may not start this kind of job; or, without tokens, another site's page asks.",
     404: "There is no such table, or job.",
-    409: "The job has no result: it runs, has failed or was cancelled; or its id is another job's.",
+    409: "The job has no result: it runs, has failed or was cancelled; or its id is that of another job "
+    "or request.",
     410: "The job's result, or the page of a query, is past its retention.",
     413: "The body, or the answer, is larger than is allowed.",
     429: "Too many queries run at once; try again later.",
@@ -322,6 +327,7 @@ STREAMS: dict[int | str, dict[str, Any]] = {
             JSON_LINES: {"schema": {"type": "string"}, "example": _EXAMPLES[JSON_LINES]},
             ARROW: {"schema": {"type": "string", "format": "binary"}},
             CSV: {"schema": {"type": "string"}, "example": _EXAMPLES[CSV]},
+            JSON: {"schema": {"type": "array", "items": {"type": "object"}}},
         },
     },
     **problems(400, 401, 404, 406, 408, 413, 415, 429, 503, 504),

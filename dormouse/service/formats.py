@@ -7,9 +7,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from dormouse.data.export import ArrowStream, Csv, JsonLines, Writer, WriterOfArrow
+from dormouse.data.export import ArrowStream, Csv, JsonArray, JsonLines, Writer, WriterOfArrow
 from dormouse.service.problems import Refused
 
+JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 CSV = "text/csv"
@@ -62,8 +63,20 @@ class _Arrow(ArrowStream):
         return ending.write_batch(nothing, custom_metadata={PROBLEM_KEY: problem.encode()})
 
 
+class _Json(JsonArray):
+    content_type = JSON
+
+    def broken_off(self, problem: str) -> bytes:
+        return b""  # an array without its end is no JSON
+
+
 # the first is the default
-_FORMATS: dict[str, Callable[[], Format]] = {JSON_LINES: _JsonLines, ARROW: _Arrow, CSV: CsvAnswer}
+_FORMATS: dict[str, Callable[[], Format]] = {
+    JSON_LINES: _JsonLines,
+    ARROW: _Arrow,
+    CSV: CsvAnswer,
+    JSON: _Json,
+}
 
 
 def preferred_format(accept: str) -> Format:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.errors import InvalidInput
 from dormouse.instance import Instance
 from dormouse.jobs import Job, Worker
 from dormouse.jobs.answers import ANSWERING, SENT
+from dormouse.jobs.job import JobPlace
 from dormouse.long_work import KINDS, check_request, functions
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
@@ -24,15 +25,18 @@ from dormouse.row_work import start_query
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
+from dormouse.service.parts import Part, entity_tag, wanted_part
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT
 from dormouse.service.terms import Place, Right, check_may, served
-from dormouse.service.work import FileWork
+from dormouse.service.work import FileWork, Opened
 from dormouse.settings.service import Holder
 from dormouse.sql.engine import Sessions
 
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20
+WITHOUT_PATHS = KINDS.keys() - {"row_query"}
+"""The kinds of jobs whose results have texts of the service; rows are what they are."""
 AGAIN_SECONDS = 10.0
 """After the end of a worker, before another is made."""
 
@@ -47,9 +51,17 @@ def _holder(request: Request) -> Holder:
     return cast(Holder, request.state.holder)
 
 
+def _sessions(request: Request) -> Sessions | None:
+    return cast(Sessions | None, request.app.state.service.sessions)
+
+
+Parsing = Annotated[Sessions | None, Depends(_sessions)]
 Here = Annotated[Instance, Depends(_instance)]
 By = Annotated[Holder, Depends(_holder)]
 JobId = Annotated[str, Path(description="the id of a job"), SEGMENT]
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", description="the id of the job, as job_id is")
+]
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
 
@@ -57,17 +69,20 @@ jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
     "", status_code=202, response_model=documents.JobDocument, responses=STARTS, summary="Start long work"
 )
 @served(Right.STARTS, Place.LOOKUPS)
-def start(here: Here, holder: By, body: documents.JobRequest) -> Response:
+def start(
+    here: Here, parsing: Parsing, holder: By, body: documents.JobRequest, key: IdempotencyKey = None
+) -> Response:
     """A query whose answer becomes an object, an ingest of objects, a round of compaction or splits."""
     if body.kind not in KINDS or body.kind in SENT:
         known = ", ".join(kind for kind in KINDS if kind not in SENT)
         raise InvalidInput(f"kind {body.kind[:80]!r} is none of {known}")
+    chosen = chosen_id(body.job_id, key)
     check_may(holder, body.kind)
-    check_request(here, body.kind, body.request)
-    if body.kind == "row_query" and body.job_id is None:
+    check_request(here, body.kind, body.request, parsing)
+    if body.kind == "row_query" and chosen is None:
         job_id = start_query(here, body.request, holder.owner)
     else:
-        job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=body.job_id)
+        job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=chosen)
     return told(here, here.jobs.status(job_id, holder.owner), 202)
 
 
@@ -79,10 +94,14 @@ def list_jobs(
     kind: Annotated[str | None, Query(description="only of this kind")] = None,
     state: Annotated[str | None, Query(description="only in this state")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
+    after: Annotated[str | None, Query(description="the `next` of the page before")] = None,
 ) -> Response:
     """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
-    found = here.jobs.list(kind, state, owner=holder.owner, limit=limit)  # type: ignore[arg-type]
-    return JSONResponse({"jobs": [_document(job, hiding(here.objects.url)) for job in found]})
+    place = None if after is None else JobPlace.parse(after)
+    found = here.jobs.list(kind, state, owner=holder.owner, limit=limit, after=place)  # type: ignore[arg-type]
+    following = JobPlace.of(found[-1]).text if len(found) == limit else None
+    shown = [_document(job, hiding(here.objects.url)) for job in found]
+    return JSONResponse({"jobs": shown, "next": following})
 
 
 @jobs.get("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="One job")
@@ -103,7 +122,10 @@ def cancel(here: Here, holder: By, job_id: JobId) -> Response:
 @served(Right.HOLDER, Place.LOOKUPS)
 def result(here: Here, holder: By, job_id: JobId) -> Response:
     """When it is complete."""
-    return JSONResponse({"result": here.jobs.result(job_id, holder.owner)})
+    found = here.jobs.result(job_id, holder.owner)
+    if here.jobs.status(job_id, holder.owner).kind in WITHOUT_PATHS:
+        found = _without_paths(found, hiding(here.objects.url))
+    return JSONResponse({"result": found})
 
 
 @jobs.get(
@@ -114,27 +136,49 @@ def result(here: Here, holder: By, job_id: JobId) -> Response:
             "description": "The rows.",
             "content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}},
         },
+        206: {"description": "The range of bytes that the header Range asks for."},
+        304: {"description": "If-None-Match has its ETag."},
         **RESULTS,
+        **documents.problems(416),
     },
     summary="The rows of a query, as Parquet",
 )
 @served(Right.HOLDER, Place.FILES)
-async def answer(here: Here, holder: By, job_id: JobId) -> Response:
-    """The object that its result names."""
+async def answer(here: Here, holder: By, request: Request, job_id: JobId) -> Response:
+    """The object that its result names, or one range of its bytes. It never changes: its name is its ETag."""
 
-    def open_rows() -> tuple[Generator[bytes], Mapping[str, str]]:
+    def open_rows() -> Opened:
         if (job := here.jobs.status(job_id, holder.owner)).kind not in ANSWERING:
             raise InvalidInput(f"job {job_id!r} is of kind {job.kind!r}, and has no rows: ask for its result")
         name = here.jobs.result(job_id, holder.owner)["object"]
-        return _chunks(here, name), {"content-length": str(here.objects.size(name))}
+        part = wanted_part(request.headers, entity_tag(name), here.objects.size(name))
+        return Opened(_chunks(here, name, part), part.headers, part.status)
 
     return Answer(Place.FILES, None, FileWork(open_rows, PARQUET))
 
 
-def _chunks(instance: Instance, name: str) -> Generator[bytes]:
-    with instance.objects.reader(name) as source:
-        while chunk := source.read(CHUNK_BYTES):
-            yield chunk
+def chosen_id(job_id: str | None, key: str | None) -> str | None:
+    """Returns the id that a client chose for a job, in the header, which may quote it, or beside it."""
+    if key is None:
+        return job_id
+    unquoted = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
+    if job_id not in (None, unquoted):
+        raise InvalidInput("Idempotency-Key and job_id name two ids: give one of them")
+    return unquoted
+
+
+def _chunks(instance: Instance, name: str, part: Part) -> Generator[bytes]:
+    for start in range(part.start, part.end, CHUNK_BYTES):
+        yield instance.objects.get_range(name, start, min(CHUNK_BYTES, part.end - start))
+
+
+def _without_paths(found: Any, hide: Callable[[str], str]) -> Any:
+    """A JSON value whose texts name no path of this machine."""
+    if isinstance(found, str):
+        return hide(found)
+    if isinstance(found, dict):
+        return {name: _without_paths(value, hide) for name, value in found.items()}
+    return [_without_paths(one, hide) for one in found] if isinstance(found, list) else found
 
 
 def told(instance: Instance, job: Job, status: int = 200) -> Response:

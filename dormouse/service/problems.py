@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from dormouse.errors import (
+    CommitIdReused,
     CommitOutcomeUnknown,
     ConnectionsExhausted,
     CutExpired,
@@ -62,6 +64,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (RowLockHeld, 503),
     (RowLockLost, 503),
     (PageExpired, 410),
+    (CommitIdReused, 409),
     (RowConflict, 409),
     (SnapshotExists, 409),
     (TableAlreadyExists, 409),
@@ -91,6 +94,7 @@ REFUSALS = {
     "misdirected-request": (421, "The request is for another host."),
     "not-acceptable": (406, "There is no answer in any of the media types that are accepted."),
     "query-time-over": (504, "The query took too long."),
+    "range-not-satisfiable": (416, "The answer does not have the range of bytes that was asked for."),
     "service-ends": (503, "The service is being stopped."),
     "too-many-queries": (429, "Too many queries run at once."),
     "unauthorized": (401, "The request has no valid token."),
@@ -101,8 +105,9 @@ REFUSALS = {
 class Refused(DormouseError):
     """What the service refuses by itself; `kind` is one of the table above."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind: str, detail: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         self.kind = kind
+        self.headers = headers
         super().__init__(detail)
 
 
@@ -135,20 +140,21 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
 
     `hide` takes out of the detail what the client must not read.
     """
+    headers: Mapping[str, str] = {}
     match error:
         case HTTPException():
             return http_problem(error.status_code, headers=error.headers)
         case RequestValidationError():
             return problem_of(InvalidInput(_unfit(error.errors())))
         case Refused():
-            kind, (status, title) = error.kind, REFUSALS[error.kind]
+            kind, (status, title), headers = error.kind, REFUSALS[error.kind], error.headers
         case DormouseError():
             kind = _CAPITAL.sub("-", type(error).__name__).lower()
             status = next((status for known, status in _STATUSES if isinstance(error, known)), 500)
             title = (type(error).__doc__ or "").splitlines()[0]
         case _:
             return Problem(500, "internal-error", "The service failed.", "the service's log says why")
-    return Problem(status, kind, title, shortened(hide(str(error))), _headers(status))
+    return Problem(status, kind, title, shortened(hide(str(error))), {**_headers(status), **headers})
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -30,6 +30,7 @@ from dormouse.service.work import DocumentWork, Limits, QueryWork
 from dormouse.sql.engine import Sessions
 from dormouse.table import Table
 
+T = TypeVar("T")
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
 
 
@@ -57,12 +58,14 @@ Here = Annotated[Service, Depends(service)]
 TableNamed = Annotated[str, Path(description="the name of a table", examples=["flights"]), SEGMENT]
 After = Annotated[str | None, Query(description="the `next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most")]
+MaybeLimit = Annotated[
+    int | None, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most; all if left out")
+]
 health = APIRouter(tags=["health"], route_class=Served)
 tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
 queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
 
 
-@health.head("/health", include_in_schema=False)
 @health.get("/health", response_model=documents.Health, summary="Whether the process answers")
 @served(Right.PUBLIC, Place.LOOP)
 async def alive() -> Response:
@@ -97,10 +100,11 @@ async def metrics(here: Here) -> Response:
 
 @tables.get("", response_model=documents.TableList, responses=READS, summary="All tables")
 @served(Right.HOLDER, Place.LOOKUPS)
-def list_tables(here: Here) -> Response:
-    """The tables of the instance, by name."""
-    found = [{"name": table.known_name, "layout": table.layout} for table in here.instance.tables()]
-    return JSONResponse({"tables": found})
+def list_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
+    """The tables of the instance, by name; all of them, or a page."""
+    page, following = page_by_name({one.known_name: one for one in here.instance.tables()}, after, limit)
+    found = [{"name": table.known_name, "layout": table.layout} for table in page]
+    return JSONResponse({"tables": found, "next": following})
 
 
 @tables.get("/{table}", response_model=documents.TableDescription, responses=ANSWERS, summary="One table")
@@ -268,6 +272,13 @@ async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
         }
 
     return Answer(Place.STATEMENTS, "sql_plan", DocumentWork(make, interruption.set))
+
+
+def page_by_name(named: Mapping[str, T], after: str | None, limit: int | None) -> tuple[list[T], str | None]:
+    """Returns a page of what has a name, in the order of names, and after which name the next page begins."""
+    names = sorted(name for name in named if after is None or name > after)
+    page = names if limit is None else names[:limit]
+    return [named[name] for name in page], page[-1] if len(page) < len(names) else None
 
 
 def _schema(found: Table, as_of: str | int | None) -> Schema:

@@ -33,9 +33,10 @@ class RowQueryRequest(Request):
 
 
 class RowTableList(AnswerDocument):
-    """All row tables, by name."""
+    """Row tables by name; `next` goes on from here as `after`, null at the end."""
 
     tables: list[dict[str, Any]]
+    next: str | None
 
 
 class RowTableDescription(AnswerDocument):
@@ -66,6 +67,7 @@ class RowHistory(AnswerDocument):
     """Changes of a row table, the newest first."""
 
     changes: list[dict[str, Any]]
+    next: int | None
 
 
 class PutFile(AnswerDocument):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -17,12 +17,10 @@ from fastapi.responses import JSONResponse
 from dormouse.errors import (
     CommitOutcomeUnknown,
     InvalidQuery,
-    JobIdTaken,
-    JobNotFound,
     ObjectNotFound,
     RowNotFound,
 )
-from dormouse.jobs.answers import new_upload, upload_name
+from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
 from dormouse.long_work import check_request
 from dormouse.model.values import json_value
@@ -38,8 +36,8 @@ from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.declared import Served
 from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
-from dormouse.service.jobs import By, told
-from dormouse.service.routes import Here
+from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
+from dormouse.service.routes import After, Here, MaybeLimit, page_by_name
 from dormouse.service.row_documents import (
     CsvLook,
     PutFile,
@@ -53,7 +51,7 @@ from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT
 from dormouse.service.sent_files import Reception, Sent, check_media_type, separator_of
 from dormouse.service.terms import UPLOAD, Place, Right, served
-from dormouse.service.work import DocumentWork, FileWork, QueryWork, ReplyWork
+from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork
 
 _BINARY = "application/octet-stream"
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -71,10 +69,11 @@ row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served
 
 @rows.get("", response_model=RowTableList, responses=ROWS, summary="All row tables")
 @served(Right.HOLDER, Place.LOOKUPS)
-def list_row_tables(here: Here) -> Response:
-    """By name."""
-    found = [{"name": one.name, "version": one.version()} for one in here.instance.row_tables()]
-    return JSONResponse({"tables": found})
+def list_row_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
+    """By name; all of them, or a page."""
+    page, following = page_by_name({one.name: one for one in here.instance.row_tables()}, after, limit)
+    found = [{"name": one.name, "version": one.version()} for one in page]
+    return JSONResponse({"tables": found, "next": following})
 
 
 @rows.get("/{table}", response_model=RowTableDescription, responses=ROWS, summary="One row table")
@@ -108,9 +107,11 @@ def row_history(
     before: Annotated[int | None, Query(ge=1, description="only those of before a version")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="how many at most")] = 100,
 ) -> Response:
-    """The newest first."""
+    """The newest first; `next` goes on as `before`."""
     which = {} if before is None else {"before": before}
-    return JSONResponse({"changes": json_value(here.instance.row_table(table).history(limit=limit, **which))})
+    page = here.instance.row_table(table).history(limit=limit, **which)
+    following = page[-1].last_version if len(page) == limit else None
+    return JSONResponse({"changes": json_value(page), "next": following})
 
 
 @rows.get("/{table}/rows/{row_id}", response_model=dict[str, Any], responses=ROWS, summary="One row")
@@ -141,7 +142,7 @@ async def one_file(
 ) -> Response:
     """As they were put; an answer that breaks off is damaged."""
 
-    def open_file() -> tuple[Generator[bytes], Mapping[str, str]]:
+    def open_file() -> Opened:
         found = here.instance.row_table(table)
         file = found.file(row_id, column, version)
         try:
@@ -151,11 +152,12 @@ async def one_file(
                 f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
                 f"{file.object_name!r} does not exist"
             ) from None
-        return found.files.chunks(file), {
+        headers = {
             "content-length": str(file.byte_count),
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
             "x-content-type-options": "nosniff",
         }
+        return Opened(found.files.chunks(file), headers)
 
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
@@ -342,10 +344,12 @@ async def upload_rows(
     columns: Annotated[str | None, Query(description="names of the cells, with commas")] = None,
     dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
     job_id: Annotated[
-        str | None, Query(description="sent again with the same id, it is the same job")
+        str | None, Query(description="the same file sent again with the same id is the same job")
     ] = None,
+    key: IdempotencyKey = None,
 ) -> Response:
     """A job, of kind row_upload: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
+    job_id = chosen_id(job_id, key)
     how = csv.format(separator_of(request))
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
@@ -353,26 +357,23 @@ async def upload_rows(
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
 
-    def prepare() -> Response | None:
+    def prepare() -> None:
         check_request(here.instance, UPLOAD, asked)
         check_new_id(chosen)
-        if job_id is not None:
-            with suppress(JobNotFound):
-                known = here.instance.jobs.status(job_id, holder.owner)
-                if known.kind != UPLOAD:
-                    raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
-                return told(here.instance, known, 202)
-        return None
 
     def start() -> Response:
+        jobs = here.instance.jobs
+        sent = asked | {"digest": reception.digest.hexdigest()}
         try:
-            here.instance.jobs.start(UPLOAD, asked, holder.owner, job_id=chosen)
+            jobs.start(UPLOAD, sent, holder.owner, job_id=chosen)
+            if job_id is not None and jobs.request(chosen, holder.owner).get(UPLOAD_KEY) != upload:
+                here.instance.objects.delete([name])  # the same file came before
         except CommitOutcomeUnknown:
             raise  # there may be a job, and a worker that reads it
         except BaseException:
             here.instance.objects.delete([name])
             raise
-        return told(here.instance, here.instance.jobs.status(chosen, holder.owner), 202)
+        return told(here.instance, jobs.status(chosen, holder.owner), 202)
 
     reception = Reception(prepare, lambda: here.instance.objects.staged(name))
     return Sent(request, reception, ReplyWork(start))

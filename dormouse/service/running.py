@@ -182,6 +182,9 @@ class Answer(Response):
                         await connection.send_whole(self.work, bytes(whole.data))
                         break
                     await connection.begin(self.work)
+                    if connection.is_head:
+                        await connection.end()
+                        break
                 await connection.send_piece(piece.data, deadline)
                 making.may_go_on()
                 self.rows += piece.rows
@@ -249,6 +252,8 @@ class Sending:
         self._scope = scope
         self._send = send
         self._stall_seconds_max = stall_seconds_max
+        self.is_head = bool(scope["state"].get("is_head"))
+        """Whether the client wants no body."""
         self.begun = False
         self.amid_piece = False
         """What is sent now would be taken for the rest of a piece."""
@@ -257,7 +262,7 @@ class Sending:
     async def begin(self, work: Work, byte_count: int | None = None) -> None:
         headers = [(b"content-type", work.content_type.encode("ascii")), (b"cache-control", b"no-store")]
         headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in work.headers.items()]
-        if byte_count is not None and "content-length" not in work.headers:
+        if byte_count is not None and work.status != 304 and "content-length" not in work.headers:
             headers.append((b"content-length", b"%d" % byte_count))
         await self._send({"type": "http.response.start", "status": work.status, "headers": headers})
         self.begun = True

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from dormouse.service.problems import Refused
 from dormouse.service.running import Answer, disconnected
 from dormouse.service.terms import Place
-from dormouse.service.work import ReplyWork, Work
+from dormouse.service.work import Work
 
 T = TypeVar("T")
 MEDIA_TYPES = frozenset({"text/csv", "text/tab-separated-values"})
@@ -44,12 +45,18 @@ def check_media_type(request: Request, allowed: Collection[str]) -> str:
 class Reception:
     """How a body is received. Each function runs in a thread of the request's slot.
 
-    `prepare` checks the request before any of its body is read; a response of it is the answer, without the
-    body. `target` gives the path to write the body to, and ends with the error when the body breaks off.
+    `prepare` checks the request before any of its body is read. `target` gives the path to write the body to,
+    and ends with the error when the body breaks off. `digest` is then that of the body.
     """
 
-    prepare: Callable[[], Response | None]
+    prepare: Callable[[], object]
     target: Callable[[], AbstractContextManager[Path]]
+    digest: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
+
+    def write(self, file: IO[bytes], chunk: bytes) -> None:
+        """Writes a piece of the body."""
+        file.write(chunk)
+        self.digest.update(chunk)
 
 
 class Sent(Answer):
@@ -87,10 +94,7 @@ class Sent(Answer):
             raise
 
     async def _receive(self) -> None:
-        found = await self._in_thread(self._reception.prepare)
-        if found is not None:
-            self.work = ReplyWork(lambda: found)
-            return
+        await self._in_thread(self._reception.prepare)
         target = await self._in_thread(self._reception.target)
         path = await self._in_thread(target.__enter__)
         try:
@@ -116,7 +120,7 @@ class Sent(Answer):
             while (chunk := await _next(chunks, stall)) is not None:
                 size += len(chunk)
                 self._check_size(size)
-                await self._in_thread(file.write, chunk)
+                await self._in_thread(self._reception.write, file, chunk)
 
     def _check_size(self, size: int) -> None:
         most = self._request.app.state.settings.upload_bytes_max

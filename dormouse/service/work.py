@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 from starlette.responses import Response
@@ -133,16 +133,24 @@ class ReplyWork(_Begun):
         yield Piece(bytes(found.body))
 
 
+class Opened(NamedTuple):
+    """The bytes of a file, or of a part of it, and how the answer begins."""
+
+    chunks: Generator[bytes]
+    headers: Mapping[str, str]
+    status: int = 200
+
+
 @dataclass
 class FileWork(_Begun):
-    """The bytes of a file: `open` finds it, and gives its bytes and its headers."""
+    """The bytes of a file, which `open` finds."""
 
-    open: Callable[[], tuple[Generator[bytes], Mapping[str, str]]]
+    open: Callable[[], Opened]
     content_type: str
     interrupt: Callable[[], object] = lambda: None
 
     def pieces(self) -> Generator[Piece]:
-        chunks, self.headers = self.open()
+        chunks, self.headers, self.status = self.open()
         is_empty = True
         with closing(chunks):
             for chunk in chunks:

@@ -19,10 +19,11 @@ from pyspark.sql.types import StructType
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
-from dormouse.data.data_files import Files, are_paths, find_files, kind_of, listed_paths
+from dormouse.data.data_files import STDIN, Files, are_paths, find_files, kind_of, listed_paths
 from dormouse.data.infer import columns_of_arrow
 from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.source_digest import GivenData
 from dormouse.data.source_files import FilePart
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
@@ -80,8 +81,13 @@ def ingest_with_spark(
             progress(written, written)
         return files
 
+    def digest() -> bytes | None:
+        # what Spark itself reads is read once, and by its tasks
+        is_here = are_paths(data) and not any("://" in path or path == STDIN for path in listed_paths(data))
+        return GivenData(data, deletes).digest() if is_here else None
+
     # a task that Spark repeated, or ran twice, may still write
-    return ingest_once(context, ingest_id, write, leftovers=True)
+    return ingest_once(context, ingest_id, write, digest=digest, leftovers=True)
 
 
 def split_points(

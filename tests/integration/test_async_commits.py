@@ -20,7 +20,7 @@ from dormouse.commits.apply import _TableBatch
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.requests import ReplaceFileReferences, decode, encode
 from dormouse.context import TableContext
-from dormouse.errors import AttemptAbandoned, CommitFailed, CommitRejected
+from dormouse.errors import AttemptAbandoned, CommitFailed, CommitIdReused, CommitRejected
 from dormouse.files.attempts import WriteAttempt
 from dormouse.instance import Instance
 from dormouse.model.file_reference import FileWithReferences
@@ -118,7 +118,9 @@ def test_what_an_ingest_returns_is_visible(instance: Instance, sent: list[str]) 
     assert sorted(table.query().read_all()["key"].to_pylist()) == [1, 2, 3]
     assert sent == ["ingest:july"]
     assert attempts(context_of(instance)) == 0
-    assert not table.ingest(keys(4), ingest_id="july").applied
+    assert not table.ingest(keys(3, 1, 2), ingest_id="july").applied
+    with pytest.raises(CommitIdReused, match="ingest id 'july' was used before, for other data"):
+        table.ingest(keys(4), ingest_id="july")
 
 
 def test_a_compaction_commits_through_the_queue(instance: Instance, sent: list[str]) -> None:

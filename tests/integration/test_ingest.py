@@ -30,6 +30,7 @@ from dormouse.context import TableContext
 from dormouse.errors import (
     AttemptAbandoned,
     CommitFailed,
+    CommitIdReused,
     CommitOutcomeUnknown,
     DormouseError,
     InvalidData,
@@ -166,9 +167,11 @@ def test_an_id_that_another_applies_meanwhile_is_applied_once(table: TableContex
 
 
 def test_no_rows_write_no_file_and_use_the_id_up(table: TableContext) -> None:
-    for data, applied in ((flights(0), True), (flights(10), False), ([], False)):
+    for data, applied in ((flights(0), True), (flights(0), False), ([], False)):
         report = ingest(table, data, ingest_id="nothing")
         assert (report.rows, report.files, report.applied) == (0, 0, applied)
+    with pytest.raises(CommitIdReused):
+        ingest(table, flights(10), ingest_id="nothing")
     check_untouched(table)
 
 

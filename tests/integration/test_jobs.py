@@ -68,13 +68,13 @@ def test_any_json_value_is_a_request_and_a_result(jobs: JobStore, value: Any) ->
 
 @pytest.mark.parametrize("job_id", ["mine", UUID, UUID.upper(), f" {UUID}"])
 def test_the_same_job_started_again_is_one_job(jobs: JobStore, job_id: str) -> None:
-    ran = []
-    for number in range(2):
-        assert jobs.start("work", number, job_id=job_id) == job_id
+    ran, request = [], {"n": 0, "of": [1.5, None, "x"]}
+    for again in (request, dict(reversed(request.items()))):
+        assert jobs.start("work", again, job_id=job_id) == job_id
     drain(jobs, lambda request, progress: ran.append(request))
-    assert jobs.start("work", 2, job_id=job_id) == job_id
+    assert jobs.start("work", request, job_id=job_id) == job_id
     drain(jobs, lambda request, progress: ran.append(request))
-    assert ran == [0]
+    assert ran == [request]
     assert [job.job_id for job in jobs.list()] == [job_id]
 
 

@@ -321,7 +321,7 @@ def test_an_ingest_id_counts_once(instance: Instance) -> None:
     table = keyed(instance)
     assert table.upsert(data([(1, 1)]), ingest_id="once").applied
     upsert(table, (1, 2))
-    assert not table.upsert(data([(1, 3)]), ingest_id="once").applied
+    assert not table.upsert(data([(1, 1)]), ingest_id="once").applied
     assert seen(table, instance) == {1: 2}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 import dormouse as dm
 from dormouse.context import TableContext
-from dormouse.errors import CommitFailed, CommitOutcomeUnknown
+from dormouse.errors import CommitFailed, CommitIdReused, CommitOutcomeUnknown
 from dormouse.instance import Instance
 from dormouse.rounds import ingest_commit
 from dormouse.rows.change import Asked, Found, RowChanges
@@ -95,6 +96,43 @@ def test_the_same_change_again_changes_nothing_and_tells_what_it_did(rows: RowTa
     assert (list(again.row_ids), again.versions, again.changed) == ([5, 6], [2, 3], done.changed)
     assert rows.version() == 3
     assert rows.change([dm.Insert([{"n": 9}])], change_id="job 2").row_ids == [7]
+
+
+def test_a_change_id_with_another_change_is_refused(rows: RowTable, tmp_path: Path) -> None:
+    """A change of the same id that was dropped silently would be lost."""
+    file = tmp_path / "rows.csv"
+    file.write_text("n\n8\n", "utf-8")
+    asked: dict[str, Any] = {
+        "rows": [dm.Insert([{"n": 7, "s": "a"}]), dm.Remove([(1, 1)])],
+        "columns": [dm.AddColumn(dm.Column("d", "DATE"))],
+        "file": [dm.LoadCsv(file)],
+    }
+    for change_id, changes in asked.items():
+        rows.change(changes, change_id=change_id)
+    rows.upsert([{"n": 7, "s": "b"}], on=["n"], change_id="upsert")
+    version = rows.version()
+    same = [dm.Insert([{"s": "a", "n": 7}]), dm.Remove([(1, 1)])]
+    assert rows.change(same, change_id="rows").changed["inserted"] == 1
+    assert rows.upsert([{"n": 7, "s": "b"}], on=["n"], change_id="upsert").changed["updated"] == 1
+    assert rows.change([dm.Insert(iter([{"n": 0}]))], change_id="rows").changed["deleted"] == 1
+    others: list[tuple[str, list[Any]]] = [
+        ("rows", [dm.Insert([{"n": 8, "s": "a"}]), dm.Remove([(1, 1)])]),
+        ("rows", asked["rows"][:1]),
+        ("columns", [dm.AddColumn(dm.Column("e", "DATE"))]),
+        ("file", [dm.LoadCsv(file, header=False)]),
+        ("upsert", asked["rows"]),
+    ]
+    for change_id, changes in others:
+        with pytest.raises(CommitIdReused, match=f"change id '{change_id}' was used before"):
+            rows.change(changes, change_id=change_id)
+    with pytest.raises(CommitIdReused):
+        rows.upsert([{"n": 7, "s": "c"}], on=["n"], change_id="upsert")
+    file.write_text("n\n9\n", "utf-8")
+    with pytest.raises(CommitIdReused):
+        rows.change(asked["file"], change_id="file")
+    file.unlink()
+    assert rows.change(asked["file"], change_id="file").changed["inserted"] == 1
+    assert rows.version() == version
 
 
 def test_a_commit_whose_answer_is_lost_is_asked_for(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ PROPERTIES: dict[str, Any] = {
 }
 CAME_LATER = [
     ("applied_commit", "refused", "jsonb"),
+    ("applied_commit", "source", "uuid"),
     ("file_reference", "ingested", "boolean"),
     ("file_reference", "file_digest", "uuid"),
     ("file", "digest", "uuid"),

@@ -1,0 +1,170 @@
+"""HTTP as programs expect it: methods, HEAD, media types, parameters, ranges, pages, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.objects.hiding import hiding
+from dormouse.service.jobs import _without_paths
+from dormouse.table import Table
+from tests.serving import serving
+from tests.working import until
+
+
+@pytest.fixture
+def http(instance: Instance, table_t: Table) -> Iterator[httpx.Client]:
+    table_t.ingest({"key": [1, 2, 3]})
+    instance.create_row_table("r", [dm.Column("n", "INTEGER")])
+    with serving(instance, job_threads=1) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+def ended(http: httpx.Client, kind: str, **request: Any) -> str:
+    """Starts a job, waits for its end, and gives its path."""
+    answer = http.post("/v1/jobs", json={"kind": kind, "request": request})
+    assert answer.status_code == 202, answer.text
+    path = f"/v1/jobs/{answer.json()['job_id']}"
+    until(lambda: http.get(path).json()["state"] != "PROCESSING")
+    return path
+
+
+def refused(answer: httpx.Response, status: int, kind: str) -> str:
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:dormouse:{kind}"), answer.text
+    return str(answer.json()["detail"])
+
+
+def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: httpx.Client) -> None:
+    for method, path, allowed in [
+        ("DELETE", "/v1/tables", "GET, HEAD"),
+        ("GET", "/v1/sql", "POST"),
+        ("HEAD", "/v1/sql", "POST"),
+        ("OPTIONS", "/v1/jobs", "GET, HEAD, POST"),
+        ("PUT", "/v1/jobs/a%2Fb", "DELETE, GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
+    ]:
+        answer = http.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
+    """On every path that takes GET."""
+    job = ended(http, "query", statement="select * from t")
+    fixed = ["/health", "/docs", "/v1/tables", "/v1/tables/t", "/v1/tables/t/files", "/v1/jobs"]
+    fixed += [f"{job}/result", f"{job}/answer", "/v1/tables/none"]
+    for path in [*fixed, "/metrics", "/v1/rows/r/csv"]:
+        told, got = http.head(path), http.get(path)
+        assert (told.status_code, told.content) == (got.status_code, b"")
+        assert told.headers["content-type"] == got.headers["content-type"]
+        if path in fixed:
+            assert told.headers.get("content-length") == got.headers.get("content-length")
+
+
+def test_rows_come_as_an_array_of_json_where_that_is_accepted(http: httpx.Client) -> None:
+    accept = {"accept": "application/json"}
+    for path, body in [
+        ("/v1/sql", {"statement": "select key from t order by key"}),
+        ("/v1/tables/t/query", {}),
+    ]:
+        answer = http.post(path, json=body, headers=accept)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+        assert answer.json() == [{"key": 1}, {"key": 2}, {"key": 3}]
+    assert http.post("/v1/sql", json={"statement": "select 1 where false"}, headers=accept).json() == []
+    default = http.post("/v1/sql", json={"statement": "select 1 as n"}, headers={"accept": "*/*"})
+    assert default.headers["content-type"] == "application/x-ndjson"
+
+
+def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Client) -> None:
+    """A misspelt limit that was ignored would give other rows than were asked for."""
+    assert "did you mean 'limit'" in refused(http.get("/v1/tables/t/files?limt=1"), 400, "invalid-input")
+    assert "'x'" in refused(http.post("/v1/sql?x=1", json={"statement": "select 1"}), 400, "invalid-input")
+    assert "twice" in refused(http.get("/v1/jobs?limit=1&limit=2"), 400, "invalid-input")
+    sent = http.post("/v1/rows/r/csv?dryrun=true", content=b"n\n1\n", headers={"content-type": "text/csv"})
+    assert "'dry_run'" in refused(sent, 400, "invalid-input")
+    assert http.get("/v1/tables/t/files?limit=1").status_code == 200
+    assert http.get("/health?probe=1").status_code == 200
+
+
+def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, instance: Instance) -> None:
+    for kind, request in [
+        ("query", {"statement": "selct 1"}),
+        ("query", {"statement": "drop table t"}),
+        ("row_query", {"table": "r", "sql": "select from where"}),
+        ("row_query", {"table": "r"}),
+    ]:
+        refused(http.post("/v1/jobs", json={"kind": kind, "request": request}), 400, "invalid-query")
+    assert instance.jobs.list() == []
+
+
+def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None:
+    path = f"{ended(http, 'query', statement='select * from t')}/answer"
+    whole = http.get(path)
+    tag, size = whole.headers["etag"], len(whole.content)
+    assert whole.headers["accept-ranges"] == "bytes"
+    for asked, start, end in [
+        ("0-3", 0, 4),
+        ("4-", 4, size),
+        ("-4", size - 4, size),
+        (f"1-{size + 9}", 1, size),
+    ]:
+        part = http.get(path, headers={"range": f"bytes={asked}", "if-range": tag})
+        assert (part.status_code, part.content) == (206, whole.content[start:end])
+        assert part.headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+        assert part.headers["etag"] == tag
+    for asked, tags in [("bytes=0-3", '"other"'), ("bytes=0-1,3-4", tag), ("rows=1-2", tag)]:
+        headers = {"range": asked, "if-range": tags}
+        assert http.get(path, headers=headers).content == whole.content
+    behind = http.get(path, headers={"range": f"bytes={size}-"})
+    refused(behind, 416, "range-not-satisfiable")
+    assert behind.headers["content-range"] == f"bytes */{size}"
+    for tags in (tag, f'"other", W/{tag}', "*"):
+        same = http.get(path, headers={"if-none-match": tags})
+        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
+    assert http.get(path, headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:
+    path = instance.objects.url.removeprefix("file://")
+    found = {"errors": [f"file '{path}/data/x.parquet' is gone"], "n": 1, "none": None}
+    shown = _without_paths(found, hiding(instance.objects.url))
+    assert shown == {"errors": ["file 'data/x.parquet' is gone"], "n": 1, "none": None}
+
+
+def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
+    """Each page says where the next begins; together they are the whole list."""
+
+    def pages(path: str, name: str, cursor: str = "after") -> list[list[Any]]:
+        found, following = [], ""
+        while following is not None:
+            page = http.get(path, params={"limit": 2, **({cursor: following} if following else {})}).json()
+            found.append(page[name])
+            following = page["next"]
+        return found
+
+    for name in ("s", "u"):
+        instance.create_row_table(name, [dm.Column("n", "INTEGER")])
+    for number in range(3):
+        instance.row_table("r").change([dm.Insert([{"n": number}])])
+    for path, length in (("/v1/tables", 4), ("/v1/rows", 3)):
+        found = pages(path, "tables")
+        assert [one for page in found for one in page] == http.get(path).json()["tables"]
+        assert max(map(len, found)) == 2 and sum(map(len, found)) == length
+    versions = [
+        one["last_version"] for page in pages("/v1/rows/r/history", "changes", "before") for one in page
+    ]
+    assert versions == [3, 2, 1]
+    for _ in range(2):
+        ended(http, "query", statement="select 1")
+    waiting = [instance.jobs.start("nothing", None) for _ in range(3)]
+    listed = [job["job_id"] for page in pages("/v1/jobs", "jobs") for job in page]
+    assert listed == [job["job_id"] for job in http.get("/v1/jobs").json()["jobs"]]
+    assert listed[:3] == waiting[::-1] and len(listed) == len(set(listed)) >= 5
+    first = instance.jobs.list(limit=4)
+    assert [job.job_id for job in [*first, *instance.jobs.list(after=first[-1])]] == listed
+    for wrong in ("x", "_2026-01-01T00:00:00_00", "__"):
+        refused(http.get("/v1/jobs", params={"after": wrong}), 400, "invalid-input")

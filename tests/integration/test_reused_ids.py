@@ -1,0 +1,142 @@
+"""Ids that come again with another request: refused, and never taken for a repetition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ingested import attempts, check_holds, flights, flights_table
+
+import dormouse as dm
+from dormouse.client import connect
+from dormouse.context import TableContext
+from dormouse.errors import CommitIdReused
+from dormouse.instance import Instance
+from dormouse.postgres import ConnectionSupplier
+from dormouse.rounds.ingest import ingest_in_process as ingest
+from tests.serving import http_post, serving
+from tests.working import until
+
+
+@pytest.fixture
+def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> TableContext:
+    return flights_table(dsn, supplier, tmp_path)
+
+
+def test_an_id_with_other_rows_is_refused(table: TableContext) -> None:
+    """An id that comes again with other rows is a mistake, and not a repetition."""
+    rows = flights(100)
+    assert ingest(table, rows, ingest_id="july").applied
+    with pytest.raises(CommitIdReused, match="ingest id 'july' was used before, for other data"):
+        ingest(table, flights(101), ingest_id="july")
+    same = pa.concat_tables([rows.slice(0, 7), rows.slice(7)])
+    assert not ingest(table, same, ingest_id="july").applied
+    assert not ingest(table, same.to_reader(), ingest_id="july").applied  # a stream is not compared
+    check_holds(table, rows)
+
+
+def test_an_id_with_another_file_is_refused(table: TableContext, tmp_path: Path) -> None:
+    """The content of files is compared, and not where they lie."""
+    rows = flights(100)
+    for name, content in (("a.parquet", rows), ("b.parquet", rows), ("other.parquet", flights(99))):
+        pq.write_table(content, tmp_path / name)
+    assert ingest(table, tmp_path / "a.parquet", ingest_id="july").applied
+    assert not ingest(table, tmp_path / "b.parquet", ingest_id="july").applied
+    for other in (tmp_path / "other.parquet", [tmp_path / "a.parquet", tmp_path / "b.parquet"], flights(99)):
+        with pytest.raises(CommitIdReused, match="nothing was added"):
+            ingest(table, other, ingest_id="july")
+    (tmp_path / "a.parquet").unlink()
+    assert not ingest(table, tmp_path / "a.parquet", ingest_id="july").applied
+    check_holds(table, rows)
+
+
+def test_an_id_that_another_uses_meanwhile_for_other_rows_is_refused(table: TableContext) -> None:
+    rows = flights(100)
+
+    def overtake(done: int, total: int | None) -> None:
+        if done == 50:
+            assert ingest(table, rows, ingest_id="july").applied
+
+    with pytest.raises(CommitIdReused):
+        ingest(table, flights(50), ingest_id="july", progress=overtake)
+    check_holds(table, rows)
+    assert attempts(table) == 0
+
+
+def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
+    """Before the job ends, and after."""
+    jobs = instance.jobs
+    ran: list[Any] = []
+    jobs.start("work", {"n": 1}, job_id="mine")
+    for _ in range(2):
+        for other in ({"n": 2}, {"n": 1, "m": None}, None):
+            with pytest.raises(CommitIdReused, match="'mine' is that of a job with another request"):
+                jobs.start("work", other, job_id="mine")
+        jobs.worker({"work": lambda request, progress: ran.append(request)}).run(drain=True)
+    assert ran == [{"n": 1}]
+    assert len(jobs.list()) == 1
+
+
+def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:
+    """`Idempotency-Key` is the id of the job, quoted or not: sent again with another body it is refused."""
+    instance.create_row_table("samples", [dm.Column("name", "STRING")])
+    with serving(instance, job_threads=2, shutdown_seconds_max=10) as url, connect(url) as client:
+        samples = client.row_table("samples")
+        body = {
+            "kind": "row_change",
+            "request": {"table": "samples", "changes": [{"insert": [{"name": "a"}]}]},
+        }
+        asked: list[dict[str, Any]] = [
+            {"path": "jobs", "json": body},
+            {"path": "rows/samples/csv", "content": b"name\nb\n", "headers": {"content-type": "text/csv"}},
+        ]
+        other = {"json": body | {"request": {"table": "samples", "changes": [{"remove": [[1, 1]]}]}}}
+        for number, (sent, changed) in enumerate(zip(asked, (other, {"content": b"name\nc\n"}), strict=True)):
+            key = {"Idempotency-Key": f"one-{number}"}
+
+            def post(sent: dict[str, Any], **headers: str) -> httpx.Response:
+                given = {**sent, "headers": sent.get("headers", {}) | headers}
+                return http_post(f"{url}/v1/{given.pop('path')}", **given)
+
+            first = post(sent, **key)
+            assert (first.status_code, first.json()["job_id"]) == (202, f"one-{number}")
+            again = post(sent, **{"Idempotency-Key": f'"one-{number}"'})
+            assert (again.status_code, again.json()["job_id"]) == (202, f"one-{number}")
+            refused = post({**sent, **changed}, **key)
+            assert (refused.status_code, refused.json()["type"]) == (409, "urn:dormouse:commit-id-reused")
+            until(lambda number=number: client.jobs.status(f"one-{number}").has_ended)
+        two = http_post(f"{url}/v1/jobs", json=body | {"job_id": "two"}, headers={"Idempotency-Key": "one"})
+        assert (two.status_code, "two ids" in two.json()["detail"]) == (400, True)
+        assert samples.query("select name from samples order by name", wait_seconds=60).rows == [
+            ("a",),
+            ("b",),
+        ]
+
+
+def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instance, tmp_path: Path) -> None:
+    """What a client sends of no use is not kept."""
+    instance.create_row_table("samples", [dm.Column("name", "STRING")])
+    path = tmp_path / "rows.csv"
+    path.write_text("name\na\n", "utf-8")
+    with serving(instance, job_threads=2, shutdown_seconds_max=10) as url, connect(url) as client:
+        samples = client.row_table("samples")
+        first = samples.upload_csv(path, change_id="one")
+        assert samples.upload_csv(path, change_id="one") == first
+        assert list(instance.objects.list("answers/")) == []
+        path.write_text("name\nb\n", "utf-8")
+        with pytest.raises(CommitIdReused, match="'one' is that of a job with another request"):
+            samples.upload_csv(path, change_id="one")
+        with pytest.raises(CommitIdReused, match="'one' is that of a job with another request"):
+            samples.upload_csv(path, change_id="one", header=False)
+        assert list(instance.objects.list("answers/")) == []
+        assert samples.version() == 1
+        client.create_row_table("more", [dm.Column("name", "STRING")])
+        more, insert = client.row_table("more"), [dm.Insert([{"name": "a"}])]
+        assert more.change(insert, change_id="two") == more.change(insert, change_id="two")
+        with pytest.raises(CommitIdReused, match="'two' is that of a job with another request"):
+            more.change([dm.Insert([{"name": "b"}])], change_id="two")
+        assert more.version() == 1
