@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -34,6 +34,8 @@ _OPTIMIZERS = {
     "filter_pullup", "filter_pushdown", "expression_rewriter", "cte_filter_pusher", "cte_inlining",
     "deliminator", "unnest_rewriter",
 }  # fmt: skip
+_OF_WINDOWS = {"unused_columns"}
+"""What takes a column for the one that it is joined with; too much for plans from which ranges are read."""
 _NOW = {
     "now": "TIMESTAMPTZ", "transaction_timestamp": "TIMESTAMPTZ", "get_current_timestamp": "TIMESTAMPTZ",
     "current_date": "DATE", "today": "DATE", "get_current_time": "TIMETZ", "current_localtime": "TIME",
@@ -68,11 +70,10 @@ def wanted(
         planner.make(schemas)
         found = placed(statement, parameters, planner.tree)
         answer = planner.plan(found)
-        if "over" in found.text.lower():
-            # of what has no plan, the tree tells less: there each expression is as it is written
-            check_windows(planner.tree(found.text) if answer["error"] else answer["plans"])
     if answer.get("error_type") in _REFUSED:
         raise InvalidQuery(first_line(ValueError(answer["error_message"])))
+    if "over" in found.text.lower():
+        _check_windows(schemas, found, interruption)
     named = {name.lower() for name in statement.names}
     ranges = {name: KeyRanges() for name in schemas if name.lower() in named}
     everything = Wanted(ranges, None, statement.explains, statement.runs)
@@ -82,6 +83,17 @@ def wanted(
         return _of_plan(schemas, answer["plans"], everything)
     except RecursionError:
         return everything
+
+
+def _check_windows(
+    schemas: Mapping[str, Schema], statement: Placed, interruption: Interruption | None
+) -> None:
+    """Raises `InvalidQuery` for windows that DuckDB would mix up."""
+    with _planner(_OPTIMIZERS | _OF_WINDOWS) as planner, _watched(planner, interruption):
+        planner.make(schemas)
+        answer = planner.plan(statement)
+        # of what has no plan, the tree tells less: there each expression is as it is written
+        check_windows(planner.tree(statement.text) if answer["error"] else answer["plans"])
 
 
 def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: Wanted) -> Wanted:
@@ -95,7 +107,7 @@ def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: W
 class _Planner:
     """A database with empty tables, for one statement at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizers: Set[str]) -> None:
         self._connection = duckdb.connect(
             config={
                 "threads": 1,
@@ -112,7 +124,7 @@ class _Planner:
                 f"CREATE MACRO {name}() AS make_timestamptz((random() * 0)::BIGINT)::TIMESTAMP::{kind}"
             )
         listed = self._connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
-        off = ",".join(name for (name,) in listed if name not in _OPTIMIZERS)
+        off = ",".join(name for (name,) in listed if name not in optimizers)
         for setting in (f"disabled_optimizers = '{off}'", "TimeZone = 'UTC'", "lock_configuration = true"):
             self._connection.execute(f"SET {setting}")
 
@@ -195,17 +207,17 @@ class _Planner:
             return {"error": True, "error_type": "", "error_message": str(error)}
 
 
-_free: dict[int, list[_Planner]] = {}
-"""By process: none may be used after a fork."""
+_free: dict[tuple[int, frozenset[str]], list[_Planner]] = {}
+"""By process, as none may be used after a fork, and by their optimizers."""
 
 
 @contextmanager
-def _planner() -> Iterator[_Planner]:
-    free = _free.setdefault(os.getpid(), [])
+def _planner(optimizers: Set[str] = frozenset(_OPTIMIZERS)) -> Iterator[_Planner]:
+    free = _free.setdefault((os.getpid(), frozenset(optimizers)), [])
     try:
         planner = free.pop()
     except IndexError:
-        planner = _Planner()
+        planner = _Planner(optimizers)
     keeps = True
     try:
         yield planner

@@ -16,6 +16,8 @@ WRONG = [
     "select v, rank() over (partition by {} order by v), rank() over (partition by b, a order by v) from t",
     "explain analyze select v, sum(v) over (partition by {}) x, sum(v) over (partition by a, b) y from t",
     "select * from (select sum(v) over (partition by b, a), sum(v) over (partition by {}) from t) limit 2",
+    "select sum(t.v) over (partition by t.a, u.a) x, sum(t.v) over (partition by t.a, t.b) y /* {} */ "
+    "from t join t u on t.a = u.a and t.v = u.v",
 ]
 TWICE = ["a, a", "a, t.a", "a, A", "a, a + 0", "a, (a)", "a, a::bigint"]
 RIGHT = {
