@@ -81,8 +81,8 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
         except psycopg.errors.ReadOnlySqlTransaction as error:
             if applied is None:
                 raise InstanceReadOnly(
-                    "the database has no Dormouse instance, and what only reads makes none: connect to another "
-                    "database, or run what may write to it once, such as 'dormouse table create'"
+                    "the database has no Dormouse instance, and what only reads makes none: connect to "
+                    "another database, or run what may write to it once, such as 'dormouse table create'"
                 ) from error
             if not _pending(applied, migrations):
                 raise InstanceReadOnly(
