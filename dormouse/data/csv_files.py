@@ -22,7 +22,7 @@ from dormouse.data.text_format import (
     opened,
     told,
 )
-from dormouse.data.text_values import TIMES, UnfitText, day_orders, read_types, typed
+from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, day_orders, read_types, typed
 from dormouse.errors import DependencyMissing, InvalidData
 from dormouse.model.schema import Schema
 from dormouse.model.types import STRING
@@ -183,9 +183,10 @@ def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]
     """Says on which line of the file it is what does not fit; `rows` were read before."""
     try:
         yield
-    except UnfitText as error:
+    except UnfitRow as error:
         line = line_of(file.path, how, rows[0] + error.row)
-        raise _Unreadable(f"line {line:,}: {error}{_ADVICE}") from None
+        advice = _ADVICE if isinstance(error, UnfitText) else ""
+        raise _Unreadable(f"line {line:,}: {error}{advice}") from None
     except NeverClosed as error:
         raise _Unreadable(f"line {last_line(file.path, how):,}: {error}") from None
     except UnicodeDecodeError:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import data_type
 from dormouse.data.data_files import DataFile, Files, are_paths, find_files
 from dormouse.data.given_rows import INDEX, as_arrow
+from dormouse.data.json_places import is_empty
 from dormouse.data.source_files import naming
 from dormouse.data.text_values import TIMES
 from dormouse.errors import InvalidData, InvalidSchema
@@ -145,7 +146,8 @@ def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
 
 def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
     found = find_files(given)
-    file = found[0]
+    # files of JSON without objects say nothing of their columns
+    file = next((one for one in found if one.kind != "json" or not is_empty(one.path)), found[0])
     with naming(file):
         if file.kind == "csv":
             columns, sample, given, unsure = _of_csv(file)
@@ -180,7 +182,10 @@ def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str
 def _of_json(file: DataFile) -> _Columns:
     from dormouse.data.json_files import inferred_json_types
 
-    return {name: (kind, True) for name, kind in inferred_json_types(file).items()}
+    types = inferred_json_types(file)
+    if not types:
+        raise InvalidData("is empty, and says nothing of its columns")
+    return {name: (kind, True) for name, kind in types.items()}
 
 
 def _of_parquet(file: DataFile) -> _Columns:

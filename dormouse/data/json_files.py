@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
-from dormouse.data.text_values import TIMES, value_column
+from dormouse.data.json_places import check_objects, is_empty, line_of_object
+from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, not_null, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LIST, LONG, STRING, STRUCT, TIMESTAMP, DataType, Field
 
@@ -29,14 +30,24 @@ BATCH_ROWS = 2_048
 _FILE = "$path, hive_partitioning = false"
 """DuckDB takes names for patterns, and has values of folders in place of those of the file."""
 
+_INEXACT = (pa.ArrowInvalid, InvalidOperation, TypeError)
+_ADVICE = re.compile(r" (?:Try setting|LINE 1:) ")
+"""What DuckDB adds for statements of ours, which no caller can change."""
+_OF_ENGINE = re.compile(r'^[A-Za-z ]+ Error: | in file "[^"]*"')
+
 _OF_DUCKDB = {
     "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
     "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
 }  # fmt: skip
 
 
+class _NoColumns(InvalidData):
+    """All objects are empty."""
+
+
 @contextmanager
-def _connected() -> Iterator[DuckDBPyConnection]:
+def _connected(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[DuckDBPyConnection]:
+    """Yields a connection; raises `InvalidData`, with the line, for what DuckDB refuses of the file."""
     try:
         import duckdb
     except ImportError:
@@ -45,12 +56,23 @@ def _connected() -> Iterator[DuckDBPyConnection]:
         try:
             yield connection
         except duckdb.Error as error:
-            raise InvalidData(one_line(error)[:300]) from None
+            has_keys = check_objects(file.path, tuple(fields))
+            if not has_keys and isinstance(error, duckdb.BinderException):
+                raise _NoColumns("has no columns") from None
+            why = _OF_ENGINE.sub("", _ADVICE.split(one_line(error))[0])[:300]
+            raise InvalidData(f"is no JSON of an object a line, or of an array of objects: {why}") from None
 
 
 def json_types(file: DataFile) -> dict[str, DataType]:
     """The columns of all objects, and their types; what has several, or none, is text. `InvalidData`."""
-    with _connected() as connection:
+    try:
+        return {} if is_empty(file.path) else _json_types(file)
+    except _NoColumns:
+        return {}
+
+
+def _json_types(file: DataFile) -> dict[str, DataType]:
+    with _connected(file) as connection:
         found = connection.execute(
             f"select * from read_json({_FILE}, sample_size = -1, records = true, "
             "map_inference_threshold = -1) limit 0",
@@ -73,7 +95,7 @@ def inferred_json_types(file: DataFile) -> dict[str, DataType]:
         return types
     words = ", ".join(f"bool_or(not regexp_matches({_quoted(name)}, '\\d'))" for name in times)
     texts = _struct(dict.fromkeys(times, "VARCHAR"))
-    with _connected() as connection:
+    with _connected(file) as connection:
         statement = f"select {words} from read_json({_FILE}, columns = {texts})"
         found = connection.execute(statement, {"path": glob.escape(str(file.path))}).fetchall()[0]
     return types | {name: STRING for name, has_word in zip(times, found, strict=True) if has_word}
@@ -135,26 +157,34 @@ def _presence(path: Mapping[str, str], fields: Sequence[Field]) -> Iterator[pa.R
 
 def _batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
     columns = {field.name: _as_text(field.type) for field in fields}
-    with _connected() as connection:
+    if is_empty(file.path):
+        return
+    with _connected(file, fields) as connection:
         path = {"path": glob.escape(str(file.path))}
         reader = connection.execute(
             f"select * from read_json({_FILE}, columns = {_struct(columns)})", path
         ).to_arrow_reader(BATCH_ROWS)
         exact = [field for field in fields if _has_decimals(field.type)]
-        objects = _objects(path) if exact else repeat(None)
+        objects = _objects(file) if exact else repeat(None)
+        row = 0
         for batch, texts in zip(reader, objects, strict=bool(exact)):
-            found = {name: batch.column(name) for name in columns}
-            if texts is not None:
-                found |= _decimals(texts, exact)
-            yield pa.RecordBatch.from_arrays(
-                [value_column(found[field.name], field, empties=False) for field in fields],
-                names=list(columns),
-            )
+            try:
+                found = {name: batch.column(name) for name in columns}
+                if texts is not None:
+                    found |= _decimals(texts, exact)
+                typed = [not_null(value_column(found[f.name], f, empties=False), f) for f in fields]
+            except UnfitRow as error:
+                line = line_of_object(file.path, row + error.row)
+                where = f"object {row + error.row + 1:,}" if line is None else f"line {line:,}"
+                raise InvalidData(f"{where}: {error}") from None
+            yield pa.RecordBatch.from_arrays(typed, names=list(columns))
+            row += batch.num_rows
 
 
-def _objects(path: Mapping[str, str]) -> Iterator[pa.Array]:
+def _objects(file: DataFile) -> Iterator[pa.Array]:
     """The texts of all objects, in batches as of `json_batches`."""
-    with _connected() as connection:
+    with _connected(file) as connection:
+        path = {"path": glob.escape(str(file.path))}
         found = connection.execute(f"select json from read_json_objects({_FILE})", path)
         for batch in found.to_arrow_reader(BATCH_ROWS):
             yield batch.column(0)
@@ -165,13 +195,25 @@ def _decimals(objects: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]
     parsed = [json.loads(text, parse_float=str, parse_int=str) for text in objects.to_pylist()]
     found = {}
     for field in fields:
+        given = [None if one is None else one.get(field.name) for one in parsed]
         try:
-            values = [_exact(one.get(field.name), field.type) for one in parsed]
-            found[field.name] = pa.array(values, _exact_type(field.type))
-        except (pa.ArrowInvalid, InvalidOperation, TypeError) as error:
-            why = one_line(error)
-            raise InvalidData(f"column {field.name!r} does not fit {field.type}: {why}") from None
+            found[field.name] = _exact_column(given, field)
+        except _INEXACT:
+            row = next(row for row, one in enumerate(given) if not _is_exact(one, field))
+            raise UnfitText(field, given[row], row) from None
     return found
+
+
+def _exact_column(given: Sequence[Any], field: Field) -> pa.Array:
+    return pa.array([_exact(one, field.type) for one in given], _exact_type(field.type))
+
+
+def _is_exact(value: Any, field: Field) -> bool:
+    try:
+        _exact_column([value], field)
+    except _INEXACT:
+        return False
+    return True
 
 
 def _exact(value: Any, kind: DataType) -> Any:

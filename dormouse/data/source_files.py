@@ -15,6 +15,7 @@ from dormouse.data.arrow_schema import arrow_type, check_columns, conform
 from dormouse.data.csv_files import csv_batches, csv_format
 from dormouse.data.data_files import DataFile
 from dormouse.data.json_files import json_batches, json_types
+from dormouse.data.json_places import is_empty
 from dormouse.data.portions import portions
 from dormouse.data.wide_rows import batch_rows
 from dormouse.errors import InvalidData, InvalidQuery, one_line
@@ -159,7 +160,12 @@ def _plain(found: pa.Schema, schema: Schema) -> pa.Schema:
 
 
 def _check_json(file: DataFile, schema: Schema) -> None:
-    """A column that must not be null is in some object, and no object has another, or other parts of one."""
+    """A column that must not be null is in some object, and no object has another, or other parts of one.
+
+    A file without objects, as of an hour without events, fits.
+    """
+    if is_empty(file.path):
+        return
     types = json_types(file)
     _check(file, pa.schema([(name, pa.null()) for name in types]), schema)
     for name, found in types.items():

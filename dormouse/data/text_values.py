@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from itertools import chain, zip_longest
 from math import isfinite
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.text_format import TextFormat
-from dormouse.errors import InvalidData, not_installed, one_line
+from dormouse.errors import InvalidData, not_installed
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.model.values import bytes_of_base64
@@ -37,13 +38,28 @@ _LONG_YEARS = ("%d", "%m", "%Y"), ("%m", "%d", "%Y")
 _SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
 
 
-class UnfitText(InvalidData):
-    """A text that is none of its column's type; `row` is its row in the batch."""
+class UnfitRow(InvalidData):
+    """A value that its column cannot have; `row` is its row in the batch."""
 
-    def __init__(self, field: Field, text: str, row: int, why: str = "") -> None:
-        shown = text if len(text) <= 100 else f"{text[:100]}…"
-        super().__init__(f"column {field.name!r} is {shown!r}, which does not fit {field.type}{why}")
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
         self.row = row
+
+
+class UnfitText(UnfitRow):
+    """A text, or a list or object of texts, that is none of its column's type."""
+
+    def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
+        shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
+        super().__init__(f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", row)
+
+
+def not_null(column: pa.Array, field: Field) -> pa.Array:
+    """Returns the column; `UnfitRow` for a null that must not be."""
+    if field.nullable or not column.null_count:
+        return column
+    row = pc.index(column.is_null(), True).as_py()
+    raise UnfitRow(f"column {field.name!r} must not be null, but is", row)
 
 
 def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
@@ -63,7 +79,8 @@ def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBa
     columns = {name: batch.column(name) for name in batch.schema.names}
     for field in schema.fields:
         if field.name in columns:
-            columns[field.name] = value_column(columns[field.name], field, formats.get(field.name))
+            column = value_column(columns[field.name], field, formats.get(field.name))
+            columns[field.name] = not_null(column, field)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
@@ -167,19 +184,29 @@ def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> i
         try:
             convert(column.slice(0, middle))
             low = middle
-        except _FAILED:
+        except (*_FAILED, UnfitText):
             high = middle
     return low
 
 
 def _nested(column: pa.Array, field: Field) -> pa.Array:
     """Lists and structs of texts."""
+
+    def convert(some: pa.Array) -> pa.Array:
+        if len(some) < len(column):  # a cast would be of all elements, those of other rows, too
+            some = some.take(pa.array(range(len(some))))
+        values = some.cast(arrow_type(field.type))
+        check_exact(some, values, field)
+        return values
+
     try:
-        values = column.cast(arrow_type(field.type))
-    except _FAILED as error:
-        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {one_line(error)}") from None
-    check_exact(column, values, field)
-    return values
+        return convert(column)
+    except UnfitText as error:
+        error.row = _first_unfit(column, convert)  # that of a list, not of its element
+        raise
+    except _FAILED:
+        row = _first_unfit(column, convert)
+    raise UnfitText(field, column[row].as_py(), row)
 
 
 def _times(column: pa.Array) -> pa.Array:

@@ -122,7 +122,7 @@ def plain_text(column: pa.Array) -> pa.Array:
 
 
 def _is_time(kind: pa.DataType) -> bool:
-    return pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
 
 
 def _time_texts(column: pa.Array) -> pa.Array:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
@@ -58,9 +59,12 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
     """Applies what the database lacks and returns it. One query when there is nothing to do.
 
     A database that was copied into another cluster is made at home there. Safe to call from many processes
-    at once. Raises InstanceTooNew when the database is newer than the folder, InstanceReadOnly when it would
-    have to write and may not, NotAnInstance when the schema `dormouse` is somebody else's, and InstanceError
-    when a migration fails or an applied one was edited.
+    at once. Raises
+
+    - InstanceTooNew when the database is newer than the folder,
+    - InstanceReadOnly when it would have to write and may not,
+    - NotAnInstance when the schema `dormouse` is not Dormouse's,
+    - InstanceError when a right is missing, a migration fails, or an applied one was edited.
     """
     if isinstance(dsn_or_supplier, str):
         with closing(ConnectionSupplier(dsn_or_supplier)) as supplier:
@@ -75,7 +79,12 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
             with locked(conn, _queries):
                 return _apply_all(conn, migrations)
         except psycopg.errors.ReadOnlySqlTransaction as error:
-            if applied is not None and not _pending(applied, migrations):
+            if applied is None:
+                raise InstanceReadOnly(
+                    "the database has no Dormouse instance, and what only reads makes none: connect to "
+                    "another database, or run what may write to it once, such as 'dormouse table create'"
+                ) from error
+            if not _pending(applied, migrations):
                 raise InstanceReadOnly(
                     "the database came from a dump, and what it says of transactions is another server's: it "
                     "can be read when 'dormouse adopt' has made it right"
@@ -135,6 +144,8 @@ def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:
         return [_Applied(*row) for row in conn.execute(_queries["applied"].on())]
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise _not_granted(conn, "read", error) from error
     except psycopg.errors.UndefinedColumn:
         raise NotAnInstance("the table dormouse.migration of this database is not Dormouse's") from None
 
@@ -165,7 +176,15 @@ def _prepare(conn: psycopg.Connection[TupleRow]) -> None:
     try:
         conn.execute(_queries["prepare"].on())
     except psycopg.errors.InsufficientPrivilege as error:
-        raise InstanceError(f"cannot create the schema 'dormouse': {one_line(error)}") from error
+        raise _not_granted(conn, "make", error) from error
+
+
+def _not_granted(conn: psycopg.Connection[TupleRow], verb: str, error: psycopg.Error) -> InstanceError:
+    role = sql.Identifier(conn.info.user).as_string()
+    return InstanceError(
+        f"cannot {verb} the schema 'dormouse': {error.diag.message_primary}; have an administrator run: "
+        f"create schema if not exists dormouse; grant usage, create on schema dormouse to {role}"
+    )
 
 
 def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:

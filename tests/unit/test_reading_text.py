@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.data import sniffing
+from dormouse.data import json_places, sniffing
 from dormouse.data.data_files import find_files
 from dormouse.data.infer import infer
 from dormouse.data.json_files import json_batches
@@ -151,7 +151,7 @@ def test_a_text_that_must_not_be_null_is_what_the_file_has(tmp_path: Path) -> No
         {"country": "", "v": 3},
     ]
     for text in ('{"country": null, "v": 1}', '{"v": 2}\n{"country": "DE"}'):
-        with pytest.raises(InvalidData, match="'country' must not be null, but is in row 0"):
+        with pytest.raises(InvalidData, match="line 1: column 'country' must not be null, but is"):
             rows_of(written(tmp_path, "x.jsonl", text), country, number)
 
 
@@ -295,3 +295,75 @@ def test_an_existing_table_takes_a_file_as_it_is_written(tmp_path: Path) -> None
         open_source(latin, texts)
     files = dm.Files(latin, encoding="latin-1")
     assert next(iter(open_source(files, texts).batches)).column("s").to_pylist() == ["ü"]
+
+
+@pytest.mark.parametrize("text", ["", " \n\n", "[]", " [ ]\n", "\ufeff", "\ufeff[]"])
+def test_a_file_of_json_without_objects_has_no_rows(tmp_path: Path, text: str) -> None:
+    """An hour without events, alone and in its folder."""
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("p", dm.DECIMAL(9, 2), nullable=True)])
+    for name in ("00.jsonl", "01.json"):
+        empty = written(tmp_path, name, text)
+        assert [*open_source(empty, schema).batches] == []
+        with pytest.raises(InvalidData, match=rf"{name}' is empty, and says nothing of its columns"):
+            infer(empty)
+    written(tmp_path, "02.jsonl", '{"k": 1}\n')
+    assert read(str(tmp_path), "k") == ({"k": "long"}, [{"k": 1}])
+    assert [b.to_pylist() for b in open_source(str(tmp_path), schema).batches] == [[{"k": 1, "p": None}]]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"k":14}\nnot json\n', "line 2: is no JSON: Expecting value at 'not json'"),
+        ('{"k":14}\n{"k":1', "line 2: is no JSON: Expecting ',' delimiter at its end"),
+        ('[{"k":14},\n{"k":1', "line 2: is no JSON: Expecting ',' delimiter at its end"),
+        ("k,w\n1,2\n", "line 1: is no JSON: Expecting value at 'k,w'"),
+        ('{"k":1}\n2\n', "line 2: is a number (2); each line, or each element, is an object"),
+        ('[{"k":1},\n\n"a"]', 'line 3: is a text ("a"); each line, or each element, is an object'),
+        ('{"k":1}\n{"k":2,"k":3}\n', "line 2: has 'k' twice"),
+        (b'{"k":1}\n{"k":2,"s":"\xff"}\n', "line 2: is not UTF-8"),
+        ("{}\n", "column 'k' (long) is missing from the data"),
+        ('[{"k":1}]\n[{"k":2}]\n', "is no JSON of an object a line, or of an array of objects: "),
+        ('[{"k":1},]', "is no JSON of an object a line, or of an array of objects: "),
+        ('{"k":15,"w":1}\n\n{"k":16,"w":"x"}\n', "line 3: column 'w' is 'x', which does not fit double"),
+        ('[\n{"k":15},\n{"k":16,\n"w":"x"}]', "line 3: column 'w' is 'x', which does not fit double"),
+        ('{\n"k":1\n}\n{\n"k":"x"\n}\n', "line 4: column 'k' is 'x', which does not fit long"),
+        ('{"k":1}\n{"k":2,"p":1.234}\n', "line 2: column 'p' is '1.234', which does not fit decimal(9,2)"),
+        ('{"k":1}\n{"k":2,"p":true}\n', "line 2: column 'p' is True, which does not fit decimal(9,2)"),
+        (
+            '{"k":1,"l":[1]}\n{"k":2,"l":["x"]}\n',
+            "line 2: column 'l' is ['x'], which does not fit list<long>",
+        ),
+        (
+            '{"k":1,"l":[1]}\n{"k":2,"l":["0x1"]}\n',
+            "line 2: column 'l' is '0x1', which does not fit list<long>: it is hexadecimal",
+        ),
+        ('{"k":1}\n{"k":2,"l":5}\n', "line 2: column 'l' is list<long>, and has a number (5) there"),
+        ('{"k":1}\nnull\n', "line 2: column 'k' must not be null, but is"),
+        ('{"k":1}\n{"w":1}\n', "line 2: column 'k' must not be null, but is"),
+    ],
+)
+def test_what_is_wrong_with_a_file_of_json_is_named_with_its_line(
+    tmp_path: Path, text: str | bytes, said: str
+) -> None:
+    fields = [("w", dm.DOUBLE), ("p", dm.DECIMAL(9, 2)), ("l", dm.LIST(dm.LONG)), ("s", dm.STRING)]
+    schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field(*one, nullable=True) for one in fields])
+    path = written(tmp_path, "a.json", text)
+    with pytest.raises(InvalidData) as raised:
+        [*open_source(path, schema).batches]
+    message = str(raised.value)
+    assert said in message and message.startswith(f"file {path!r}") and "\n" not in message
+    for internal in ("Try setting", "records=", "LINE 1", "read_json", "Error"):
+        assert internal not in message
+
+
+def test_the_line_of_a_value_is_found_in_any_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "".join(f'{{"k": {number}}}\n\n' for number in range(5_000))
+    path = written(tmp_path, "a.jsonl.gz", gzip.compress(f'{rows}{{"k": 5.5}}\n'.encode()))
+    schema = dm.Schema([dm.Field("k", dm.LONG)])
+    with pytest.raises(InvalidData, match=r"line 10,001: column 'k' is '5\.5'"):
+        [*open_source(path, schema).batches]
+    monkeypatch.setattr(json_places, "_WHOLE_CHARACTERS_MAX", 8)
+    path = written(tmp_path, "b.json", '[\n{"k": 1},\n{"k": 5.5}]')
+    with pytest.raises(InvalidData, match=r": object 2: column 'k' is '5\.5'"):
+        [*open_source(path, schema).batches]
