@@ -106,8 +106,8 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
     LONG (when each is whole, and so small that no float rounds a whole number), whole numbers and floats to
     DOUBLE or FLOAT when exact in it, decimals of other digits (when every value fits), timestamps of other
     zones (the same instant) and units (when every value is whole microseconds). Timestamps without a zone are
-    taken as UTC. NaN is a value. No row is lost. A column that the data lacks has its default, or is null, see
-    `Schema.is_optional`.
+    taken as UTC. NaN is a value. No row is lost. A column that the data lacks has its default, or is null
+    (see `Schema.is_optional`).
     Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
     """
     names = data.schema.names
