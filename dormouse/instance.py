@@ -41,13 +41,13 @@ from dormouse.table import Table
 from dormouse.tables import Tables, properties_asked, schema_asked, there_already
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
     from dormouse.commits.committer import Committer
     from dormouse.commits.requests import CommitRequest
     from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
+    from dormouse.query.answer import Answer
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
     from dormouse.sql.engine import Sessions
@@ -249,7 +249,7 @@ class Instance(ShownInstance, RowTables, Durable):
         as_of: When | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> Answer:
         """The answer of one statement of DuckDB's dialect over the instance's tables, by name, streamed.
 
         SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN and EXPLAIN ANALYZE; `parameters` are

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import DormouseError
 from dormouse.model.schema import Schema
 from dormouse.model.text import plural
+
+if TYPE_CHECKING:
+    from dormouse.table import Table
 
 COLUMNS_SHOWN = 20
 TABLES_SHOWN = 50
@@ -31,7 +34,18 @@ class ShownTable:
 
 
 class ShownInstance:
-    """How an instance shows itself, with its tables."""
+    """How an instance shows itself, and its tables as its items."""
+
+    def __getitem__(self, name: str) -> Table:
+        """Returns the table of this name; raises `TableNotFound`."""
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in set(self)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the tables."""
+        return (_name(table) for table in self.tables())
 
     def __repr__(self) -> str:
         tables = _tables(self)

@@ -31,11 +31,10 @@ from dormouse.table_reading import Reading
 from dormouse.tables import Tables, columns_of_dataframe, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from dormouse.history.history import History
     from dormouse.history.restore import RestoreReport
     from dormouse.partitions.leaves import SmallPair
+    from dormouse.query.answer import Answer
     from dormouse.query.consumer import Consumer
     from dormouse.query.interruption import Interruption
     from dormouse.rounds.compaction import CompactionReport
@@ -201,7 +200,7 @@ class Table(ShownTable, Reading, Changing):
         columns: Sequence[str] | None = None,
         *,
         interruption: Interruption | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> Answer:
         """The rows that came and went after a moment and up to another, by default now: each once, streamed.
 
         A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
@@ -215,10 +214,11 @@ class Table(ShownTable, Reading, Changing):
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
         """
+        from dormouse.query.answer import Answer
         from dormouse.query.changes import changes
 
         start, end = span(self._context, after, till)
-        return changes(self._context, start, end, columns, interruption=interruption)
+        return Answer(changes(self._context, start, end, columns, interruption=interruption))
 
     def consumer(self, name: str, from_: When | None = None) -> Consumer:
         """A named position, from which changes are read and acknowledged; it is made when there is none.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
+    from dormouse.query.answer import Answer
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
     from dormouse.sql.engine import Sessions
@@ -34,7 +35,7 @@ class Reading(ShapedTable):
         as_of: When | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> Answer:
         """The rows of a region, in key order, streamed.
 
         The first `offset` of them are read and left out. `descending` has those of the largest keys first;
@@ -47,22 +48,23 @@ class Reading(ShapedTable):
         and `CutExpired` for a moment that cannot be read any more.
         """
         from dormouse.query import query
+        from dormouse.query.answer import Answer
         from dormouse.query.where import LIMIT_MAX, checked_limit, checked_offset
 
         if descending:
             from dormouse.sql.one_table import descending as read
 
             sessions = sessions or self._tables.sessions()
-            return read(sessions, self._context, where, columns, limit, offset, interruption, as_of)
+            return Answer(read(sessions, self._context, where, columns, limit, offset, interruption, as_of))
         most, offset = checked_limit(limit), checked_offset(offset)
         if most is not None:
             most = min(most + offset, LIMIT_MAX)
         found = query(self._context, where, columns, limit=most, interruption=interruption, as_of=as_of)
         if not offset:
-            return found
+            return Answer(found)
         from dormouse.query.streams import without_first
 
-        return without_first(found, offset)
+        return Answer(without_first(found, offset))
 
     def explain(
         self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
@@ -71,6 +73,17 @@ class Reading(ShapedTable):
         from dormouse.query import explain
 
         return explain(self._context, where, as_of)
+
+    def __len__(self) -> int:
+        """Returns how many rows there are; see `count`."""
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True  # without a count
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
+        return self.query().__arrow_c_stream__(requested_schema)
 
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
@@ -120,6 +133,6 @@ class Reading(ShapedTable):
         *,
         as_of: When | None = None,
         interruption: Interruption | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> Answer:
         """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
         return self._tables.sql(statement, parameters, interruption, as_of=as_of)

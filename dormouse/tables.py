@@ -33,11 +33,11 @@ from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
     from dormouse.model.parameters import Parameters
     from dormouse.query import PlanSummary
+    from dormouse.query.answer import Answer
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
     from dormouse.rounds.compaction_job import CompactionResult
@@ -92,10 +92,12 @@ class Tables:
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
         as_of: When | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> Answer:
+        from dormouse.query.answer import Answer
         from dormouse.sql.statements import sql
 
-        return sql(sessions or self.sessions(), self._named, statement, parameters, interruption, as_of)
+        sessions = sessions or self.sessions()
+        return Answer(sql(sessions, self._named, statement, parameters, interruption, as_of))
 
     def duckdb(self, where: Mapping[str, Where], as_of: When | None) -> DuckDBPyConnection:
         if not isinstance(where, Mapping):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dormouse.cli.data import OutputOption, check_output, write
+from dormouse.cli.data import OutputOption, check_output, format_of, write
 from dormouse.cli.history import app as history
 from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.cli.verbs import Session, TableName, plural, verb
@@ -49,16 +49,21 @@ def changes(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     format: Annotated[
-        Literal["lines", "json", "csv", "parquet"],
-        typer.Option("--format", "-f", help="Lines have a JSON object each; JSON is an array of them."),
-    ] = "lines",
+        Literal["lines", "json", "csv", "parquet"] | None,
+        typer.Option(
+            "--format",
+            "-f",
+            help="Lines, which are the default, have a JSON object each; JSON is an array of them.",
+            show_default=False,
+        ),
+    ] = None,
     output: OutputOption = None,
 ) -> None:
     """The rows that came after a moment, as they were ingested, and those that were deleted, with `_change`.
 
     A new consumer begins now, or at --from.
     """
-    check_output(session, format, output)
+    form = check_output(session, format or format_of(output, "lines"), output)
     if (after is None) == (consumer is None):
         raise InvalidInput("give --after, or --consumer NAME, which knows where it stands")
     if consumer is not None and till is not None:
@@ -75,10 +80,10 @@ def changes(
                 )
             start, end = (None if text in (None, BEGINNING) else parse_moment(text) for text in (after, till))
             reader = found.changes(start, end, names)
-            write(session, reader, format, output, limited=False)
+            write(session, reader, form, output, limited=False)
             return
         etl = found.consumer(consumer, None if from_ is None else parse_moment(from_))
-        write(session, etl.read(names), format, output, limited=False)
+        write(session, etl.read(names), form, output, limited=False)
         etl.acknowledge()
 
 

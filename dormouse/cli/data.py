@@ -26,10 +26,17 @@ if TYPE_CHECKING:
     from dormouse.table import Table
 
 ROWS_SHOWN = 20
+"""On a terminal; elsewhere all are."""
+TABLE_ROWS = 10_000
+"""Of one table: more rows are several tables, so that they need not fit into memory."""
 _BINARY = {"arrow", "parquet"}
 
 
 Format = Literal["table", "csv", "json", "lines", "arrow", "parquet"]
+_FORMATS: dict[str, Format] = {
+    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "lines",
+    ".ndjson": "lines", ".arrow": "arrow", ".arrows": "arrow",
+}  # fmt: skip
 FormatOption = Annotated[
     Format, typer.Option("--format", "-f", help="How rows are written; lines have a JSON object each.")
 ]
@@ -50,7 +57,10 @@ AsOfOption = Annotated[
         show_default=False,
     ),
 ]
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write to this file; its name tells the format, like x.parquet."),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -131,7 +141,7 @@ def query(
     explain: ExplainOption = False,
 ) -> None:
     """The rows that meet conditions, in key order. Values with a colon: write it as \\:."""
-    check_output(session, format, output, explain=explain)
+    format = check_output(session, format, output, explain=explain)
     with session.open(read_only=True) as instance:
         found = instance.table(table)
         moment = moment_of(as_of)
@@ -171,7 +181,7 @@ def sql(
     explain: ExplainOption = False,
 ) -> None:
     """The answer of a SELECT over the instance's tables, in DuckDB's dialect."""
-    check_output(session, format, output, explain=explain)
+    format = check_output(session, format, output, explain=explain)
     text, parameters = read_statement(statement, file), parse_parameters(param or [])
     with session.open(read_only=True) as instance:
         if explain:
@@ -244,16 +254,27 @@ def show_plans(session: Session, plans: Mapping[str, PlanSummary]) -> None:
 
 def check_output(
     session: Session, file_format: Format, output: Path | None, *, explain: bool = False
-) -> None:
-    """Before any work is done."""
+) -> Format:
+    """Returns the format of the output, by the file's name if none is given, before any work is done."""
     if explain and (output is not None or file_format != "table"):
         raise InvalidInput("--explain reads no rows that --output or --format could be of: leave these out")
     if output is not None and file_format == "table":
-        raise InvalidInput("--output needs --format csv, json, arrow or parquet")
+        file_format = format_of(output, file_format)
+        if file_format == "table":
+            raise InvalidInput(
+                f"the name of {str(output)!r} tells no format: give --output {output.stem}.parquet, or "
+                "--format csv, json, lines, arrow or parquet"
+            )
     if output is None and file_format in _BINARY and sys.stdout.isatty():
         raise InvalidInput(f"--format {file_format} is not for a terminal: give --output FILE, or a pipe")
     if session.as_json and output is None and file_format in {"csv", *_BINARY}:
         raise InvalidInput(f"--json and --format {file_format} contradict each other")
+    return file_format
+
+
+def format_of(output: Path | None, otherwise: Format) -> Format:
+    """Returns the format that the name of a file tells."""
+    return otherwise if output is None else _FORMATS.get(output.suffix.lower(), otherwise)
 
 
 def write(
@@ -276,11 +297,12 @@ def write(
     elif session.as_json or file_format != "table":
         export(reader, sys.stdout.buffer, "json" if session.as_json else file_format)
     else:
-        _print_table(reader, None if limited else ROWS_SHOWN)
+        _print_table(reader, None if limited or not sys.stdout.isatty() else ROWS_SHOWN)
 
 
 def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], None]) -> pa.RecordBatchReader:
     """The same rows, which tell how many they are as they pass."""
+    import pyarrow as pa
 
     def batches() -> Iterator[pa.RecordBatch]:
         done = 0
@@ -289,7 +311,7 @@ def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], N
             moved(done, None)
             yield batch
 
-    return type(reader).from_batches(reader.schema, batches())
+    return pa.RecordBatchReader.from_batches(reader.schema, batches())
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
@@ -310,12 +332,17 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
     from dormouse.cli.console import rows_table, stderr, stdout
 
     rows = (row for batch in reader for row in rows_of(batch))
-    shown = list(rows if rows_max is None else islice(rows, rows_max + 1))
-    stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
-    if rows_max is not None and len(shown) > rows_max:
+    portion, done, is_over = TABLE_ROWS if rows_max is None else rows_max + 1, 0, False
+    while not is_over:
+        shown = list(islice(rows, portion))
+        if shown or not done:
+            stdout().print(rows_table(reader.schema.names, shown[:rows_max]))
+        done += len(shown)
+        is_over = rows_max is not None or len(shown) < portion
+    if rows_max is not None and done > rows_max:
         stderr().print(f"the first {plural(rows_max, 'row')}; --limit or --format for more", highlight=False)
     else:
-        stderr().print(plural(len(shown), "row"), highlight=False)
+        stderr().print(plural(done, "row"), highlight=False)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

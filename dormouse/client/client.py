@@ -119,7 +119,7 @@ class Client:
 
     def sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
-    ) -> pa.RecordBatchReader:
+    ) -> AnswerReader:
         """The answer of a SELECT over the instance's tables, by name, streamed: as `Instance.sql`.
 
         Raises `InvalidQuery`, `InvalidCut` and `CutExpired`.
@@ -207,14 +207,14 @@ class RemoteTable:
         offset: int = 0,
         descending: bool = False,
         as_of: When | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> AnswerReader:
         """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
 
         Raises `InstanceError` when the service cannot be reached, or the connection breaks: an answer that
         ends without an error is whole.
         """
 
-        def ask(known: _Columns) -> pa.RecordBatchReader:
+        def ask(known: _Columns) -> AnswerReader:
             asked = question(known.schema, where, columns, limit)
             # those of the table as the service knows them
             wanted = None if columns is None else asked.columns
@@ -235,6 +235,17 @@ class RemoteTable:
             return _summary(self._http.json("POST", _path(self.name, "plan"), body))
 
         return self._asked(ask, as_of)
+
+    def __len__(self) -> int:
+        """Returns how many rows there are; see `count`."""
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True  # without a count
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
+        return self.query().__arrow_c_stream__(requested_schema)
 
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
@@ -274,13 +285,13 @@ class RemoteTable:
 
     def sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
-    ) -> pa.RecordBatchReader:
+    ) -> AnswerReader:
         """The answer of a SELECT over this and the instance's other tables, by name."""
         return self._client.sql(statement, parameters, as_of=as_of)
 
     def changes(
         self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
-    ) -> pa.RecordBatchReader:
+    ) -> AnswerReader:
         """The rows that came after a moment and up to another, by default now: as `Table.changes`."""
         moments = {"after": after, "till": till}
         body: dict[str, Any] = {
@@ -317,7 +328,7 @@ def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answer(http: Http, path: str, body: Mapping[str, Any]) -> pa.RecordBatchReader:
+def _answer(http: Http, path: str, body: Mapping[str, Any]) -> AnswerReader:
     return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dormouse.client.http import Http, problem_error
 from dormouse.errors import DormouseError, InstanceError
+from dormouse.query.frames import Frames
 from dormouse.query.sources import Source
 
 PROBLEM = b"dormouse.problem"
@@ -22,7 +23,7 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """https://arrow.apache.org/docs/format/Columnar.html#ipc-streaming-format"""
 
 
-class AnswerReader(pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
+class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
     """The batches of an answer, read as they come; its connection ends when it is closed or dropped."""
 
     def __init__(self, http: Http, response: httpx.Response) -> None:

@@ -60,6 +60,8 @@ _LIKE = {
 _VIEWS = (pa.string_view(), pa.binary_view())
 _INT_BITS_MAX = 32
 _WIDE_DIGITS = 76
+_EXACT_MAX = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
+"""Up to these each whole number is a float of its own, by the bits of the float."""
 _YEARS = "the years 1 to 9999"
 _LIMITS = {
     kind: tuple(pa.scalar(value, _ARROW[kind]).value for value in (min_value(kind), largest))
@@ -100,11 +102,12 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
     """The data with the schema's columns, order and types; `InvalidData` in one line when it does not fit.
 
     Columns may come in any order, chunked, as dictionaries, large or view types. A cast is accepted when it
-    loses nothing: whole numbers of another width (also narrower, when every value fits), whole numbers and
-    floats to DOUBLE or FLOAT when exact in it, decimals of other digits (when every value fits), timestamps
-    of other zones (the same instant) and units (when every value is whole microseconds). Timestamps without
-    a zone are taken as UTC. NaN is a value. No row is lost. A column that the data lacks has its default, or
-    is null, see `Schema.is_optional`.
+    loses nothing: whole numbers of another width (also narrower, when every value fits), floats to INT or
+    LONG (when each is whole, and so small that no float rounds a whole number), whole numbers and floats to
+    DOUBLE or FLOAT when exact in it, decimals of other digits (when every value fits), timestamps of other
+    zones (the same instant) and units (when every value is whole microseconds). Timestamps without a zone are
+    taken as UTC. NaN is a value. No row is lost. A column that the data lacks has its default, or is null
+    (see `Schema.is_optional`).
     Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
     """
     names = data.schema.names
@@ -199,8 +202,14 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
 
 
 def _check_type(found: pa.DataType, field: Field) -> None:
-    if not (_can_be(found, field.type) or (field.type == FLOAT and _is.is_float64(found))):
+    by_value = (field.type == FLOAT and _is.is_float64(found)) or _is_rounded(found, field.type)
+    if not (_can_be(found, field.type) or by_value):
         raise _mistyped(found, field)
+
+
+def _is_rounded(found: pa.DataType, wanted: DataType) -> bool:
+    """Returns whether whole numbers come as floats, as pandas has them beside nulls."""
+    return wanted in (INT, LONG) and bool(_is.is_floating(found))
 
 
 def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
@@ -254,6 +263,12 @@ def _cast(column: Column, target: pa.DataType) -> Column:
     if _is.is_integer(column.type) and _is.is_decimal(target):
         # Arrow asks for as many digits as the widest number of the type would need
         column = column.cast(pa.decimal256(_WIDE_DIGITS, target.scale))
+    if _is.is_floating(column.type) and _is.is_integer(target):
+        large = pc.greater(pc.abs(column), _EXACT_MAX[column.type.bit_width])
+        if pc.any(large).as_py():
+            raise pa.ArrowInvalid(
+                f"{column.filter(large)[0].as_py()!r} may be a whole number that was rounded"
+            )
     fitted: Column = column.cast(target, safe=True)
     if _is.is_float64(column.type) and _is.is_float32(target):
         # "safe" says nothing of it

@@ -43,6 +43,12 @@ class Schema:
         self._check()
         object.__setattr__(self, "shape", shape or Shape.first(self.fields))
 
+    def __repr__(self) -> str:
+        """Returns it as it is written in Python, without the parts that it has not."""
+        parts = {"row_keys": self.row_keys, "sort_keys": self.sort_keys, "values": self.values}
+        given = ", ".join(f"{name}={list(fields)!r}" for name, fields in parts.items() if fields)
+        return f"Schema({given})"
+
     def _check(self) -> None:
         if not self.row_keys:
             raise InvalidSchema(

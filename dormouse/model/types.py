@@ -28,6 +28,16 @@ class DataType:
     scale: int | None = None
     parts: tuple[Field, ...] = ()
 
+    def __repr__(self) -> str:
+        """Returns it as it is written in Python."""
+        if self.precision is not None:
+            inside = f"{self.precision}, {self.scale}"
+        elif self.parts:
+            inside = f"[{', '.join(map(repr, self.parts))}]"
+        else:
+            inside = ", ".join(map(repr, self.inner))
+        return f"{self.name.upper()}({inside})" if inside else self.name.upper()
+
     def __str__(self) -> str:
         if self.key is not None:
             return f"map<{self.key},{self.element}>"
@@ -94,6 +104,9 @@ class Field:
     name: str
     type: DataType
     nullable: bool = False
+
+    def __repr__(self) -> str:
+        return f"Field({self.name!r}, {self.type!r}{', nullable=True' if self.nullable else ''})"
 
     def __post_init__(self) -> None:
         check_field_name(self.name)

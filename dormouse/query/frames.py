@@ -12,6 +12,23 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class Frames:
+    """All rows of a reader, in one call; each row of a reader is read once."""
+
+    def arrow(self) -> pa.Table:
+        """Returns the rows as a table of Arrow."""
+        reader: pa.RecordBatchReader = self
+        return reader.read_all()
+
+    def df(self) -> Any:
+        """Returns the rows as a DataFrame of pandas; raises `DependencyMissing`."""
+        return pandas_of(lambda: self)
+
+    def pl(self) -> Any:
+        """Returns the rows as a DataFrame of Polars; raises `DependencyMissing`."""
+        return polars_of(lambda: self)
+
+
 def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
     """All rows of an answer; `DependencyMissing` before it is asked for."""
     if find_spec("pandas") is None:

@@ -29,6 +29,7 @@ STORED: dict[str, DataType] = {
 
 NOT_EMPTY = frozenset({"ENTITY", "LINK", "FILE"})
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
+_EXACT_MAX = 2.0**53
 JSON_CHARACTERS_MAX = 64 * 1024 * 1024
 _SPECIAL = {"nan", "infinity", "inf", "-infinity", "-inf"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,6 +50,8 @@ def parsed_value(kind: str, text: str) -> Any:
 
 
 def _integer(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_MAX:
+        return int(value)  # as pandas has whole numbers beside nulls
     if not isinstance(value, int) or isinstance(value, bool):
         raise Misfit("is not a whole number")
     if not INTEGER_MIN <= value <= INTEGER_MAX:

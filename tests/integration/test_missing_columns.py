@@ -111,6 +111,23 @@ def test_of_objects_each_lacks_what_it_lacks(instance: Instance, tmp_path: Path)
     assert shown(table) == expected
 
 
+def test_whole_numbers_of_pandas_beside_nulls_are_whole_numbers(instance: Instance) -> None:
+    table = instance.create_table("t", SCHEMA)
+    table.add_column(dm.Field("n", dm.LONG, nullable=True))
+    frame = pa.table({"k": [1, 2], "v": ["a", "b"], "n": [5, None]}).to_pandas()
+    assert str(frame["n"].dtype) == "float64"
+    table.ingest(frame)
+    assert [row["n"] for row in table.query().read_all().to_pylist()] == [5, None]
+
+
+def test_a_schema_of_arrow_is_something_a_table_is_like(instance: Instance) -> None:
+    given = pa.schema([pa.field("k", pa.int64(), nullable=False), ("v", pa.large_string())])
+    table = instance.create_table("t", like=given, row_keys=["k"])
+    assert table.schema == dm.Schema(
+        [dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)]
+    )
+
+
 def test_running_numbers_are_added_to_what_lacks_columns(instance: Instance, tmp_path: Path) -> None:
     table = evolved(instance)
     table.ingest(dm.Files(written(tmp_path, "a.csv", "v\na\nb\n"), row_number="k"))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.data.arrow_schema import arrow_schema, check_columns, conform
+from dormouse.data.arrow_schema import arrow_schema, arrow_type, check_columns, conform
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
@@ -76,6 +76,18 @@ def test_timestamps_of_other_zones_and_units_stay_the_same_instant() -> None:
         assert _value(TIMESTAMP, column).to_pylist() == [instant]
 
 
+def test_whole_numbers_as_pandas_has_them_beside_nulls_are_whole_numbers() -> None:
+    for kind, found, most in (
+        (LONG, pa.float64(), 2**53),
+        (INT, pa.float64(), 2**31 - 1),
+        (LONG, pa.float32(), 2**24),
+    ):
+        column = _value(kind, pa.array([1.0, -0.0, -most, most, None], found), nullable=True)
+        assert column.type == arrow_type(kind) and column.to_pylist() == [1, 0, -most, most, None]
+    with pytest.raises(InvalidData, match=r"16777218\.0 may be a whole number that was rounded"):
+        _value(LONG, pa.array([2.0**24 + 2], pa.float32()))
+
+
 def test_chunks_and_nan_are_kept() -> None:
     column = pa.chunked_array([[1.0], [], [math.nan]])
     assert str(_value(DOUBLE, column).to_pylist()) == "[1.0, nan]"
@@ -88,7 +100,10 @@ def test_chunks_and_nan_are_kept() -> None:
         ({"time": None, "Time": [1]}, "(it has 'Time')"),
         ({"other": [1]}, "column 'other' is not in the schema; its columns are key, time, delay"),
         ({"time": ["x"]}, "column 'time' is string in the data; the schema says long"),
-        ({"time": [1.0]}, "column 'time' is double in the data; the schema says long"),
+        ({"time": [1.5]}, "column 'time' does not fit long: Float value 1.500000 was truncated"),
+        ({"time": [math.nan]}, "column 'time' does not fit long: Float value nan was truncated"),
+        ({"time": [2.0**53 + 2]}, "'time' does not fit long: 9007199254740994.0 may be a whole number that"),
+        ({"delay": [2.0**31]}, "'delay' does not fit int: Float value 2147483648.000000 was truncated"),
         ({"delay": [1 << 40]}, "column 'delay' does not fit int: Integer value 1099511627776 not in range"),
         ({"key": [b"a"]}, "column 'key' is binary in the data; the schema says string"),
     ],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -46,6 +48,15 @@ def test_the_constant_is_the_name_that_is_published() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert dm.__version__ == PROJECT["version"]
     assert PROJECT["scripts"].keys() == {"dormouse"}
+
+
+def test_spark_finds_its_data_source_in_an_install(tmp_path: Path) -> None:
+    """Spark lists the modules on the path; an older editable install does not list any: install again."""
+    code = "import pkgutil; print('pyspark_dormouse' in {one.name for one in pkgutil.iter_modules()})"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert found.stdout == "True\n"
 
 
 def test_every_command_names_the_distribution_and_an_extra_that_exists() -> None:

@@ -22,6 +22,9 @@ from dormouse.rows.values import array_of, of_text, to_python, with_default
 ZONE = timezone(timedelta(hours=2))
 BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("n", "INTEGER"), "x", "row 2, column 'n' (INTEGER): 'x' is not a whole number"),
+    (dm.Column("n", "INTEGER"), 1.5, "row 2, column 'n' (INTEGER): 1.5 is not a whole number"),
+    (dm.Column("n", "INTEGER"), 2.0**53 + 2, "9007199254740994.0 is not a whole number"),
+    (dm.Column("n", "INTEGER"), math.nan, "row 2, column 'n' (INTEGER): nan is not a whole number"),
     (dm.Column("n", "INTEGER"), True, "row 2, column 'n' (INTEGER): True is not a whole number"),
     (dm.Column("n", "INTEGER"), 1 << 63, f"row 2, column 'n' (INTEGER): {1 << 63} does not fit 64 bits"),
     (dm.Column("x", "DOUBLE"), "1", "row 2, column 'x' (DOUBLE): '1' is not a number"),
@@ -39,6 +42,7 @@ BAD: list[tuple[Column, Any, str]] = [
 ]
 GOOD: list[tuple[Column, Any, Any]] = [
     (dm.Column("n", "INTEGER"), -(1 << 63), -(1 << 63)),
+    (dm.Column("n", "INTEGER"), 1.0, 1),
     (dm.Column("x", "DOUBLE"), "-Infinity", -math.inf),
     (dm.Column("x", "DOUBLE"), 3, 3.0),
     (dm.Column("d", "DATE"), 1_700_000_000_000, 1_700_000_000_000),

@@ -1,0 +1,120 @@
+"""Tables, schemas and answers, as other libraries of Python have taught people to use them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dormouse as dm
+from dormouse.client import connect
+from dormouse.errors import TableNotFound
+from dormouse.instance import Instance
+from dormouse.table import Table
+from tests.serving import serving
+
+SCHEMA = dm.Schema(
+    [dm.Field("k", dm.LONG)],
+    [dm.Field("at", dm.DATE)],
+    [
+        dm.Field("v", dm.STRING, nullable=True),
+        dm.Field("n", dm.STRUCT([dm.Field("x", dm.LIST(dm.DECIMAL(9, 2)), nullable=True)]), nullable=True),
+        dm.Field("m", dm.MAP(dm.STRING, dm.LONG), nullable=True),
+    ],
+)
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def table(instance: Instance) -> Table:
+    made = instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)]))
+    made.ingest({"k": range(50)})
+    return made
+
+
+@pytest.fixture
+def cli(table: Table, instance: Instance, dsn: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", instance.objects.url)
+    return cli
+
+
+def check(table: Any) -> None:
+    """Also of a service."""
+    assert (len(table), bool(table)) == (50, True)
+    assert pa.table(table).column("k").to_pylist() == list(range(50))
+    assert pl.DataFrame(table).height == 50
+    for answer in (
+        table.query,
+        lambda: table.query(limit=50, offset=0),
+        lambda: table.sql("select k from t order by k"),
+        lambda: table.changes(None),
+    ):
+        assert isinstance(answer(), pa.RecordBatchReader)
+        assert answer().arrow().num_rows == answer().df().shape[0] == answer().pl().height == 50
+        assert pa.table(answer()).num_rows == sum(batch.num_rows for batch in answer()) == 50
+        with answer() as reader:
+            assert reader.schema.names[0] == "k"
+            assert next(reader).num_rows + reader.read_all().num_rows == 50
+
+
+def test_a_table_is_what_other_libraries_take(table: Table, instance: Instance) -> None:
+    check(table)
+    assert instance.sql("select 1 as x").df()["x"].tolist() == [1]
+    other = instance.create_table("other", like=table, row_keys=["k"])
+    assert other.ingest(table).rows == other.ingest(table.query()).rows == 50
+
+
+def test_a_table_of_a_service_is_too(table: Table, instance: Instance) -> None:
+    with serving(instance) as url, connect(url) as client:
+        check(client.table("t"))
+
+
+def test_tables_are_items_of_their_instance(table: Table, instance: Instance) -> None:
+    assert instance["t"].count() == 50
+    assert ("t" in instance, "u" in instance, list(instance)) == (True, False, ["t"])
+    with pytest.raises(TableNotFound):
+        instance["u"]
+
+
+def test_a_schema_shows_itself_as_it_is_written() -> None:
+    shown = repr(SCHEMA)
+    assert shown == (
+        "Schema(row_keys=[Field('k', LONG)], sort_keys=[Field('at', DATE)], values=[Field('v', STRING, "
+        "nullable=True), Field('n', STRUCT([Field('x', LIST(DECIMAL(9, 2)), nullable=True)]), "
+        "nullable=True), "
+        "Field('m', MAP(STRING, LONG), nullable=True)])"
+    )
+    assert eval(shown, vars(dm)) == SCHEMA  # noqa: S307
+
+
+def test_a_file_s_name_tells_its_format(cli: Cli, tmp_path: Path) -> None:
+    for verb in (
+        ("query", "t"),
+        ("sql", "select k from t order by k"),
+        ("changes", "t", "--after", "beginning"),
+    ):
+        assert cli(*verb, "-o", "x.parquet")[0] == 0
+        assert pq.read_table(tmp_path / "x.parquet").num_rows == 50
+        assert cli(*verb, "-o", "x.csv")[0] == 0
+        assert len((tmp_path / "x.csv").read_text().splitlines()) == 51
+        assert cli(*verb, "-o", "x.json", "--format", "lines" if verb[0] != "changes" else "csv")[0] == 0
+        (tmp_path / "x.json").unlink()
+    code, _, said = cli("query", "t", "-o", "x.data")
+    assert (code, said.count("\n")) == (2, 1) and "--output x.parquet" in said
+    assert cli("changes", "t", "--after", "beginning", "-o", "x.data")[0] == 0
+    assert json.loads((tmp_path / "x.data").read_text().splitlines()[0])["k"] == 0
+
+
+def test_a_pipe_gets_all_rows(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dormouse.cli.data.TABLE_ROWS", 25)
+    _, out, said = cli("query", "t")
+    cells = [line.strip("│| ") for line in out.splitlines()]
+    assert [cell for cell in cells if cell.isdigit()] == [str(number) for number in range(50)]
+    assert said == "50 rows\n"
