@@ -120,12 +120,13 @@ class Problem:
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         said = {"title": self.title, "status": self.status, "detail": self.detail}
         # ASCII: also lone surrogates of the input can be told
-        return json.dumps({"type": f"urn:dormouse:{self.kind}", **said})
+        return json.dumps({**self.data, "type": f"urn:dormouse:{self.kind}", **said})
 
     def response(self) -> Response:
         return Response(self.text, self.status, headers=dict(self.headers), media_type=MEDIA_TYPE)
@@ -150,7 +151,8 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
             title = (type(error).__doc__ or "").splitlines()[0]
         case _:
             return Problem(500, "internal-error", "The service failed.", "the service's log says why")
-    return Problem(status, kind, title, shortened(hide(str(error))), {**_headers(status), **headers})
+    headers = {**_headers(status), **headers}
+    return Problem(status, kind, title, shortened(hide(str(error))), headers, error.data)
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 import dormouse as dm
+from dormouse.client import connect
 from dormouse.instance import Instance
 from dormouse.objects.hiding import hiding
 from dormouse.service.jobs import _without_paths
@@ -168,3 +169,20 @@ def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
     assert [job.job_id for job in [*first, *instance.jobs.list(after=first[-1])]] == listed
     for wrong in ("x", "_2026-01-01T00:00:00_00", "__"):
         refused(http.get("/v1/jobs", params={"after": wrong}), 400, "invalid-input")
+
+
+def test_an_error_carries_its_data(http: httpx.Client, instance: Instance) -> None:
+    """A program reads which rows are in conflict, and not a sentence."""
+    rows = instance.row_table("r")
+    rows.change([dm.Insert([{"n": 1}, {"n": 2}])])
+    rows.change([dm.Update([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}])])
+    late = [{"update": [{"ROW_ID": row_id, "ROW_VERSION": 1, "n": 4} for row_id in (1, 2)]}]
+    path = ended(http, "row_change", table="r", changes=late)
+    problem = http.get(f"{path}/result")
+    assert "RowConflict" in refused(problem, 409, "job-failed")
+    assert (problem.json()["table"], problem.json()["rows"]) == ("r", [[2, 1, 2]])
+    with connect(str(http.base_url)) as client, pytest.raises(dm.RowConflict) as conflict:
+        client.row_table("r").change([dm.Remove([(2, 1)])])
+    assert (conflict.value.table, conflict.value.rows) == ("r", [(2, 1, 2)])
+    failed = ended(http, "row_change", table="r", changes=[{"remove": [[9, 9]]}])
+    assert "rows" not in http.get(f"{failed}/result").json()
