@@ -102,6 +102,15 @@ def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, ins
     assert instance.jobs.list() == []
 
 
+def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
+    """In a process of its own, as it may be hostile."""
+    with serving(instance, job_threads=1, sql_workers=1) as url, httpx.Client(base_url=url) as http:
+        body = {"kind": "query", "request": {"statement": "selct 1"}}
+        until(lambda: http.post("/v1/sql", json={"statement": "select 1"}).status_code == 200)
+        refused(http.post("/v1/jobs", json=body), 400, "invalid-query")
+        ended(http, "query", statement="select 1")
+
+
 def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None:
     path = f"{ended(http, 'query', statement='select * from t')}/answer"
     whole = http.get(path)
