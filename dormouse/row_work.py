@@ -164,7 +164,7 @@ def functions(instance: Instance, parsed: Callable[[str, object], Any]) -> dict[
                 raise
             except DormouseError as error:
                 progress.check()
-                raise type(error).told(f"{type(error).__name__}: {error}") from error
+                raise type(error).told(f"{type(error).__name__}: {error}", error.data) from error
 
         return run
 

@@ -41,6 +41,8 @@ PROBLEM_BYTES_MAX = 1 << 20
 _BACKOFF_SECONDS = 0.2
 _BUSY = {429, 503}
 _PROBLEM = "application/problem+json"
+_STANDARD = {"type", "title", "status", "detail", "instance"}
+"""The members that every problem document may have."""
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _CLASSES = {
     "urn:dormouse:" + _WORD.sub("-", name).lower(): found
@@ -193,7 +195,7 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
         status = problem.get("status")
         refused = InstanceForbidden if status in {401, 403} else InstanceError
         return refused(f"{url} answered {status}: {message}" if status else f"{url}: {message}")
-    return found.told(message)
+    return found.told(message, {name: value for name, value in problem.items() if name not in _STANDARD})
 
 
 def _json(body: Mapping[str, Any]) -> bytes:

@@ -287,9 +287,18 @@ def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, t
         name, _, said = str(job.error).partition(": ")
         found = getattr(errors, name, None)
         if said and isinstance(found, type) and issubclass(found, DormouseError):
-            raise found.told(said)
+            raise found.told(said, _data_of_failure(jobs, job_id))
         raise JobFailed(f"job {job_id!r} failed: {job.error}")
     return jobs.result(job_id)
+
+
+def _data_of_failure(jobs: RemoteJobs, job_id: str) -> Mapping[str, Any]:
+    """Returns the data of the error that a job met."""
+    try:
+        jobs.result(job_id)
+    except JobFailed as error:
+        return error.data
+    return {}
 
 
 def rows_path(*parts: str, **asked: Any) -> str:

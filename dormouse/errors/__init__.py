@@ -314,6 +314,7 @@ class ObjectDamaged(ObjectStoreError):
         self.partition_id = partition_id
         self.filename = filename
         self.fault = fault
+        self.data = {"table": table, "partition_id": partition_id, "filename": filename}
         super().__init__(
             f"file {filename!r} of table {table!r}, partition {partition_id!r}, {fault}: "
             "'dormouse check --deep' lists what is damaged; bring it back from a backup"

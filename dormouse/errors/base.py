@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
 
 
 class DormouseError(Exception):
     """The root of every error that Dormouse raises."""
 
+    data: Mapping[str, Any] = MappingProxyType({})
+    """What a program reads of the error beside its message, as JSON."""
+
     @classmethod
-    def told(cls, message: str) -> Self:
-        """One that another process met, of which nothing but the message is known."""
+    def told(cls, message: str, data: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Returns an error that another process met, of which its message and its data are known."""
         error = cls._of_nothing()
-        error.args = (message,)
+        error.args, error.data = (message,), data
         return error
 
     @classmethod

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Self
 
 from dormouse.errors.base import DormouseError
 
@@ -14,6 +15,8 @@ __all__ = [
 ]  # fmt: skip
 
 _NAMED_MAX = 10
+ROWS_TOLD_MAX = 1_000
+"""How many rows of a conflict another process is told."""
 
 
 class RowError(DormouseError):
@@ -50,12 +53,21 @@ class RowConflict(RowError):
     def __init__(self, table: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> None:
         self.table = table
         self.rows = list(rows)
+        self.data = {"table": table, "rows": [list(row) for row in self.rows[:ROWS_TOLD_MAX]]}
         named = ", ".join(f"row {i} (sent {sent}, now {now})" for i, sent, now in self.rows[:_NAMED_MAX])
         more = f" and {len(self.rows) - _NAMED_MAX:,} more" if len(self.rows) > _NAMED_MAX else ""
         super().__init__(
             f"table {table!r}: changed since they were read: {named}{more}; nothing was changed: read them "
             "again, and send the change with their versions of now"
         )
+
+    @classmethod
+    def told(cls, message: str, data: Mapping[str, Any] = MappingProxyType({})) -> Self:
+        """Returns a conflict that another process met; it has the first 1,000 of its rows."""
+        error = super().told(message, data)
+        error.table = str(data.get("table", ""))
+        error.rows = [(row_id, sent, now) for row_id, sent, now in data.get("rows", ())]
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.table, self.rows)

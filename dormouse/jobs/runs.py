@@ -34,8 +34,17 @@ class Run:
         except InvalidPayload as error:
             return unkept(Ending(self.claim, "COMPLETE", self.progress.told), error), None
         except BaseException as error:  # also what would end the thread, such as sys.exit
-            return self._ending_of(error), None
+            return self._ending_of(error), self._data_of(error, encode)
         return Ending(self.claim, "COMPLETE", self.progress.told), result
+
+    def _data_of(self, error: BaseException, encode: Callable[[Claim, Any], str]) -> str | None:
+        """Returns the JSON of an error's data, which is kept in place of a result; None where it has none."""
+        if not isinstance(error, DormouseError) or not error.data:
+            return None
+        try:
+            return encode(self.claim, dict(error.data))
+        except InvalidPayload:
+            return None
 
     def overdue(self, seconds_max: float) -> Ending:
         """Of one whose function does not come back."""

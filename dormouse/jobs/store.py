@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from weakref import WeakSet
 
 from dormouse.errors import (
     CommitIdReused,
+    DormouseError,
     InvalidInput,
     JobCancelled,
     JobFailed,
@@ -142,8 +144,8 @@ class JobStore:
     def result(self, job_id: str, owner: str | None = None) -> Any:
         """What the function returned.
 
-        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` with its message, and what payloads
-        raise that are gone.
+        Raises `JobNotFound`, `JobNotEnded`, `JobCancelled`, `JobFailed` with the message and the `data` of
+        the error, and what payloads raise that are gone.
         """
         job = self._found(job_id, owner)
         if not job.has_ended:
@@ -151,7 +153,10 @@ class JobStore:
         if job.state == "CANCELLED":
             raise JobCancelled(f"job {job_id!r} was cancelled")
         if job.state == "FAILED":
-            raise JobFailed(f"job {job_id!r} failed: {job.error}")
+            failed = JobFailed(f"job {job_id!r} failed: {job.error}")
+            with suppress(DormouseError):  # most have none
+                failed.data = documents.result_of(self._payloads, job)
+            raise failed
         return documents.result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:

@@ -31,5 +31,7 @@ class Heads:
 def methods_of(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
     """Returns the methods that a path takes; each of them is a route of its own."""
     routes = (route for router in routers for route in router.routes if isinstance(route, APIRoute))
-    found = {method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods}
+    found = {
+        method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()
+    }
     return sorted(found | ({"HEAD"} if "GET" in found else set()))

@@ -120,11 +120,12 @@ class Problem:
     title: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def document(self) -> dict[str, Any]:
         said = {"title": self.title, "status": self.status, "detail": self.detail}
-        return {"type": f"urn:dormouse:{self.kind}", **said}
+        return {**self.data, "type": f"urn:dormouse:{self.kind}", **said}
 
     @property
     def text(self) -> str:
@@ -154,7 +155,8 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
             title = (type(error).__doc__ or "").splitlines()[0]
         case _:
             return Problem(500, "internal-error", "The service failed.", "the service's log says why")
-    return Problem(status, kind, title, shortened(hide(str(error))), {**_headers(status), **headers})
+    headers = {**_headers(status), **headers}
+    return Problem(status, kind, title, shortened(hide(str(error))), headers, error.data)
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:

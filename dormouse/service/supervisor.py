@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from typing import Any
 
 from dormouse.service.listening import listening
@@ -26,6 +27,8 @@ from dormouse.settings import environment
 logger = logging.getLogger("dormouse.service")
 AGAIN_SECONDS = 1.0
 """How long a place stays empty whose process has ended."""
+STARTS_MAX = 5
+"""How often a worker is started that ends before it serves."""
 POLL_SECONDS = 0.1
 _READY = b"ready\n"
 
@@ -44,19 +47,19 @@ class Supervisor:
         self._stops = 0
         self._workers: list[_Worker] = []
 
-    def run(self, count: int, started: Callable[[], object]) -> int:
-        """Serves with so many, after telling `started`; the exit code, which is one's that did not start."""
+    def run(self, processes: int, started: Callable[[], object]) -> int:
+        """Serves with so many, after telling `started`; the exit code, which is of one that did not start."""
         with ExitStack() as stack:
             stack.enter_context(self._held)
             stack.enter_context(stopped_by_signals(self.stop))
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dormouse-metrics-"))
             self._environment = {**environment(), FOLDER_VARIABLE: folder}
             stack.callback(self._end)
-            while len(self._workers) < count and not self._stops:
+            while len(self._workers) < processes and not self._stops:
                 self._workers.append(self._started(len(self._workers)))
-            for worker in self._workers:
-                if not worker.wait_ready() and not self._stops:
-                    return worker.process.wait() or 1
+            for number in range(len(self._workers)):
+                if code := self._wait_ready(number, folder):
+                    return code
             if not self._stops:
                 started()
             while not self._stops:
@@ -73,19 +76,42 @@ class Supervisor:
     def _started(self, number: int) -> _Worker:
         return _Worker(self._command, self._environment, self._given(number, self.port))
 
+    def _wait_ready(self, number: int, folder: str) -> int:
+        """Returns 0 when a worker serves, or all are stopped; the exit code of the service when it does not.
+
+        The first that ends by itself has said why, and the others would say the same. One that a signal
+        ended, or that ends beside others that serve, is started again.
+        """
+        for attempt in count(1):
+            worker = self._workers[number]
+            if worker.wait_ready() or self._stops:
+                return 0
+            code = worker.process.wait()
+            if attempt == STARTS_MAX or (number == 0 and code >= 0):
+                logger.error(
+                    "worker %d (process %d) %s before it served, at attempt %d; the service does not start",
+                    number, worker.process.pid, _how_ended(code), attempt,
+                )  # fmt: skip
+                return 128 - code if code < 0 else code or 1
+            self._replace(number, code, folder)
+        raise AssertionError("it returns at the last attempt")
+
     def _replace_ended(self, folder: str) -> None:
         for number, worker in enumerate(self._workers):
             code = worker.process.poll()
             if code is not None and not self._stops:
-                logger.error(
-                    "worker %d (process %d) ended with exit code %d; it is started again",
-                    number, worker.process.pid, code,
-                )  # fmt: skip
-                forget_process(folder, worker.process.pid)
-                worker.close()
-                time.sleep(AGAIN_SECONDS)
-                if not self._stops:
-                    self._workers[number] = self._started(number)
+                self._replace(number, code, folder)
+
+    def _replace(self, number: int, code: int, folder: str) -> None:
+        worker = self._workers[number]
+        logger.error(
+            "worker %d (process %d) %s; it is started again", number, worker.process.pid, _how_ended(code)
+        )
+        forget_process(folder, worker.process.pid)
+        worker.close()
+        time.sleep(AGAIN_SECONDS)
+        if not self._stops:
+            self._workers[number] = self._started(number)
 
     def _end(self) -> None:
         """Waits for all; a process bounds by itself how long it goes on."""
@@ -127,6 +153,10 @@ class _Worker:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
+
+
+def _how_ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def worker_given() -> Any:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 import dormouse as dm
+from dormouse.client import connect
 from dormouse.instance import Instance
 from dormouse.objects.hiding import hiding
 from dormouse.service.jobs import _without_paths
@@ -101,6 +102,15 @@ def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, ins
     assert instance.jobs.list() == []
 
 
+def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
+    """In a process of its own, as it may be hostile."""
+    with serving(instance, job_threads=1, sql_workers=1) as url, httpx.Client(base_url=url) as http:
+        body = {"kind": "query", "request": {"statement": "selct 1"}}
+        until(lambda: http.post("/v1/sql", json={"statement": "select 1"}).status_code == 200)
+        refused(http.post("/v1/jobs", json=body), 400, "invalid-query")
+        ended(http, "query", statement="select 1")
+
+
 def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None:
     path = f"{ended(http, 'query', statement='select * from t')}/answer"
     whole = http.get(path)
@@ -168,3 +178,20 @@ def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
     assert [job.job_id for job in [*first, *instance.jobs.list(after=first[-1])]] == listed
     for wrong in ("x", "_2026-01-01T00:00:00_00", "__"):
         refused(http.get("/v1/jobs", params={"after": wrong}), 400, "invalid-input")
+
+
+def test_an_error_carries_its_data(http: httpx.Client, instance: Instance) -> None:
+    """A program reads which rows are in conflict, and not a sentence."""
+    rows = instance.row_table("r")
+    rows.change([dm.Insert([{"n": 1}, {"n": 2}])])
+    rows.change([dm.Update([{"ROW_ID": 2, "ROW_VERSION": 1, "n": 3}])])
+    late = [{"update": [{"ROW_ID": row_id, "ROW_VERSION": 1, "n": 4} for row_id in (1, 2)]}]
+    path = ended(http, "row_change", table="r", changes=late)
+    problem = http.get(f"{path}/result")
+    assert "RowConflict" in refused(problem, 409, "job-failed")
+    assert (problem.json()["table"], problem.json()["rows"]) == ("r", [[2, 1, 2]])
+    with connect(str(http.base_url)) as client, pytest.raises(dm.RowConflict) as conflict:
+        client.row_table("r").change([dm.Remove([(2, 1)])])
+    assert (conflict.value.table, conflict.value.rows) == ("r", [(2, 1, 2)])
+    failed = ended(http, "row_change", table="r", changes=[{"remove": [[9, 9]]}])
+    assert "rows" not in http.get(f"{failed}/result").json()

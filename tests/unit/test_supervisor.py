@@ -18,6 +18,50 @@ time.sleep(seconds)
 """
 
 
+DYING = """
+import os, pickle, signal, sys, time
+code = pickle.load(sys.stdin.buffer)
+if code is not None:
+    os.kill(os.getpid(), -code) if code < 0 else sys.exit(code)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended_with"),
+    [
+        ([None, -9], 0),  # the second of two is killed, and started again
+        ([-9, None, -15, -9], 0),
+        ([None, 3, 3], 0),
+        ([None, *[-9] * 5], 137),
+        ([None, *[3] * 5], 3),
+        ([3], 3),  # the first says why it does not start
+        ([0], 1),
+    ],
+)
+def test_a_process_that_dies_while_others_start_is_started_again(
+    codes: list[int | None],
+    ended_with: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A few times; then the service ends, and says which process it was, and how that ended."""
+    monkeypatch.setattr(supervisor, "AGAIN_SECONDS", 0)
+    ends = iter(codes)
+    processes = Supervisor("127.0.0.1", 0, DYING, lambda number, port: next(ends, None))
+    served: list[bool] = []
+
+    def started() -> None:
+        served.append(True)
+        processes.stop()
+
+    assert processes.run(2, started) == ended_with
+    assert served == ([] if ended_with else [True])
+    assert ("the service does not start" in caplog.text) == bool(ended_with)
+    assert ("was ended by signal 9" in caplog.text) == (-9 in codes)
+
+
 @pytest.mark.parametrize("start", [2, 3])
 def test_a_stop_while_a_process_is_started_ends_that_too(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second of two; and the third, which is started again for the first, as that has ended."""
