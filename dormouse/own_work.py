@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dormouse.jobs import JobStore
     from dormouse.objects import ObjectStore
     from dormouse.payloads import PayloadStore
+    from dormouse.settings import Settings
 
 
 class OwnWork:
@@ -18,6 +19,7 @@ class OwnWork:
 
     _supplier: ConnectionSupplier
     _objects: ObjectStore
+    _settings: Settings
 
     def __init__(self) -> None:
         self._making = Lock()
@@ -33,8 +35,14 @@ class OwnWork:
         with self._making:
             if self._payloads is None:
                 from dormouse.payloads import PayloadStore
+                from dormouse.payloads.copying import PayloadOptions
 
-                self._payloads = PayloadStore(self._supplier, self._objects, self._check_writable)
+                self._payloads = PayloadStore(
+                    self._supplier,
+                    self._objects,
+                    self._check_writable,
+                    PayloadOptions(hot_seconds=self._settings.payloads_hot_seconds),
+                )
             return self._payloads
 
     @property

@@ -46,11 +46,14 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 run_id,
                 seconds_left=call.seconds_left,
                 payload_retention_days=call.environment.payload_retention_days,
+                payloads_hot_seconds=call.environment.payloads_hot_seconds,
                 jobs_retention_days=call.environment.jobs_retention_days,
             )
         payloads = done.payloads
         goes_on = not done.whole or payloads is None or payloads.days_left
-        schedule.done(turn, due_at=turn.began_at if goes_on else None, memory=done.memory)
+        # a database that sleeps is woken when the next day is to be offloaded
+        due_at = turn.began_at if goes_on else payloads.cools_at
+        schedule.done(turn, due_at=due_at, memory=done.memory)
         call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})
         if payloads is not None:
             call.count(**{PAYLOAD_BACKLOG_DAYS: payloads.backlog_days})

@@ -39,6 +39,7 @@ class MaintenanceStack(InstanceStack):
             environment=MaintenanceEnvironment,
             values={
                 "payload_retention_days": foundation.settings.storage.payload_days,
+                "payloads_hot_seconds": foundation.settings.storage.payloads_hot_seconds,
                 "jobs_retention_days": foundation.settings.storage.jobs_days,
             },
             database_role=OWNER_ROLE,

@@ -14,7 +14,7 @@ from dormouse.payloads.fold import fold_day
 from dormouse.payloads.lease import Lease, Work, leased, read
 from dormouse.payloads.offload import Tools, is_empty, offload_day
 from dormouse.payloads.rows import DAYS
-from dormouse.payloads.status import PayloadDay, days
+from dormouse.payloads.status import PayloadDay
 from dormouse.payloads.warming import warm_day
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,8 @@ FOLD_AGAIN_BYTES = 2**20
 
 
 def offload(tools: Tools, day: date | None, dry_run: bool) -> OffloadReport:
-    """One day, or all that are over and wait. What fails with one of many is in the report."""
-    found = days(tools.supplier)
+    """One day, also a hot one, or all that wait. What fails with one of many is in the report."""
+    found = tools.days()
     if day is not None:
         one = _named(tools, day, found)
         if one.state != "open":
@@ -132,14 +132,14 @@ WARM = Job("rehydrate", ("offloaded", "folded"), warm_day)
 
 def rehydrate(tools: Tools, day: date) -> int:
     """Makes a day hot again; gives how many payloads were cold."""
-    if _named(tools, day, days(tools.supplier)).state == "open":
+    if _named(tools, day, tools.days()).state == "open":
         return 0
     return WARM.run(tools, day).payloads
 
 
 def fold(tools: Tools, day: date | None) -> OffloadReport:
     """Folds one day, or each that has been cold for long enough, or was written to since."""
-    found = days(tools.supplier)
+    found = tools.days()
     if day is not None:
         one = _named(tools, day, found)
         if one.state == "open":

@@ -27,6 +27,9 @@ from dormouse.postgres.transaction import bounded, run_transaction
 
 _QUERIES = load(__package__ or "", "copying")
 _TYPES = ["text", "text", "timestamptz", "text", "bytea", "text", "int8", "int4", "bytea"]
+HOT_SECONDS = 25_200.0
+"""For so long after their day ended payloads stay inline: those of its last minutes are read again soon."""
+
 Step = Callable[[str], object]
 
 
@@ -36,7 +39,8 @@ class PayloadOptions:
 
     Objects have `object_bytes_min` or more, but for the last of a day or slice, and no more than
     `object_bytes_max`, unless one payload has. `portion_bytes_max` are decompressed bytes that are in memory
-    at once; `threads` compress, and `uploads` objects are sent at once.
+    at once; `threads` compress, and `uploads` objects are sent at once. A day is offloaded when it has been
+    over for `hot_seconds`.
     """
 
     object_bytes_min: int = 8 * 2**20
@@ -48,6 +52,7 @@ class PayloadOptions:
     lease_seconds: float = 60.0
     lock_timeout_ms: int = 500
     pointer_days: int = 7
+    hot_seconds: float = HOT_SECONDS
     dictionaries: bool = True
 
     @property

@@ -22,7 +22,7 @@ _QUERIES = load(__package__ or "", "expiry")
 
 def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[list[date], list[date]]:
     """Drops the days before one; gives them, and those that are worked on or used all the time, and stay."""
-    due = [one.day for one in days(supplier) if one.day < before]
+    due = [one.day for one in days(supplier, 0) if one.day < before]
     if dry_run:
         return due, []
     gone, busy = list[date](), list[date]()

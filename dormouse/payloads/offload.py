@@ -17,7 +17,7 @@ from dormouse.payloads.copying import Pages, PayloadOptions, Step, Unit, Units, 
 from dormouse.payloads.exchange import Exchange
 from dormouse.payloads.lease import Lease
 from dormouse.payloads.objects import DayObject, PayloadObjects
-from dormouse.payloads.status import has_rows
+from dormouse.payloads.status import PayloadDay, days, has_rows
 from dormouse.postgres.connection import Supplier
 
 Progress = Callable[[date, int], object]
@@ -38,6 +38,10 @@ class Tools:
     @property
     def known(self) -> PayloadObjects:
         return PayloadObjects(self.supplier, self.objects)
+
+    def days(self) -> list[PayloadDay]:
+        """Returns the days that there are payloads of, the oldest first."""
+        return days(self.supplier, self.options.hot_seconds)
 
     def exchange(self, lease: Lease) -> Exchange:
         return Exchange(lease, self.options, self.step, self.is_over)

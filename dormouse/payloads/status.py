@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 
 from dormouse.payloads.objects import PayloadObjects
 from dormouse.payloads.reading import ColdReads
@@ -45,11 +45,12 @@ class PayloadDay:
     failed_at: datetime | None
     is_rehydrated: bool
     is_closed: bool
+    is_cool: bool
 
     @property
     def waits(self) -> bool:
-        """Whether it is over, and not offloaded yet."""
-        return self.is_closed and self.state == "open" and not self.is_rehydrated and self.work != "rehydrate"
+        """Returns whether the day is to be offloaded: it is open, and has been over for long enough."""
+        return self.is_cool and self.state == "open" and not self.is_rehydrated and self.work != "rehydrate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +83,12 @@ class PayloadStatus:
     mismatches: int
 
 
-def days(supplier: Supplier, *, expired: bool = False) -> list[PayloadDay]:
-    """Those that there are, the oldest first; with `expired`, those that were dropped too."""
-    work = rows_of(_QUERIES["days"], {"expired": expired})
+def days(supplier: Supplier, hot_seconds: float, *, expired: bool = False) -> list[PayloadDay]:
+    """Those that there are, the oldest first; with `expired`, those that were dropped too.
+
+    A day is cool when it has been over for `hot_seconds`.
+    """
+    work = rows_of(_QUERIES["days"], {"expired": expired, "hot_seconds": hot_seconds})
     rows = run_transaction(
         supplier, work, read_only=True, scans=True, operation="look at the days of payloads"
     )
@@ -104,9 +108,20 @@ def count_rows(supplier: Supplier, day: date, limit: int) -> int:
     return found
 
 
-def status(supplier: Supplier, objects: PayloadObjects, reads: ColdReads | None = None) -> PayloadStatus:
+def cools_at(supplier: Supplier, hot_seconds: float) -> datetime | None:
+    """Returns when the next day that has payloads and is hot now will be cool; None: there is none."""
+    for one in days(supplier, hot_seconds):
+        if one.state == "open" and not one.is_cool and has_rows(supplier, one.day):
+            ends = datetime.combine(one.day + timedelta(days=1), datetime.min.time(), UTC)
+            return ends + timedelta(seconds=hot_seconds)
+    return None
+
+
+def status(
+    supplier: Supplier, objects: PayloadObjects, hot_seconds: float, reads: ColdReads | None = None
+) -> PayloadStatus:
     """Of all days, in one look; and of a store's reads."""
-    found = days(supplier)
+    found = days(supplier, hot_seconds)
     waiting = [one for one in found if one.waits]
     done = [one for one in found if one.work is None and one.work_payloads and one.work_seconds][-7:]
     payloads = sum(one.work_payloads or 0 for one in done)

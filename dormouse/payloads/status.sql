@@ -16,7 +16,9 @@ select coalesce(p.day, d.day) as day, coalesce(d.state, 'open'), d.work, d.phase
     coalesce(p.about, 0), coalesce(p.bytes, 0), coalesce(o.objects, 0), coalesce(o.bytes, 0), coalesce(o.payloads, 0),
     d.payloads, d.bytes_in, d.bytes_out, d.seconds, d.swap_lock_ms, d.error, d.failed_at,
     coalesce(d.work = 'rehydrate' or d.rehydrated_at > clock_timestamp() - interval '1 day', false),
-    coalesce(p.day, d.day) < (clock_timestamp() at time zone 'UTC')::date
+    coalesce(p.day, d.day) < (clock_timestamp() at time zone 'UTC')::date,
+    -- its end was so long ago
+    coalesce(p.day, d.day) < ((clock_timestamp() - make_interval(secs => %(hot_seconds)s)) at time zone 'UTC')::date
 from partition p
 full join payload_day d on d.day = p.day
 left join object o on o.day = coalesce(p.day, d.day)

@@ -129,7 +129,8 @@ class PayloadStore:
         seconds_max: float | None = None,
         progress: Progress = lambda day, payloads: None,
     ) -> OffloadReport:
-        """Moves the payloads of a day, or of each that is over, into objects, while all goes on.
+        """Moves the payloads of a day that is over into objects, or of each that is over for
+        `DORMOUSE_PAYLOADS_HOT_SECONDS`, while all goes on.
 
         Others may do the same with other days, or go on where this one ends: after `seconds_max`, or killed.
         A day that is done stays so. With `dry_run`, only what would be done is told.
@@ -201,11 +202,11 @@ class PayloadStore:
 
     def days(self, *, expired: bool = False) -> list[PayloadDay]:
         """The days that there are payloads of, the oldest first; also those that were dropped."""
-        return days(self._supplier, expired=expired)
+        return days(self._supplier, self._options.hot_seconds, expired=expired)
 
     def status(self) -> PayloadStatus:
         """How much waits to be cooled down, and how the last days went."""
-        return status(self._supplier, self._known, self._lookup.cold_reads)
+        return status(self._supplier, self._known, self._options.hot_seconds, self._lookup.cold_reads)
 
     def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
         """Deletes the objects that no payload has needed for a day, or another time, and that are not held.

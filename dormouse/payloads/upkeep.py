@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from dormouse.errors import PayloadRoundFailed, one_line
 from dormouse.payloads import cooling
@@ -13,7 +13,7 @@ from dormouse.payloads.expiry import expire
 from dormouse.payloads.offload import Tools
 from dormouse.payloads.rebuilding import recover_pointers, was_adopted_lately
 from dormouse.payloads.rows import DAYS
-from dormouse.payloads.status import status
+from dormouse.payloads.status import cools_at, status
 from dormouse.postgres.days import days_ahead
 
 KIND = "payloads"
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class PayloadRound:
     """What a round did. `days_left` have not failed, and can be gone on with at once.
 
-    `backlog_days` are not offloaded yet.
+    `backlog_days` are not offloaded yet; at `cools_at` there is another to be offloaded.
     """
 
     days_expired: int
@@ -35,6 +35,7 @@ class PayloadRound:
     payloads: int
     objects_deleted: int
     backlog_days: int
+    cools_at: datetime | None
     orphaned_bytes: int
     errors: tuple[str, ...]
 
@@ -89,7 +90,8 @@ def _make_ahead(tools: Tools) -> None:
 def _round(
     tools: Tools, expired: int, reports: tuple[cooling.OffloadReport, ...], deleted: int, errors: list[str]
 ) -> PayloadRound:
-    now = status(tools.supplier, tools.known)
+    may_look = DAYS.may_roll(tools.supplier)  # into days of any owner
+    now = status(tools.supplier, tools.known, tools.options.hot_seconds)
     return PayloadRound(
         days_expired=expired,
         days_done=sum(one.finished for report in reports for one in report.days),
@@ -97,6 +99,7 @@ def _round(
         payloads=sum(report.payloads for report in reports),
         objects_deleted=deleted,
         backlog_days=now.backlog_days,
+        cools_at=cools_at(tools.supplier, tools.options.hot_seconds) if may_look else None,
         orphaned_bytes=now.orphaned_bytes,
         errors=tuple(errors),
     )

@@ -22,6 +22,7 @@ from dormouse.objects import ObjectStore
 from dormouse.partitions.leaves import REST_SECONDS, SmallPair, rows_to_merge
 from dormouse.partitions.store import PartitionStore
 from dormouse.payloads import PayloadStore
+from dormouse.payloads.copying import HOT_SECONDS, PayloadOptions
 from dormouse.payloads.upkeep import PayloadRound
 from dormouse.postgres.connection import Supplier
 from dormouse.schedules.runs import RunList, RunTable, write_list
@@ -62,6 +63,7 @@ def keep_up(
     *,
     seconds_left: Callable[[], float],
     payload_retention_days: int | None = None,
+    payloads_hot_seconds: float = HOT_SECONDS,
     jobs_retention_days: int = RETENTION_DAYS,
 ) -> Upkeep:
     """Rolls the removal log, writes the list of tables to split for the run, if any; drops jobs that ended
@@ -73,7 +75,9 @@ def keep_up(
     removal_log.roll(supplier)
     done = _look(supplier, objects, turn, run_id, seconds_left)
     whole = _expire_jobs(supplier, objects, seconds_left, jobs_retention_days) and done.whole
-    return replace(done, whole=whole, payloads=_cool(supplier, objects, seconds_left, payload_retention_days))
+    options = PayloadOptions(hot_seconds=payloads_hot_seconds)
+    payloads = _cool(supplier, objects, options, seconds_left, payload_retention_days)
+    return replace(done, whole=whole, payloads=payloads)
 
 
 def _expire_jobs(
@@ -98,13 +102,15 @@ def _expire_jobs(
 def _cool(
     supplier: Supplier,
     objects: ObjectStore,
+    options: PayloadOptions,
     seconds_left: Callable[[], float],
     retention_days: int | None,
 ) -> PayloadRound | None:
     """In what is left of the time: what is listed for the run is on its way."""
     if (seconds := seconds_left() - PAYLOAD_MARGIN_SECONDS) <= 0:
         return None
-    return PayloadStore(supplier, objects).maintain(seconds_max=seconds, retention_days=retention_days)
+    store = PayloadStore(supplier, objects, options=options)
+    return store.maintain(seconds_max=seconds, retention_days=retention_days)
 
 
 def _look(

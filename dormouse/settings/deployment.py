@@ -126,6 +126,10 @@ class StorageSettings(Section):
     payload_days: int = setting(90, ge=1, le=3_650)
     """How long payloads are kept; their objects restore_days and a day longer."""
 
+    payloads_hot_seconds: int = setting(25_200, ge=0, le=31_536_000)
+    """The time of day, in seconds after midnight UTC, from which payloads of the day before are offloaded, by
+    the next round of maintenance; 25,200 is 7:00."""
+
     jobs_days: int = setting(30, ge=1, le=3_650)
     """How long jobs are told of that ended, with their requests, results and answers."""
 

@@ -76,6 +76,9 @@ class MaintenanceEnvironment(DatabaseEnvironment):
     payload_retention_days: int | None = Field(default=None, ge=1)
     """After how many days payloads are dropped; None: never."""
 
+    payloads_hot_seconds: float = Field(default=25_200, ge=0)
+    """For how long after their day ended payloads stay in PostgreSQL."""
+
     jobs_retention_days: int = Field(default=30, ge=1)
     """After how many days jobs that ended are dropped."""
 

@@ -92,6 +92,10 @@ class Settings(BaseSettings):
     payload_retention_days: Annotated[int | None, Optional] = Field(default=None, ge=1, le=36_500)
     """After how many days `dormouse maintain` drops payloads; None: never."""
 
+    payloads_hot_seconds: float = Field(default=25_200, ge=0, le=31_536_000)
+    """For how long after their day (in UTC) ended payloads stay in PostgreSQL: with 25,200, until 7:00. A day
+    that is named is offloaded at once when it is over."""
+
     spark_master: Annotated[str | None, Optional] = None
     """Spark's master, like local[4] or spark://host:7077; None means every core of this machine."""
 

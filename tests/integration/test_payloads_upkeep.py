@@ -16,7 +16,8 @@ import dormouse as dm
 from dormouse.cli.payloads import figure
 from dormouse.errors import PayloadExpired
 from dormouse.instance import Instance
-from dormouse.payloads import cooling
+from dormouse.payloads import PayloadStore, cooling
+from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres import ConnectionSupplier
 from lambdas.maintenance import handler
@@ -38,7 +39,8 @@ def model(instance: Instance) -> Model:
 def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
     yesterday = datetime.now(UTC) - timedelta(days=1)
     model.put(key("a", yesterday))
-    done = instance.payloads.maintain()
+    store = PayloadStore(instance._supplier, instance._objects, options=PayloadOptions(hot_seconds=0))
+    done = store.maintain()
     assert (done.days_done, done.days_left, done.payloads, done.errors) == (3, 0, 21, ())
     states = {one.day: one.state for one in instance.payloads.days()}
     assert states[DAY] == "folded"  # which is cold for long
@@ -52,6 +54,41 @@ def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
     with pytest.raises(PayloadExpired):
         instance.payloads.get(*key("a0000"))
     assert instance.payloads.get(*key("a", yesterday))["n"] is None
+
+
+def test_a_day_stays_hot_for_a_while_after_its_end(
+    instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = DAYS.today(instance._supplier)
+    noon = datetime.combine(today, datetime.min.time(), UTC) + timedelta(hours=12)
+    before = {n: (noon - timedelta(days=n)).date() for n in range(3)}
+    for n in before:
+        instance.payloads.put("t", "a", noon - timedelta(days=n), "k", n)
+
+    def hot_for(seconds: float) -> PayloadStore:
+        options = PayloadOptions(hot_seconds=seconds)
+        return PayloadStore(instance._supplier, instance._objects, options=options)
+
+    def states() -> dict[int, str]:
+        found = {one.day: one.state for one in instance.payloads.days()}
+        return {n: found[day] for n, day in before.items()}
+
+    kept = hot_for(86_400)  # of yesterday, whatever time of day it is
+    assert [one.day for one in kept.offload(dry_run=True).days] == [before[2]]
+    assert kept.status().backlog_days == 1
+    done = kept.maintain()
+    assert (done.days_done, done.backlog_days) == (1, 0)
+    midnight = datetime.combine(today, datetime.min.time(), UTC)
+    assert done.cools_at == midnight + timedelta(seconds=86_400)
+    assert states() == {0: "open", 1: "open", 2: "offloaded"}
+    assert [one.day for one in kept.offload(before[1]).days] == [before[1]], "a day that is named"
+    assert states()[1] == "offloaded"
+    hot = midnight + timedelta(days=1, seconds=25_200)
+    assert instance.payloads.maintain().cools_at == hot, "today, by the default"
+    assert instance.payloads._options.hot_seconds == 25_200
+    monkeypatch.setenv("DORMOUSE_PAYLOADS_HOT_SECONDS", "0")
+    with dm.connect(dsn, instance._objects.url) as other:
+        assert other.payloads._options.hot_seconds == 0
 
 
 def test_maintenance_cools_payloads_and_remembers_what_fails(instance: Instance, model: Model) -> None:
@@ -143,6 +180,14 @@ def test_the_lambda_cools_payloads_and_tells_the_backlog(
     assert metrics_in(capsys.readouterr().out)["PayloadBacklogDays"] == 0
     model.check()
     assert [one.state for one in instance.payloads.days() if one.day == DAY] == ["folded"]
+    today = DAYS.today(instance._supplier)
+    instance.payloads.put("t", "a", datetime.combine(today, datetime.min.time(), UTC), "k", 1)
+    monkeypatch.setenv("DORMOUSE_PAYLOADS_HOT_SECONDS", "3600")
+    instance._objects.delete([name for name, _ in instance._objects.list("work")])
+    handler({}, Context())
+    [record] = [name for name, _ in instance._objects.list("work/maintenance")]
+    due_at = json.loads(instance._objects.get(record))["due_at"]
+    assert due_at == f"{today + timedelta(days=1)}T01:00:00+00:00", "a sleeping database is woken for it"
 
 
 def test_objects_of_payloads_are_no_orphans(instance: Instance, model: Model) -> None:
