@@ -91,7 +91,8 @@ class RowTable(AskedTable):
         """Makes all of the changes in their order, as one transaction, or none.
 
         Rows are applied in blocks of at most 25,000, of which each is the next version of its rows; so is
-        each change of the columns. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
+        each change of the columns. Rows that get no other value are counted as "unchanged", and get no
+        version. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
         is who the history says it was, by default the user of the process; the same `change_id` again changes
         nothing, and tells what it did then. `progress` is called with the rows done. Others who change the
         table are waited for, for `wait_seconds`.
