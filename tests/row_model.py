@@ -157,15 +157,23 @@ class _Replay:
             self.model.columns.append((self.model.version, self.columns))
             return
         rows = [row for row in change.rows if not (isinstance(change, dm.Patch) and _is_empty(row))]
-        if not rows:
-            return
-        self.model.version += 1
         touched = [self._row(change, row) for row in rows]
-        for known, cells in touched:
+        changed = [(known, cells) for known, cells in touched if not self._is_unchanged(known, cells)]
+        self.counts["unchanged"] += len(touched) - len(changed)
+        self.model.version += bool(changed)
+        for known, cells in changed:
             kind = "inserted" if known is None else "deleted" if cells is None else "updated"
             self.counts[kind] += 1
             row_id = len(self.model.rows) + 1 if known is None else known
             self.model.rows.setdefault(row_id, {})[self.model.version] = cells
+
+    def _is_unchanged(self, row_id: int | None, cells: Cells | None) -> bool:
+        """Without a retyped column, which is written anew, a row with the values that it has."""
+        if row_id is None or cells is None or self.retyped:
+            return False
+        old, added = self.before.rows[row_id][self.before.newest(row_id)] or {}, self.model.added
+        numbers = [c.number for c in self.columns]
+        return all(cells.get(n, added.get(n)) == old.get(n, added.get(n)) for n in numbers)
 
     def _row(self, change: Any, row: Any) -> tuple[int | None, Cells | None]:
         if isinstance(change, dm.Remove):

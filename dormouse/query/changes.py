@@ -62,9 +62,10 @@ def changes(
 
     And those that deletions are of, as they were just before, and those that a restore took away or brought
     back: a reader that applies all in their order has the rows of the later moment. Of a keyed table each key
-    whose newest row is another, once: "upsert" with that row, or "delete" with its key. The columns asked
-    for, of those that the table had at the later moment, and `_change`; between two deletions or restores in
-    no order, but for the files that are read side by side. `at_end` is called when the last row was given.
+    whose newest row has other values, once: "upsert" with that row, or "delete" with its key. The columns
+    asked for, of those that the table had at the later moment, and `_change`; between two deletions or
+    restores in no order, but for the files that are read side by side. `at_end` is called when the last row
+    was given.
     `as_known`: the columns are those of the services, whichever the table had then.
     Raises what `pages_between` and `events_between` do and `InvalidQuery`; while it is read `CutExpired` when
     a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.

@@ -1,7 +1,7 @@
-"""What became of the keys of a keyed table between two moments: each whose newest row is another, once.
+"""The changes of a keyed table between two moments: each key whose row has other values, once.
 
 Only keys that a load brought, or that a deletion is of, can have another row. They are sorted, and looked up
-at both moments, some at a time: a late load of an older row changes nothing.
+at both moments, some at a time. A late load of an older row, or of an equal one, changes nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.differing import Flags, differ
 from dormouse.data.expressions import column
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import first_of_keys
@@ -105,9 +106,8 @@ class KeyedChanges:
     def _compared(self, keys: pa.Table) -> pa.Table:
         """The changes of some keys, which are in order."""
         names, ranges = list(self.context.schema.row_key_names), self._ranges(keys)
-        wanted = tuple(dict.fromkeys([*names, *self.schema.names[:-1], SEQUENCE]))
-        before = self._found(keys, ranges, self.after, (*names, SEQUENCE))
-        now = self._found(keys, ranges, self.till, wanted)
+        wanted = (*self.context.schema.names, SEQUENCE)
+        before, now = (self._found(keys, ranges, at, wanted) for at in (self.after, self.till))
         joined = keys
         for found, name in ((before, _AFTER), (now, _TILL)):
             numbered = found.select([*names, SEQUENCE]).rename_columns([*names, name])
@@ -116,7 +116,24 @@ class KeyedChanges:
         joined = joined.sort_by([(name, "ascending") for name in names])
         differs = pc.fill_null(pc.not_equal(joined[_AFTER], joined[_TILL]), True)
         is_known = pc.or_(pc.is_valid(joined[_AFTER]), pc.is_valid(joined[_TILL]))
-        return self._changes(joined.filter(pc.and_(differs, is_known)), now)
+        joined = joined.filter(pc.and_(differs, is_known))
+        return self._changes(joined.filter(pa.array(self._other_values(joined, before, now))), now)
+
+    def _other_values(self, joined: pa.Table, before: pa.Table, now: pa.Table) -> Flags:
+        """Returns which keys have other values at the later moment, or a row at only one of the moments."""
+        places = [joined[f"{name}_row"].combine_chunks() for name in (_AFTER, _TILL)]
+        both = pc.and_(*(pc.is_valid(one) for one in places)).to_numpy(zero_copy_only=False)
+        at = [one.filter(pa.array(both)) for one in places]
+        differs = np.zeros(int(both.sum()), np.bool_)
+        for field in self.context.schema.values:
+            sides = (
+                rows[field.name].combine_chunks().take(one)
+                for rows, one in zip((before, now), at, strict=True)
+            )
+            differs |= differ(*sides)
+        changed: Flags = ~both
+        changed[both] = differs
+        return changed
 
     def _changes(self, joined: pa.Table, now: pa.Table) -> pa.Table:
         rows, keys = joined[f"{_TILL}_row"].combine_chunks(), self.context.schema.row_key_names

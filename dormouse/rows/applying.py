@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
+from dormouse.data.differing import differ
 from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.columns import ROW_ID, Column
@@ -81,7 +82,6 @@ class Application:
         is_new = batch.ids == 0
         deletes = np.zeros(len(batch), np.bool_) if batch.deletes is None else batch.deletes
         versions = self._checked(batch, is_new)
-        version = self.next_version()
         if self._conflicts:
             return  # others may be found, and all of them are told
         ids = batch.ids.copy()
@@ -90,10 +90,18 @@ class Application:
         cells: Cells = {}
         for column in columns:
             cells[column.column_id or 0] = self._cell(column, batch, is_new | deletes, old, deletes)
-        self._add(ids, version, deletes, cells, batch.label)
         inserted, deleted = int(is_new.sum()), int(deletes.sum())
         self.next_id += inserted
-        self.counts = self.counts.plus(inserted, len(batch) - inserted - deleted, deleted)
+        changed = is_new | deletes
+        changed |= self._differs(batch, columns, cells, old, ~changed)
+        count = int(changed.sum())
+        if count < len(batch):
+            ids, deletes = ids[changed], deletes[changed]
+            cells = {number: array.filter(pa.array(changed)) for number, array in cells.items()}
+            self._unchanged += len(batch) - count
+        if count:
+            self._add(ids, self.next_version(), deletes, cells, batch.label)
+        self.counts = self.counts.plus(inserted, count - inserted - deleted, deleted)
 
     def rewrite(self) -> int:
         """Checks the values of columns that are retyped, and writes them anew where they are others.
@@ -135,8 +143,10 @@ class Application:
         """The ranges that go and those that come in their place."""
         known = concatenated(self._known).sorted()
         _, firsts = np.unique(known.first, return_index=True)
-        known = known.at(firsts)
-        return known, replaced(known, concatenated(self._changed).sorted())
+        changed = concatenated(self._changed).sorted()
+        # a range whose rows are all unchanged stays
+        known = known.at(firsts).that_meet(changed)
+        return known, replaced(known, changed)
 
     def recorded(self, updated: int = 0) -> Recorded:
         """What was done; `updated` are rows written anew besides."""
@@ -217,6 +227,21 @@ class Application:
         if untouched.any():
             array = pc.if_else(pa.array(untouched), old.column(column), array)
         return _without(array, deletes)
+
+    def _differs(
+        self, batch: RowBatch, columns: Sequence[Column], cells: Cells, old: _Old, updates: Flags
+    ) -> Flags:
+        """Returns which of the rows to update get another value, or must be written for a retyped column."""
+        if self._plan.retyped or not updates.any():
+            return updates
+        at = pa.array(np.flatnonzero(updates))
+        differs = np.zeros(len(at), np.bool_)
+        for column in columns:
+            if column.name in batch.cells:
+                differs |= differ(cells[column.column_id or 0].take(at), old.column(column).take(at))
+        changed = updates.copy()
+        changed[updates] = differs
+        return changed
 
     def _add(
         self, ids: Ints, version: int, deletes: Flags, cells: Cells, label: Callable[[int], str]

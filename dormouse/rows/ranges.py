@@ -43,6 +43,14 @@ class Ranges(NamedTuple):
         inside = (at >= 0) & (ids <= self.last[np.maximum(at, 0)])
         return np.where(inside, at, -1)
 
+    def that_meet(self, others: Ranges) -> Ranges:
+        """Returns the ranges that share an id with any of the others; both ascend."""
+        if not len(others.first):
+            return Ranges.of([])
+        before = np.searchsorted(others.first, self.last, side="right") - 1
+        meets = (before >= 0) & (others.last[np.maximum(before, 0)] >= self.first)
+        return self.at(np.flatnonzero(meets))
+
     def joined(self) -> Ranges:
         """Neighbours of one version as one."""
         if len(self.first) < 2:

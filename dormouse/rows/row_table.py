@@ -92,7 +92,8 @@ class RowTable(AskedTable):
         """Makes all of the changes in their order, as one transaction, or none.
 
         Rows are applied in blocks of at most 25,000, of which each is the next version of its rows; so is
-        each change of the columns. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
+        each change of the columns. Rows that get no other value are counted as "unchanged", and get no
+        version. `dry_run` tells exactly what it would do, and does nothing. `changed_by`
         is who the history says it was, by default the user of the process; the same `change_id` again changes
         nothing, and tells what it did then. Another change with that id is `CommitIdReused`: rows in lists
         and the content of files are compared, rows of iterators are not. `progress` is called with the rows

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dormouse.data.differing import differ
 from dormouse.errors import AmbiguousRows, InvalidColumn, InvalidRow
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch, check_names, checked_rows
 from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column, column_named
@@ -111,7 +112,7 @@ def _batch(
     differs = np.zeros(len(positions), np.bool_)
     for name, array in cells.items():
         there = found.column(name).combine_chunks()
-        differs |= _differ(array.take(pa.array(positions)), there) & given[name][positions]
+        differs |= differ(array.take(pa.array(positions)), there) & given[name][positions]
     kept = ids == 0
     kept[positions] = differs
     at = np.flatnonzero(kept)
@@ -127,17 +128,6 @@ def _batch(
         {name: flags[at] for name, flags in given.items()},
         label=label,
     ), int((~differs).sum())
-
-
-def _differ(wanted: pa.Array, there: pa.Array) -> Flags:
-    """Which values are others; nulls are alike, and so are NaNs."""
-    one_is_null = pc.xor(pc.is_null(wanted), pc.is_null(there))
-    differ = pc.fill_null(pc.not_equal(wanted, there), False)
-    if pa.types.is_floating(wanted.type):
-        both = pc.fill_null(pc.and_(pc.is_nan(wanted), pc.is_nan(there)), False)
-        differ = pc.and_not(differ, both)
-    flags: Flags = pc.or_(differ, one_is_null).to_numpy(zero_copy_only=False)
-    return flags
 
 
 def _shown(key: Mapping[str, Any]) -> str:

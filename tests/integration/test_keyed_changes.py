@@ -145,3 +145,54 @@ def test_all_columns_come_and_those_of_a_key_that_went_are_null(instance: Instan
     delete_keys(table, 1)
     [row] = table.changes(first).read_all().to_pylist()
     assert row == {"k": 1, "v": None, "s": None, "_change": "delete"}
+
+
+VALUES = {
+    "d": dm.DOUBLE,
+    "l": dm.LIST(dm.DOUBLE),
+    "m": dm.MAP(dm.STRING, dm.LIST(dm.STRING)),
+    "r": dm.STRUCT([dm.Field("x", dm.LONG, nullable=True)]),
+}
+
+
+def test_a_row_that_is_upserted_unchanged_is_no_change(instance: Instance) -> None:
+    values = [dm.Field(name, kind, nullable=True) for name, kind in VALUES.items()]
+    schema = dm.Schema([dm.Field("k", dm.LONG)], values=values)
+    table = instance.create_table("t", schema, properties=dm.TableProperties(keep="newest_row"))
+    nan = float("nan")
+    rows: list[dict[str, Any]] = [
+        {"k": 1, "d": nan, "l": [0.0, None, nan], "m": {"a": ["b", None]}, "r": {"x": 1}},
+        {"k": 2, "d": None, "l": [], "m": {}, "r": {"x": None}},
+        {"k": 3, "d": 0.0, "l": None, "m": None, "r": None},
+    ]
+    kinds = table.query().schema
+
+    def change(*some: dict[str, Any]) -> list[int]:
+        start = table.history.record_cut()
+        table.upsert(pa.Table.from_pylist(list(some), schema=kinds))
+        # the columns that are asked for decide nothing
+        return table.changes(start, columns=["k"]).read_all()["k"].to_pylist()
+
+    assert change(*rows) == [1, 2, 3]
+    assert change(*rows) == []
+    others: list[dict[str, Any]] = [
+        {"d": -0.0}, {"d": 1.5}, {"l": [None]}, {"l": []}, {"m": {"a": ["c"]}}, {"r": {"x": 2}},
+        {"r": {"x": None}},
+    ]  # fmt: skip
+    for other in others:
+        assert change(rows[0], rows[1], {**rows[2], **other}) == [3], other
+        assert change(*rows) == [3]
+    start = table.history.record_cut()
+    table.delete({"k": 2})
+    table.upsert(pa.Table.from_pylist(rows, schema=kinds))
+    assert table.changes(start).read_all().num_rows == 0
+
+
+def test_only_columns_that_the_table_still_has_are_compared(instance: Instance) -> None:
+    table = keyed(instance)
+    table.upsert(data([(1, 1, "x"), (2, 2, "y")]))
+    first = table.history.record_cut()
+    table.add_column(dm.Field("n", dm.LONG, nullable=True))
+    table.drop_column("s")
+    table.upsert(pa.table({"k": [1, 2], "v": [1, 2], "n": pa.array([None, 5], pa.int64())}))
+    assert table.changes(first).read_all().to_pylist() == [{"k": 2, "v": 2, "n": 5, "_change": "upsert"}]
