@@ -186,7 +186,7 @@ def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]
     except UnfitRow as error:
         line = line_of(file.path, how, rows[0] + error.row)
         advice = _ADVICE if isinstance(error, UnfitText) else ""
-        raise _Unreadable(f"line {line:,}: {error}{advice}") from None
+        raise _Unreadable(f"line {line:,}: {error.after(rows[0])}{advice}") from None
     except NeverClosed as error:
         raise _Unreadable(f"line {last_line(file.path, how):,}: {error}") from None
     except UnicodeDecodeError:

@@ -176,7 +176,7 @@ def _batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch
             except UnfitRow as error:
                 line = line_of_object(file.path, row + error.row)
                 where = f"object {row + error.row + 1:,}" if line is None else f"line {line:,}"
-                raise InvalidData(f"{where}: {error}") from None
+                raise InvalidData(f"{where}: {error.after(row)}") from None
             yield pa.RecordBatch.from_arrays(typed, names=list(columns))
             row += batch.num_rows
 

@@ -45,6 +45,10 @@ class UnfitRow(InvalidData):
         super().__init__(message)
         self.row = row
 
+    def after(self, rows: int) -> str:
+        """Returns the message for a batch that so many rows of its file came before."""
+        return f"{self} in row {rows + self.row:,} (counted from 0)"
+
 
 class UnfitText(UnfitRow):
     """A text, or a list or object of texts, that is none of its column's type."""
@@ -52,6 +56,10 @@ class UnfitText(UnfitRow):
     def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
         shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
         super().__init__(f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", row)
+
+    def after(self, rows: int) -> str:
+        """Returns the message, which has the value in place of the row."""
+        return str(self)
 
 
 def not_null(column: pa.Array, field: Field) -> pa.Array:

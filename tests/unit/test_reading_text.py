@@ -151,7 +151,7 @@ def test_a_text_that_must_not_be_null_is_what_the_file_has(tmp_path: Path) -> No
         {"country": "", "v": 3},
     ]
     for text in ('{"country": null, "v": 1}', '{"v": 2}\n{"country": "DE"}'):
-        with pytest.raises(InvalidData, match="line 1: column 'country' must not be null, but is"):
+        with pytest.raises(InvalidData, match="line 1: column 'country' must not be null, but is in row 0"):
             rows_of(written(tmp_path, "x.jsonl", text), country, number)
 
 
