@@ -40,7 +40,7 @@ class Served(APIRoute):
         self.terms = terms
         called = _in_thread(endpoint, terms.places[0]) if is_in_thread else endpoint
         if Place.LOOP not in terms.places:
-            described["responses"] = {**problems(429, 504), **(described.get("responses") or {})}
+            described["responses"] = {**problems(400, 429, 504), **(described.get("responses") or {})}
         super().__init__(path, called, **described)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

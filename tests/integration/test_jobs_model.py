@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from dormouse.errors import CommitIdReused
 from dormouse.jobs import JobStore
 from dormouse.jobs.claims import DEATHS_MAX, Claims, Ending
 from dormouse.jobs.job import Claim
@@ -83,7 +84,10 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(job_id=ids)
     def start_again(self, job_id: str) -> None:
-        self.store.start(self.jobs[job_id].kind, -1, job_id=job_id)
+        job = self.jobs[job_id]
+        assert self.store.start(job.kind, job.number, job_id=job_id) == job_id
+        with pytest.raises(CommitIdReused):
+            self.store.start(job.kind, -1, job_id=job_id)
 
     @rule(target=workers)
     def register(self) -> Hand:
