@@ -19,8 +19,6 @@ from dormouse.errors import (
     InvalidQuery,
     JobIdTaken,
     JobNotFound,
-    ObjectNotFound,
-    RowNotFound,
 )
 from dormouse.jobs.answers import new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
@@ -144,13 +142,6 @@ async def one_file(
     def open_file() -> tuple[Generator[bytes], Mapping[str, str]]:
         found = here.instance.row_table(table)
         file = found.file(row_id, column, version)
-        try:
-            here.instance.objects.size(file.object_name)  # before an answer has begun
-        except ObjectNotFound:
-            raise RowNotFound(
-                f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
-                f"{file.object_name!r} does not exist"
-            ) from None
         return found.files.chunks(file), {
             "content-length": str(file.byte_count),
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
