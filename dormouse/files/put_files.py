@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -44,6 +44,12 @@ class PutFiles:
         }
         if not run_statement(self._supplier, rows_of(_QUERIES["note"], values), operation="note a file"):
             raise TableNotFound.gone(self._table.name)
+
+    def of_ids(self, file_ids: Iterable[str]) -> dict[str, PutFile]:
+        """Returns the files that have these ids; those that were put before they were noted are missing."""
+        values = {"table_id": self._table.table_id, "file_ids": [UUID(one) for one in file_ids]}
+        rows = run_lookup(self._supplier, rows_of(_QUERIES["of_ids"], values), operation="look for files")
+        return {one.hex: PutFile(self.prefix + one.hex, size, sha.hex()) for one, size, sha in rows}
 
     def noted(self) -> Iterator[PutFile]:
         """All but those that were put before they were noted, by their ids; none of a table that is gone."""

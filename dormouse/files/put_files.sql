@@ -11,3 +11,9 @@ from cell_file
 where table_id = %(table_id)s and file_id > %(after)s
 order by file_id
 limit %(limit)s;
+
+-- name: of_ids
+-- Those of a table's files that have these ids.
+select file_id, byte_count, sha256
+from cell_file
+where table_id = %(table_id)s and file_id = any(%(file_ids)s);

@@ -42,6 +42,7 @@ SCAN_SETTINGS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
 SESSION_SETTINGS = {
     "search_path": "dormouse",  # pg_catalog is searched first, without being named
     "timezone": "UTC",
+    "datestyle": "ISO, MDY",  # the only one whose dates psycopg reads
     "jit": "off",  # compiling costs more than our short statements
     # Plans of statements over arrays must not depend on the arrays that came first.
     "plan_cache_mode": "force_generic_plan",

@@ -18,6 +18,8 @@ select sum(numbackends) <= 0.75 * current_setting('max_connections')::integer, p
         select name || ' = ' || value
         from unnest(%(names)s::text[], %(values)s::text[]) wanted (name, value)
         where current_setting(name) <> value
+            -- the order of day and month says nothing about how dates are written
+            and not (name = 'datestyle' and current_setting(name) like 'ISO%%')
     ),
     array(select found from bounded order by n)
 from pg_stat_database;

@@ -19,6 +19,7 @@ from dormouse.rows.ranges import Flags, Ints, Ranges, concatenated, replaced, ru
 from dormouse.rows.reading import RowReader
 from dormouse.rows.reshape import ColumnPlan, Retyped, converted
 from dormouse.rows.store import Recorded, RowStore
+from dormouse.rows.targets import Targets
 from dormouse.rows.values import with_default
 
 Cells = dict[int, pa.Array]
@@ -50,6 +51,7 @@ class Application:
         held: HeldLock,
         columns: Sequence[Column],
         plan: ColumnPlan,
+        targets: Targets,
         write: Callable[[pa.RecordBatch], object],
         unchanged: int = 0,
     ) -> None:
@@ -59,6 +61,7 @@ class Application:
         self._before = held
         self._columns = columns
         self._plan = plan
+        self._targets = targets
         self._write = write
         self._schema = arrow_schema(plan.schema)
         self._touched = _Touched(held.next_id)
@@ -89,6 +92,8 @@ class Application:
         old = _Old(self._reader, ids, versions, ~is_new & ~deletes, self._columns, self._plan)
         cells: Cells = {}
         for column in columns:
+            if (given := batch.cells.get(column.name)) is not None:
+                self._targets.check(column, given, batch.label)
             cells[column.column_id or 0] = self._cell(column, batch, is_new | deletes, old, deletes)
         inserted, deleted = int(is_new.sum()), int(deletes.sum())
         self.next_id += inserted
@@ -130,6 +135,8 @@ class Application:
             else:
                 self._fill_added(cells, deletes)
                 _convert(cells, retyped, label)
+            for one in retyped:
+                self._targets.check(one.after, cells[one.after.column_id or 0], label)
         if written:
             self._known = [self._store.ranges([(1, self._before.next_id)])]
         return written

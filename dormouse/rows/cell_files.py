@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 
-from dormouse.errors import InvalidInput, InvalidName, ObjectDamaged, RowNotFound
-from dormouse.files.put_files import PutFiles
+from dormouse.errors import InvalidInput, InvalidName, ObjectDamaged, ObjectNotFound, RowNotFound
+from dormouse.files.put_files import PutFile, PutFiles
 from dormouse.objects import ObjectStore
+from dormouse.rows.kinds import FILE_REFERENCE
 from dormouse.whole_file import whole_file
 
 CHUNK_BYTES = 1 << 20
 NAME_CHARACTERS_MAX = 255
-_REFERENCE = re.compile(
-    r"file:([0-9a-f]{32}):(\d{1,18}):([0-9a-f]{64}):([^/.\0-\x1f\x7f][^/\0-\x1f\x7f]{0,254})"
-)
+_REFERENCE = re.compile(FILE_REFERENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,10 @@ class CellFiles:
         given.append(f"file:{file_id}:{size}:{digest}:{name}")
 
     def of_cell(self, cell: object, where: str) -> CellFile:
-        """What a cell refers to; `RowNotFound` for one that is empty, or refers to no file of this table."""
+        """Returns the file that a cell refers to.
+
+        Raises `RowNotFound` when the cell is empty, refers to no file of this table, or its file is lost.
+        """
         if cell is None:
             raise RowNotFound(f"table {self._table!r}: {where} has no file")
         found = _REFERENCE.fullmatch(str(cell))
@@ -68,7 +70,30 @@ class CellFiles:
                 f"table {self._table!r}: {where} refers to no file that was put here: {cell!r}"[:400]
             )
         file_id, size, digest, name = found.groups()
-        return CellFile(self._prefix + file_id, int(size), digest, name)
+        file = CellFile(self._prefix + file_id, int(size), digest, name)
+        try:
+            self._objects.size(file.object_name)
+        except ObjectNotFound:
+            raise RowNotFound(
+                f"table {self._table!r}: the file in {where} is lost: object {file.object_name!r} does not "
+                "exist; 'dormouse restore' brings it back from a backup"
+            ) from None
+        return file
+
+    def lacking(self, cells: Sequence[str]) -> list[str]:
+        """Returns the references among these that lead to no file which was put into the table."""
+        parts = {cell: found.groups() for cell in cells if (found := _REFERENCE.fullmatch(cell))}
+        noted = self._put_files.of_ids({file_id for file_id, *_ in parts.values()}) if parts else {}
+        return [cell for cell in cells if cell not in parts or not self._is_put(parts[cell], noted)]
+
+    def _is_put(self, parts: Sequence[str], noted: Mapping[str, PutFile]) -> bool:
+        file_id, size, digest, _ = parts
+        if (put := noted.get(file_id)) is not None:
+            return (put.byte_count, put.sha256) == (int(size), digest)
+        try:  # it may have been put before files were noted
+            return self._objects.size(self._prefix + file_id) == int(size)
+        except ObjectNotFound:
+            return False
 
     def chunks(self, file: CellFile) -> Generator[bytes]:
         """Its bytes; `ObjectNotFound`, and before their end `ObjectDamaged` when they are not what was put.

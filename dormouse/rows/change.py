@@ -41,6 +41,7 @@ from dormouse.rows.locks import HeldLock, RowLocks
 from dormouse.rows.reading import RowReader
 from dormouse.rows.reshape import ColumnPlan, Reshaped
 from dormouse.rows.store import Recorded, RowStore
+from dormouse.rows.targets import Targets
 from dormouse.rows.writing import RowFiles
 
 if TYPE_CHECKING:
@@ -141,7 +142,10 @@ class RowChanges:
     def _tried(self, held: HeldLock, columns: tuple[Column, ...], found: Found, asked: Asked) -> Changed:
         plan = ColumnPlan(self.context().followed().schema, columns)
         steps = plan.planned(found.changes)
-        tried = Application(self.store, self.reader, held, columns, plan, lambda rows: None, found.unchanged)
+        targets = Targets(self.context())
+        tried = Application(
+            self.store, self.reader, held, columns, plan, targets, lambda rows: None, found.unchanged
+        )
         outcome = _run(tried, found.changes, steps, columns, asked.progress)
         return changed_of(tried.recorded(outcome.rewritten))
 
@@ -150,7 +154,10 @@ class RowChanges:
             plan = ColumnPlan(context.schema, columns)
             steps = plan.planned(found.changes)
             with RowFiles(context, attempt, plan.schema) as files:
-                made = Application(self.store, self.reader, held, columns, plan, files.add, found.unchanged)
+                targets = Targets(context)
+                made = Application(
+                    self.store, self.reader, held, columns, plan, targets, files.add, found.unchanged
+                )
                 outcome = _run(made, found.changes, steps, columns, asked.progress)
                 done = made.recorded(outcome.rewritten)
                 if made.version == held.version:

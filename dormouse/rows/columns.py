@@ -11,7 +11,7 @@ from typing import Any
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
 from dormouse.model.types import DataType, check_field_name
 from dormouse.model.values import json_value
-from dormouse.rows.kinds import NOT_EMPTY, STORED, TYPES, ColumnType, Misfit, parsed_value, stored_value
+from dormouse.rows.kinds import FORMS, STORED, TYPES, ColumnType, Misfit, parsed_value, stored_value
 
 ROW_ID, ROW_VERSION, ROW_DELETED = "ROW_ID", "ROW_VERSION", "ROW_DELETED"
 RESERVED = frozenset({ROW_ID, ROW_VERSION, ROW_DELETED, "ROW_ETAG"})
@@ -91,12 +91,12 @@ class Column:
     @property
     def characters_max(self) -> int | None:
         """Of the types that are text with a bound."""
-        return self.size_max if self.type == "STRING" else LINK_MAX if self.type in NOT_EMPTY else None
+        return self.size_max if self.type == "STRING" else LINK_MAX if self.type in FORMS else None
 
     @property
     def stored_default(self) -> Any:
         """The default as files have it."""
-        return value_of(self, self.default, "the default")
+        return value_of(self, self.default, "the default", formed=False)
 
     def __str__(self) -> str:
         return f"{self.name} {self.type}" + (f"({self.size_max})" if self.size_max else "")
@@ -124,6 +124,18 @@ class Column:
         return Column(**found)
 
 
+def check_new(column: Column) -> Column:
+    """Returns a column that is to be made; `InvalidColumn` for a default or an enum without the type's form.
+
+    Columns that earlier versions made may have such values.
+    """
+    if (form := FORMS.get(column.type)) is not None:
+        for value in (column.default, *(column.enum or ())):
+            if value is not None and not re.fullmatch(form[0], value):
+                raise InvalidColumn(f"column {column.name!r} ({column.type}): {value!r} {form[1]}")
+    return column
+
+
 def to_jsonb(column: Column) -> dict[str, Any]:
     """As the database keeps it: a default that `jsonb` lacks is JSON as text, unknown to earlier versions."""
     found = column.to_json()
@@ -140,12 +152,15 @@ def from_jsonb(found: Any) -> Column:
     return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
-def value_of(column: Column, value: Any, label: str) -> Any:
-    """A value of Python or JSON as files have it; null stays. `InvalidRow` begins with the label."""
+def value_of(column: Column, value: Any, label: str, *, formed: bool = True) -> Any:
+    """Returns a value of Python or JSON as files have it; null stays. `InvalidRow` begins with the label.
+
+    `formed`: a text must have the form of its type, which `check_new` checks of defaults and enums.
+    """
     if value is None:
         return None
     try:
-        return _within(column, stored_value(column.type, value))
+        return _within(column, stored_value(column.type, value), formed=formed)
     except Misfit as cause:
         raise _refused(column, value, label, cause) from None
 
@@ -155,15 +170,17 @@ def text_value(column: Column, text: str | None, label: str) -> Any:
     if text is None:
         return None
     try:
-        return _within(column, parsed_value(column.type, text))
+        return _within(column, parsed_value(column.type, text), formed=True)
     except Misfit as cause:
         raise _refused(column, text, label, cause) from None
 
 
-def _within(column: Column, found: Any) -> Any:
+def _within(column: Column, found: Any, *, formed: bool) -> Any:
     size = column.characters_max
     if size is not None and len(found) > size:
         raise Misfit(f"has {len(found):,} characters, and may have {size:,}")
+    if formed and (form := FORMS.get(column.type)) is not None and not re.fullmatch(form[0], found):
+        raise Misfit(form[1])
     if column.enum is not None and found not in column.enum:
         shown = ", ".join(map(repr, column.enum[:_LISTED_MAX]))
         raise Misfit(f"is none of {shown}{', …' if len(column.enum) > _LISTED_MAX else ''}")
@@ -178,7 +195,7 @@ def _refused(column: Column, value: Any, label: str, cause: Misfit) -> InvalidRo
 
 def _of_column(column: Column, value: Any, label: str) -> Any:
     try:
-        return value_of(column, value, label)
+        return value_of(column, value, label, formed=False)
     except InvalidRow as error:
         raise InvalidColumn(str(error)) from None
 

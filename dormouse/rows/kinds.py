@@ -27,7 +27,24 @@ STORED: dict[str, DataType] = {
 }
 """How the values of each type stand in files."""
 
-NOT_EMPTY = frozenset({"ENTITY", "LINK", "FILE"})
+FILE_REFERENCE = (
+    r"file:([0-9a-f]{32}):([0-9]{1,18}):([0-9a-f]{64}):([^/.\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,254})"
+)
+LINK_SCHEMES = ("http", "https", "ftp", "ftps", "sftp", "s3", "gs", "mailto")
+_ROW = r"(?::[1-9][0-9]{0,18}){0,2}"
+FORMS: dict[str, tuple[str, str]] = {
+    "ENTITY": (
+        rf"[A-Za-z_][A-Za-z0-9_-]*{_ROW}",
+        "is no reference to a table or a row: write table, table:ROW_ID or table:ROW_ID:ROW_VERSION",
+    ),
+    "LINK": (
+        r"(?i:(?:https?|ftps?|sftp|s3|gs)://[^\x00-\x20\x7f/]|mailto:[^\x00-\x20\x7f])[^\x00-\x20\x7f]*",
+        f"is no link: a link is a whole URL without spaces, of the schemes {', '.join(LINK_SCHEMES)}",
+    ),
+    "FILE": (FILE_REFERENCE, "is no reference to a file: put the file first, which gives the reference"),
+}
+"""The pattern of the texts of a type, which Python and Arrow read alike, and why other texts are refused."""
+
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _EXACT_MAX = 2.0**53
 JSON_CHARACTERS_MAX = 64 * 1024 * 1024
@@ -97,11 +114,14 @@ def _boolean(value: Any) -> bool:
 def _date(value: Any) -> int:
     if isinstance(value, str):
         try:
-            value = datetime.fromisoformat(value)
+            found = datetime.fromisoformat(value)
         except ValueError:
             raise Misfit("is not a date, like 2024-01-31T12:00:00Z") from None
+        value = found if found.tzinfo else found.replace(tzinfo=UTC)  # text without a zone is in UTC
     if isinstance(value, datetime):
-        past = (value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH
+        if value.utcoffset() is None:
+            raise Misfit("has no time zone: give it one, as datetime.now(UTC) has one")
+        past = value - _EPOCH
         return (past.days * 86_400 + past.seconds) * 1_000 + past.microseconds // 1_000
     if isinstance(value, date):
         return (value.toordinal() - _EPOCH.toordinal()) * 86_400_000
@@ -174,9 +194,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "STRING": _string,
     "DATE": _date,
     "BOOLEAN": _boolean,
-    "ENTITY": _text,
-    "LINK": _text,
-    "FILE": _text,
+    **dict.fromkeys(FORMS, _text),
     "JSON": _json,
 }
 _PARSERS: dict[str, Callable[[str], Any]] = {

@@ -12,7 +12,7 @@ from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
 from dormouse.model.reshaping import added, renamed
 from dormouse.model.schema import Field, Schema
 from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn
-from dormouse.rows.columns import HIDDEN, Column, check_column_name, check_columns, column_named
+from dormouse.rows.columns import HIDDEN, Column, check_column_name, check_columns, check_new, column_named
 from dormouse.rows.values import Label, fitting, of_text, row_label
 
 _TEXTS = frozenset({"STRING", "ENTITY", "LINK", "FILE"})
@@ -75,7 +75,7 @@ class ColumnPlan:
     def _add(self, change: AddColumn) -> str:
         if not isinstance(change.column, Column):
             raise InvalidColumn(f"dm.AddColumn takes a dm.Column, not {change.column!r}")
-        column = self._new(change.column)
+        column = self._new(check_new(change.column))
         self.columns = (*self.columns, column)
         self.added.append(column)
         return f"added {column}"
@@ -120,6 +120,7 @@ class ColumnPlan:
             change.enum,
             before.column_id,
         )
+        check_new(after)
         said = f"retyped {before} to {after}"
         if not _as_it_is(before, after):
             self._hide(before, f"dropped {before}")

@@ -15,7 +15,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BOOLEAN, LONG, Field
 from dormouse.own_work import OwnWork
-from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns
+from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns, check_new
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog
@@ -106,7 +106,8 @@ class RowTables(OwnWork):
 
         self._check_writable()
         listed = [
-            replace(column, column_id=n) for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
+            replace(check_new(column), column_id=n)
+            for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
         ]
         schema = Schema(
             _KEYS[:1], _KEYS[1:2], [_KEYS[2], *(Field(c.name, c.stored, nullable=True) for c in listed)]

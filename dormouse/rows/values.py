@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.rows.columns import Column, text_value, value_of
-from dormouse.rows.kinds import NOT_EMPTY
+from dormouse.rows.kinds import FORMS
 
 Label = Callable[[int], str]
 """Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
@@ -55,8 +55,8 @@ def fitting(column: Column, array: pa.Array, label: Label = row_label) -> pa.Arr
         _all(array, pc.invert(pc.match_substring(array, "\0")), column, label)
     if (size := column.characters_max) is not None:
         _all(array, pc.less_equal(pc.utf8_length(array), size), column, label)
-    if column.type in NOT_EMPTY:
-        _all(array, pc.greater(pc.utf8_length(array), 0), column, label)
+    if (form := FORMS.get(column.type)) is not None:
+        _all(array, pc.match_substring_regex(array, rf"\A(?:{form[0]})\z"), column, label)
     if column.enum is not None:
         known = pa.array(column.enum, array.type)
         _all(array, pc.or_(pc.is_in(array, known), pc.is_null(array)), column, label)

@@ -17,8 +17,6 @@ from fastapi.responses import JSONResponse
 from dormouse.errors import (
     CommitOutcomeUnknown,
     InvalidQuery,
-    ObjectNotFound,
-    RowNotFound,
 )
 from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
@@ -145,13 +143,6 @@ async def one_file(
     def open_file() -> Opened:
         found = here.instance.row_table(table)
         file = found.file(row_id, column, version)
-        try:
-            here.instance.objects.size(file.object_name)  # before an answer has begun
-        except ObjectNotFound:
-            raise RowNotFound(
-                f"table {table!r}: the file in column {column!r} of row {row_id} is lost: object "
-                f"{file.object_name!r} does not exist"
-            ) from None
         headers = {
             "content-length": str(file.byte_count),
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, date, datetime
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier, Isolation, Supplier, opening
@@ -80,6 +82,15 @@ def test_a_session_can_be_read_only_and_of_another_isolation(dsn: str) -> None:
         assert conn.execute("show default_transaction_isolation").fetchone() == ("repeatable read",)
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             conn.execute("create table public.t ()")
+
+
+def test_dates_are_read_whatever_style_the_server_has(dsn: str) -> None:
+    database = str(conninfo_to_dict(dsn)["dbname"])
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(sql.SQL("alter database {} set datestyle = 'SQL, DMY'").format(sql.Identifier(database)))
+    with closing(ConnectionSupplier(dsn)) as supplier, supplier.connection() as conn:
+        text = "select '2024-03-05 12:00Z'::timestamptz, '2024-03-05'::date"
+        assert conn.execute(text).fetchone() == (datetime(2024, 3, 5, 12, tzinfo=UTC), date(2024, 3, 5))
 
 
 def test_the_dsn_s_own_options_are_kept(dsn: str) -> None:

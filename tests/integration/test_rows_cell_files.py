@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from dormouse.errors import (
     InvalidColumn,
     InvalidInput,
     InvalidName,
+    InvalidRow,
     ObjectDamaged,
-    ObjectNotFound,
     RowNotFound,
 )
 from dormouse.rows.row_table import RowTable
@@ -81,18 +81,82 @@ def test_a_cell_leads_to_no_other_object(
         own[:-1] + "/",
         "data/x/0.parquet",
     ]
-    rows.change([dm.Insert([{"photo": one} for one in wrong])])
-    for row in range(1, len(wrong) + 1):
-        with pytest.raises(RowNotFound, match="refers to no file that was put here"):
-            rows.save_file(row, "photo", tmp_path / "none")
-    others.change([dm.Insert([{"photo": own}])])
-    with pytest.raises(ObjectNotFound):
-        others.save_file(1, "photo", tmp_path / "none")
+    for one in wrong:
+        with pytest.raises(InvalidRow, match=r"row 1, column 'photo' .* is no reference to a file"):
+            rows.change([dm.Insert([{"photo": one}])])
+    digest = own.split(":")[3]
+    for table, one in ((others, own), (rows, own.replace(digest, "0" * 64))):
+        with pytest.raises(InvalidRow, match=r"row 2, column 'photo' .* was not put into this table"):
+            table.change([dm.Insert([{"name": "a"}, {"photo": one}])])
+    assert (rows.version(), others.version()) == (0, 0)
     for name in ("", "a/b", "..", ".bashrc", "a\nb", "x" * 256):
         with pytest.raises((InvalidName, InvalidInput)):
             rows.put_file(photo, name or "/")
     with pytest.raises(InvalidInput, match="cannot read"):
         rows.put_file(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_file_that_is_lost_is_named_without_a_path_of_the_server(
+    instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path, is_noted: bool
+) -> None:
+    reference = rows.put_file(photo)
+    if not is_noted:  # as earlier versions put files
+        with instance._supplier.connection() as conn:
+            conn.execute("delete from cell_file")
+    rows.change([dm.Insert([{"photo": reference}])])
+    instance.objects.delete(objects_of(instance))
+    for read in (lambda: rows.file(1, "photo"), lambda: rows.save_file(1, "photo", tmp_path / "none")):
+        with pytest.raises(RowNotFound, match="the file in column 'photo' of row 1 is lost") as lost:
+            read()
+        assert str(tmp_path) not in str(lost.value)
+    # the cell of a file that is known may go on with it; an unknown file that is not there is none
+    if is_noted:
+        rows.change([dm.Patch([(1, None, {"photo": reference})])])
+    else:
+        with pytest.raises(InvalidRow, match="was not put into this table"):
+            rows.change([dm.Patch([(1, None, {"photo": reference})])])
+
+
+def test_a_default_has_the_form_of_its_type_but_in_columns_that_are_there(instance: dm.Instance) -> None:
+    bad = dm.Column("link", "LINK", default="javascript:alert(1)")
+    rows = instance.create_row_table("t", [dm.Column("link", "LINK", default="https://a.org")])
+    for call in (
+        lambda: instance.create_row_table("other", [bad]),
+        lambda: rows.change([dm.AddColumn(dm.Column("more", "ENTITY", enum=["no table"]))]),
+        lambda: rows.change([dm.RetypeColumn("link", "LINK", default=bad.default)]),
+    ):
+        with pytest.raises(InvalidColumn, match=r"is no (link|reference)"):
+            call()
+    with instance._supplier.connection() as conn:  # as an earlier version took it
+        conn.execute(
+            "update row_columns set columns = replace(columns::text, 'https://a.org', %s)::jsonb",
+            [bad.default],
+        )
+    again = instance.row_table("t")
+    again.change([dm.Insert([{"link": "https://b.org"}]), dm.AddColumn(dm.Column("n", "INTEGER"))])
+    assert again.row(1)["link"] == "https://b.org"
+
+
+def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path: Path) -> None:
+    rows = instance.create_row_table("t", [dm.Column("of", "ENTITY"), dm.Column("text", "STRING", 100)])
+    rows.change([dm.Insert([{"of": "t"}, {"of": "t:1"}, {"of": "t:1:1"}, {"text": "none"}])])
+    path = tmp_path / "rows.csv"
+    path.write_text("of\nt\nnone:7\n")
+    calls: list[Callable[[], object]] = [
+        lambda: rows.change([dm.Insert([{"of": "t"}, {"of": "none:7"}])]),
+        lambda: rows.change([dm.Insert([{"of": "t"}, {"of": "none:7"}])], dry_run=True),
+        lambda: rows.upload_csv(path),
+        lambda: rows.upsert([{"of": "t", "text": "new"}, {"of": "none:7", "text": "other"}], on=["text"]),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRow, match=r"column 'of' .*'none:7' refers to a table that is not there"):
+            call()
+    with pytest.raises(
+        (InvalidColumn, InvalidRow), match=r"'text'.*'none' refers to a table that is not there"
+    ):
+        rows.change([dm.RetypeColumn("text", "ENTITY")])
+    assert rows.version() == 1
 
 
 def test_damage_is_told_and_nothing_is_left(

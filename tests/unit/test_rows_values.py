@@ -20,6 +20,7 @@ from dormouse.rows.kinds import TYPES
 from dormouse.rows.values import array_of, of_text, to_python, with_default
 
 ZONE = timezone(timedelta(hours=2))
+FILE = f"file:{'0' * 32}:12:{'a' * 64}:Föto 1.jpg"
 BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("n", "INTEGER"), "x", "row 2, column 'n' (INTEGER): 'x' is not a whole number"),
     (dm.Column("n", "INTEGER"), 1.5, "row 2, column 'n' (INTEGER): 1.5 is not a whole number"),
@@ -36,6 +37,15 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("d", "DATE"), "yesterday", "is not a date, like 2024-01-31T12:00:00Z"),
     (dm.Column("b", "BOOLEAN"), 1, "row 2, column 'b' (BOOLEAN): 1 is neither true nor false"),
     (dm.Column("e", "ENTITY"), "", "row 2, column 'e' (ENTITY): '' is empty"),
+    (dm.Column("e", "ENTITY"), "no table", "is no reference to a table or a row"),
+    (dm.Column("e", "ENTITY"), "t:0", "is no reference to a table or a row"),
+    (dm.Column("l", "LINK"), "javascript:alert(1)", "is no link"),
+    (dm.Column("l", "LINK"), "https://a.org/b c", "is no link"),
+    (dm.Column("l", "LINK"), "https://a.org\n", "is no link"),
+    (dm.Column("l", "LINK"), "https:///etc/passwd", "is no link"),
+    (dm.Column("f", "FILE"), "abc", "is no reference to a file: put the file first"),
+    (dm.Column("f", "FILE"), f"{FILE}\n", "is no reference to a file: put the file first"),
+    (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
     (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
     (dm.Column("j", "JSON"), math.nan, "is no value of JSON"),
@@ -51,6 +61,13 @@ GOOD: list[tuple[Column, Any, Any]] = [
     (dm.Column("d", "DATE"), datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC), -1),
     (dm.Column("j", "JSON"), {"a": [1, None, "é"]}, {"a": [1, None, "é"]}),
     (dm.Column("s", "STRING"), "é" * 50, "é" * 50),
+    (dm.Column("d", "DATE"), "2024-01-01T00:00:00", 1_704_067_200_000),
+    (dm.Column("f", "FILE"), FILE, FILE),
+    *((dm.Column("e", "ENTITY"), one, one) for one in ("t", "my-table:17", "t:17:3")),
+    *(
+        (dm.Column("l", "LINK"), one, one)
+        for one in ("HTTPS://ü.org/a?b=c#d", "mailto:a@b.org", "s3://bucket/key")
+    ),
 ]
 TEXTS: list[tuple[str, str, Any]] = [
     ("INTEGER", " 12 ", 12), ("INTEGER", "+5", 5), ("INTEGER", "007", 7), ("INTEGER", "0x10", InvalidRow),

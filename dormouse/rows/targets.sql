@@ -1,0 +1,3 @@
+-- name: tables
+-- Which of these names are tables.
+select name from tables where name = any(%(names)s);
