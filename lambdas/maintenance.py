@@ -50,9 +50,9 @@ def handler(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
                 jobs_retention_days=call.environment.jobs_retention_days,
             )
         payloads = done.payloads
-        goes_on = not done.whole or payloads is None or payloads.days_left
+        goes_on = not done.whole or (payloads is not None and payloads.days_left)
         # a database that sleeps is woken when the next day is to be offloaded
-        due_at = turn.began_at if goes_on else payloads.cools_at
+        due_at = turn.began_at if goes_on or payloads is None else payloads.cools_at
         schedule.done(turn, due_at=due_at, memory=done.memory)
         call.count(**{TABLES_TO_SPLIT: len(done.run.tables) if done.run else 0})
         if payloads is not None:

@@ -229,13 +229,13 @@ class Server:
             if postmaster is None and (child is None or child.poll() is not None):
                 others = child is None or self._others_were_leaving or _processes_in(self.data)
                 if timed_out or not others:
-                    raise InstanceError(f"PostgreSQL of {self.data} does not start: {self.log.tail()}")
+                    raise InstanceError(f"PostgreSQL of {self.data} does not start: {self.log.reason()}")
                 time.sleep(POLL_SECONDS)
                 return False
             if timed_out:
                 raise StillRecovering(
                     f"PostgreSQL of {self.data} is not ready after {seconds_max:g} s; "
-                    f"try again when it has recovered: {self.log.tail()}"
+                    f"try again when it has recovered: {self.log.reason()}"
                 )
             time.sleep(POLL_SECONDS)
 

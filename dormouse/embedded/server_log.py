@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from shutil import disk_usage
 
 from dormouse.embedded.locks import close_lock, open_lock, try_lock
 from dormouse.errors import DormouseError
@@ -14,6 +15,9 @@ LOG_BYTES_MAX = 16 * 1024 * 1024
 WATCH_SECONDS = 10
 TAIL_BYTES = 16 * 1024
 TAIL_LINES = 5
+FREE_BYTES_MIN = 1024 * 1024
+"""With less, a disk is full: a server that starts writes its lock files, its log and some of its tables."""
+_NO_SPACE = "No space left on device"
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +74,14 @@ class ServerLog:
         except FileNotFoundError:
             return "it has no log"
         return " | ".join(line.strip() for line in lines)
+
+    def reason(self) -> str:
+        """Returns why the server does not start or get ready: its disk is full, or else the last lines."""
+        said = self.tail()
+        # what the log says of a full disk may be cut off, as the log is on the same disk
+        if _NO_SPACE in said or disk_usage(self.path.parent).free < FREE_BYTES_MIN:
+            return "its disk is full: make room, and open it again"
+        return said
 
     def _watch(self, ended: threading.Event) -> None:
         while not ended.wait(WATCH_SECONDS):

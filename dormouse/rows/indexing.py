@@ -187,7 +187,7 @@ class Indexing:
         return found
 
     def _lag(self, looked: Looked) -> float:
-        if looked.database not in self.cluster.names or looked.build_id is None:
+        if looked.database is None or looked.build_id is None or looked.database not in self.cluster.names:
             return math.inf
         try:
             build = self._found(self.builds(looked.database), looked)

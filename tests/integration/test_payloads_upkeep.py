@@ -317,8 +317,9 @@ def test_the_commands(
     by_name = {name.strip(): value.strip() for name, value in figures}
     assert (by_name["backlog days"], by_name["cold read ms p50"]) == ("0", "none yet")
     assert by_name["object bytes"].endswith(" B")
-    shown = [figure("swap_lock_ms_max", 12.34567), figure("payloads_per_second", 13_400.1234)]
-    assert [*shown, figure("bytes_in_per_second", 1_234_567)] == ["12.3", "13,400", "1.2 MB"]
+    assert figure("swap_lock_ms_max", 12.34567) == "12.3"
+    assert figure("payloads_per_second", 13_400.1234) == "13,400"
+    assert figure("bytes_in_per_second", 1_234_567) == "1.2 MB"
     code, out, _ = cli("payloads", "verify", "2026-03-05")
     assert (code, out[:33]) == (0, "read 2 payloads of 1 object, 333 "[:29] + out[29:33])
     assert cli("payloads", "rehydrate", "2026-03-05") == (0, "2 payloads made hot again\n", "")

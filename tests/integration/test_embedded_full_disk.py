@@ -1,0 +1,49 @@
+"""A server that must start while the disk of its folder is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.errors import InstanceError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A small file system."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=150m,mode=755", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        folder.rmdir()
+        pytest.skip("this machine lets nothing be mounted")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+
+
+def test_a_server_on_a_full_disk_asks_for_room_in_one_line(disk: Path) -> None:
+    lake = disk / "lake"
+    with EmbeddedPostgres(lake):
+        pass
+    fill = disk / "fill"
+    with suppress(OSError), fill.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4_096))
+    with pytest.raises(InstanceError) as told, EmbeddedPostgres(lake):
+        pass
+    assert "its disk is full: make room, and open it again" in str(told.value)
+    assert " | " not in str(told.value)
+    fill.unlink()
+    with EmbeddedPostgres(lake):
+        pass
