@@ -99,7 +99,10 @@ async def metrics(here: Here) -> Response:
 @served(Right.HOLDER, Place.LOOKUPS)
 def list_tables(here: Here) -> Response:
     """The tables of the instance, by name."""
-    found = [{"name": table.known_name, "layout": table.layout} for table in here.instance.tables()]
+    found = [
+        {"name": table.known_name, "layout": table.layout, "row_table": table.is_row_table}
+        for table in here.instance.tables()
+    ]
     return JSONResponse({"tables": found})
 
 
