@@ -15,6 +15,7 @@ from dormouse.files.attempts import WriteAttempts
 from dormouse.files.conversion import convert
 from dormouse.files.layout import layout as known_layout
 from dormouse.files.store import FileReferenceStore
+from dormouse.model.edited import is_edited, named_versions
 from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -70,6 +71,19 @@ class Catalog:
         if not rows:
             raise TableNotFound(f"table {name!r} does not exist{did_you_mean(name, self.names())}")
         return table_of(rows[0])
+
+    def shown(self, name: str) -> tuple[TableRecord, bool]:
+        """Returns the table that a name means, and whether it means every version of its rows.
+
+        Raises `TableNotFound`.
+        """
+        of = named_versions(name)
+        if of is None:
+            return self.get(name), False
+        found = self._rows("table", name=of) if is_text(of) else []
+        if not found or not is_edited(table_of(found[0]).properties):
+            raise TableNotFound(f"table {name!r} does not exist: there is no row table {of!r}")
+        return table_of(found[0]), True
 
     def tables(self) -> list[TableRecord]:
         """All tables, by name."""

@@ -17,6 +17,7 @@ from dormouse.files.round_reports import RoundReports
 from dormouse.files.shapes import Shapes
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.cut import Cut, Position, Remembered
+from dormouse.model.edited import current_schema, is_edited
 from dormouse.model.keyed import stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -43,15 +44,15 @@ class TableAddress:
     objects_url: str
     objects_options: dict[str, str] = field(repr=False)
     table: TableRecord
+    current_rows: bool = False
 
     @contextmanager
     def open(self) -> Iterator[TableContext]:
         """The table's services, over connections that are closed at the end."""
         supplier = ConnectionSupplier(self.dsn, connections_max=TASK_CONNECTIONS_MAX)
         try:
-            yield TableContext(
-                self.dsn, supplier, open_store(self.objects_url, **self.objects_options), self.table
-            )
+            objects = open_store(self.objects_url, **self.objects_options)
+            yield TableContext(self.dsn, supplier, objects, self.table, current_rows=self.current_rows)
         finally:
             supplier.close()
 
@@ -88,15 +89,27 @@ class TableContext:
     trees: TreeCache = field(default_factory=TreeCache, repr=False, compare=False)
     reports: RoundReports | None = field(default=None, repr=False, compare=False)
     numbering: Numbering | None = field(default=None, repr=False, compare=False)
+    current_rows: bool = False
+    """Whether a row table is read as its current rows, and not as every version of them."""
 
-    @property
+    @cached_property
     def schema(self) -> Schema:
-        return self.table.schema
+        return current_schema(self.table.schema) if self.current_rows else self.table.schema
 
     @cached_property
     def stored_schema(self) -> Schema:
         """The columns of the table's files."""
-        return stored_schema(self.schema, self.properties)
+        return stored_schema(self.table.schema, self.properties)
+
+    @property
+    def shown(self) -> TableContext:
+        """The services for readers of the table by its name, who see the current rows of a row table."""
+        return replace(self, current_rows=True) if is_edited(self.properties) else self
+
+    @property
+    def every_version(self) -> TableContext:
+        """The services that read all rows of the files."""
+        return replace(self, current_rows=False)
 
     @property
     def properties(self) -> TableProperties:
@@ -109,7 +122,7 @@ class TableContext:
 
     @property
     def address(self) -> TableAddress:
-        return TableAddress(self.dsn, self.objects.url, self.objects.options, self.table)
+        return TableAddress(self.dsn, self.objects.url, self.objects.options, self.table, self.current_rows)
 
     @cached_property
     def shapes(self) -> Shapes:

@@ -211,8 +211,8 @@ class Instance(ShownInstance, RowTables, Durable):
         return self._table(record)
 
     def table(self, name: str) -> Table:
-        """The table of this name; `TableNotFound`."""
-        return self._table(self._catalog.get(name))
+        """The table of this name; `name$versions` shows every version of a row table. `TableNotFound`."""
+        return self._table(*self._catalog.shown(name))
 
     def tables(self) -> list[Table]:
         """All tables, by name."""
@@ -361,9 +361,9 @@ class Instance(ShownInstance, RowTables, Durable):
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
         check_mark(self._catalog.instance_id(), self._objects)
 
-    def _table(self, record: TableRecord) -> Table:
-        context = self._tables.context(record)
-        return Table(context, self._tables, self._check_writable, read_only=self._read_only)
+    def _table(self, record: TableRecord, every_version: bool = False) -> Table:
+        how = {"read_only": self._read_only, "every_version": every_version}
+        return Table(self._tables.context(record), self._tables, self._check_writable, **how)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
         jobs = partial(self.jobs.expire, self._jobs_retention_days)

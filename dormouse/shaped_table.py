@@ -10,7 +10,7 @@ from dormouse.context import TableContext
 from dormouse.files.shapes import SchemaChange
 from dormouse.history.moments import position_of
 from dormouse.model.cut import When
-from dormouse.model.edited import check_not_edited
+from dormouse.model.edited import check_not_edited, is_edited
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType, Field
 from dormouse.tables import Tables
@@ -22,8 +22,17 @@ if TYPE_CHECKING:
 class ShapedTable:
     """What a `Table` is of, by its id: whoever renames it, or changes its columns, open handles follow."""
 
-    def __init__(self, context: TableContext, tables: Tables, check_writable: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: TableContext,
+        tables: Tables,
+        check_writable: Callable[[], None],
+        *,
+        every_version: bool = False,
+    ) -> None:
+        """`every_version`: readers of a row table see every version of its rows."""
         self._known = context
+        self._every_version = every_version
         self._tables = tables
         self._check_writable = check_writable
 
@@ -37,18 +46,23 @@ class ShapedTable:
         return self._context.table.name
 
     @property
+    def is_row_table(self) -> bool:
+        """Whether its rows are edited: `instance.row_table` opens it as such."""
+        return is_edited(self._context.properties)
+
+    @property
     def schema(self) -> Schema:
         """The columns of now; what another process changed is seen at once."""
-        return self._followed().schema
+        return self._reading_of(self._followed()).schema
 
     @property
     def known_schema(self) -> Schema:
         """As `schema`, of when the table was looked up last."""
-        return self._context.schema
+        return self.reading.schema
 
     def schema_at(self, when: When) -> Schema:
         """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
-        return self._context.as_of(position_of(self._context, when)).schema
+        return self.reading.as_of(position_of(self._context, when)).schema
 
     def schema_changes(self) -> list[SchemaChange]:
         """What was done to the columns since the table was made, in its order."""
@@ -103,6 +117,14 @@ class ShapedTable:
     @_context.setter
     def _context(self, context: TableContext) -> None:
         self._known = context
+
+    @property
+    def reading(self) -> TableContext:
+        """The services as readers of rows have them, who see the current rows of a row table."""
+        return self._reading_of(self._context)
+
+    def _reading_of(self, context: TableContext) -> TableContext:
+        return context if self._every_version else context.shown
 
     def _followed(self) -> TableContext:
         """The services of the table as it is now; of an instance that is closed, as it was known."""

@@ -79,9 +79,9 @@ def _known(table: Any) -> tuple[Schema, str | None]:
     try:
         found = table.status()
     except DormouseError:
-        return table.context.schema, None
+        return table.known_schema, None
     rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, 'row')}"
-    return table.context.newest_known.schema, rows
+    return table.known_schema, rows
 
 
 def _listed(names: Sequence[str], most: int) -> str:

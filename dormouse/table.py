@@ -54,8 +54,9 @@ class Table(ShownTable, Reading, Changing):
         check_writable: Callable[[], None],
         *,
         read_only: bool = False,
+        every_version: bool = False,
     ) -> None:
-        super().__init__(context, tables, check_writable)
+        super().__init__(context, tables, check_writable, every_version=every_version)
         self._read_only = read_only
 
     def __reduce__(self) -> NoReturn:

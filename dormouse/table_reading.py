@@ -55,11 +55,11 @@ class Reading(ShapedTable):
             from dormouse.sql.one_table import descending as read
 
             sessions = sessions or self._tables.sessions()
-            return Answer(read(sessions, self._context, where, columns, limit, offset, interruption, as_of))
+            return Answer(read(sessions, self.reading, where, columns, limit, offset, interruption, as_of))
         most, offset = checked_limit(limit), checked_offset(offset)
         if most is not None:
             most = min(most + offset, LIMIT_MAX)
-        found = query(self._context, where, columns, limit=most, interruption=interruption, as_of=as_of)
+        found = query(self.reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
         if not offset:
             return Answer(found)
         from dormouse.query.streams import without_first
@@ -72,7 +72,7 @@ class Reading(ShapedTable):
         """What a query would read: partitions, files, bytes. Raises as `query` does."""
         from dormouse.query import explain
 
-        return explain(self._context, where, as_of)
+        return explain(self.reading, where, as_of)
 
     def __len__(self) -> int:
         """Returns how many rows there are; see `count`."""
@@ -109,11 +109,11 @@ class Reading(ShapedTable):
         Of all rows mostly the files' footers are read.
         """
         if where:
-            first = [self._context.schema.key_names[0]]
+            first = [self.reading.schema.key_names[0]]
             return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of))
         from dormouse.sql.one_table import value
 
-        return int(value(self._tables.sessions(), self._context, "count(*)", as_of))
+        return int(value(self._tables.sessions(), self.reading, "count(*)", as_of))
 
     def live_files(self, as_of: When | None = None) -> list[LiveFile]:
         """The Parquet files that hold the table's rows, now or at a moment, to be read without Dormouse.
@@ -124,7 +124,7 @@ class Reading(ShapedTable):
         """
         from dormouse.sql.live_files import live_files
 
-        return live_files(self._context, as_of)
+        return live_files(self.reading, as_of)
 
     def sql(
         self,

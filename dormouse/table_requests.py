@@ -40,6 +40,9 @@ def parsed(request: Any, kinds: Collection[str] = (*TABLE_READS, *TABLE_CHANGES)
 
 
 def _list(request: Request) -> Work:
+    """The names; `marked` with whether each is a row table."""
+    if _flag(request, "marked"):
+        return lambda instance: [(table.known_name, table.is_row_table) for table in instance.tables()]
     return lambda instance: [table.known_name for table in instance.tables()]
 
 

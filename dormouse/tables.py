@@ -22,7 +22,7 @@ from dormouse.errors import (
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
-from dormouse.model.edited import check_not_edited
+from dormouse.model.edited import VERSIONS, check_not_edited, is_edited, named_versions
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
@@ -107,7 +107,7 @@ class Tables:
         while True:
             tables = self.catalog.tables()
             try:
-                return opened(self.objects, self._contexts(tables), where, as_of)
+                return opened(self.objects, self._with_versions(tables), where, as_of)
             except SchemaMoved:
                 continue  # of one since it was listed
             except TableNotFound:
@@ -156,13 +156,27 @@ class Tables:
         from dormouse.sql.named import Named
 
         return Named(
-            like=lambda names: self._contexts(self.catalog.tables_like(names)),
+            like=self._like,
             all=lambda: self._contexts(self.catalog.tables()),
             names=self.catalog.names,
         )
 
     def _contexts(self, records: Iterable[TableRecord]) -> dict[str, TableContext]:
-        return {record.name: self.context(record) for record in records}
+        return {record.name: self.context(record).shown for record in records}
+
+    def _with_versions(self, records: Iterable[TableRecord]) -> dict[str, TableContext]:
+        """Returns the services by name, and those for every version of row tables by theirs."""
+        listed = list(records)
+        edited = [record for record in listed if is_edited(record.properties)]
+        return {
+            **self._contexts(listed),
+            **{record.name + VERSIONS: self.context(record) for record in edited},
+        }
+
+    def _like(self, names: Iterable[str]) -> dict[str, TableContext]:
+        listed = list(names)
+        tables = self.catalog.tables_like([*listed, *filter(None, map(named_versions, listed))])
+        return self._with_versions(tables)
 
 
 def schema_asked(

@@ -78,9 +78,10 @@ def create(
 
 @verb(app, "list", example="dormouse table list", deployed=True)
 def list_(session: Session) -> None:
-    """The tables, by name."""
-    names = ask_tables(session, {"do": "list"}, read_only=True)
-    session.show(names, lambda: "\n".join(names) or "there are no tables yet")
+    """The tables, by name; row tables are marked, of which 'dormouse rows list --json' gives the names."""
+    found = ask_tables(session, {"do": "list", "marked": True}, read_only=True)
+    listed = (f"{name} (row table)" if is_row_table else name for name, is_row_table in found)
+    session.show([name for name, _ in found], lambda: "\n".join(listed) or "there are no tables yet")
 
 
 @verb(app, "show", example="dormouse table show flights", deployed=True)

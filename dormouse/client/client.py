@@ -17,6 +17,7 @@ from dormouse.history.consumers import ConsumerStatus
 from dormouse.history.retention import Holder
 from dormouse.history.status import TableStatus
 from dormouse.model.cut import When, text_of_when
+from dormouse.model.edited import named_versions
 from dormouse.model.parameters import Parameters, given
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
@@ -82,7 +83,7 @@ class Client:
     def table(self, name: str) -> RemoteTable:
         """The table of this name; `TableNotFound`."""
         try:
-            check_table_name(name)
+            check_table_name(named_versions(name) or name)
         except InvalidName:
             raise TableNotFound(f"table {name!r} does not exist") from None
         found = RemoteTable(self, self._http, name)

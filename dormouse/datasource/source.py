@@ -44,7 +44,7 @@ class DormouseSource(DataSource):
         from dormouse.datasource.columns import columns_now
 
         with options.of.open() as table:
-            found = columns_now(table.context, options)
+            found = columns_now(table.reading, options)
         settle()
         return found
 
@@ -109,7 +109,7 @@ class RowsReader(DataSourceReader):
         options = self._options
         with options.of.open(goes_on=True) as table:
             at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
-            context = table.context.as_of(at)
+            context = table.reading.as_of(at)
             asked = asked_of(context, options)
             check_given(self._schema, columns_of_rows(context, asked), options.of.table)
             found = parts(context, asked, at, options.split_bytes or PART_BYTES)

@@ -122,7 +122,7 @@ class ChangesStream(DataSourceStreamReader):
         """With the columns that the query began with, of files that were written since, too."""
         context = self._context
         try:
-            return seen_by(context, context.as_of(till).schema)
+            return seen_by(context, context.as_of(till).table.schema)
         except InvalidSchema as error:
             raise InvalidInput(
                 f"{error} from table {context.table.name!r} while the query ran: start the query anew"

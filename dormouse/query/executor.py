@@ -27,6 +27,7 @@ from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.query.dividing import are_narrow, divided, is_large
+from dormouse.query.edited import read_from, wanted_of
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone
 from dormouse.query.held_back import HeldBack, Reached
@@ -96,10 +97,12 @@ def _query(
 ) -> pa.RecordBatchReader:
     names = columns(context.schema) if callable(columns) else columns
     asked = question(context.schema, where, names, limit)
-    moment = Moment(context.schema)
-    groups = plan_query(context, asked.ranges, moment, at=at)
+    read, wanted = read_from(context, asked)
+    moment = Moment(read.schema)
+    groups = plan_query(read, asked.ranges, moment, at=at)
     schema = columns_of(context.schema, asked.columns)
-    found = batches_ahead(_Execution(context, asked, moment, interruption, at).rows(groups), interruption.set)
+    rows = wanted_of(context, asked, _Execution(read, wanted, moment, interruption, at).rows(groups))
+    found = batches_ahead(rows, interruption.set)
     batches = (exact(batch.select(asked.columns), schema) for batch in found)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -115,9 +118,10 @@ class Part:
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """In key order, the columns asked for. Needs no database; raises as a query does, and `FileGone`."""
         schema = columns_of(context.schema, self.asked.columns)
-        reading = _Execution(context, self.asked, Moment(context.schema), Interruption(), None)
+        read, wanted = read_from(context, self.asked)
+        reading = _Execution(read, wanted, Moment(read.schema), Interruption(), None)
         reading.now_ms = self.now_ms
-        for batch in reading.planned(iter(self.groups), None):
+        for batch in wanted_of(context, self.asked, reading.planned(iter(self.groups), None)):
             yield exact(batch.select(self.asked.columns), schema)
 
 

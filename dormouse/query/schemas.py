@@ -56,7 +56,7 @@ def keeping_columns(context: TableContext) -> TableContext:
     `QueryOvertaken` when one of the columns was dropped.
     """
     try:
-        return seen_by(context, context.followed().schema)
+        return seen_by(context, context.followed().table.schema)
     except InvalidSchema as error:
         raise QueryOvertaken(
             f"{error} from table {context.table.name!r} while the query ran, and files that have it were "
@@ -68,4 +68,4 @@ def seen_by(context: TableContext, later: Schema) -> TableContext:
     """Likewise, of files up to a version; `InvalidSchema` when one of the columns is not there any more."""
     if later.version <= context.schema.version:
         return context
-    return replace(context, table=replace(context.table, schema=seen_with(context.schema, later)))
+    return replace(context, table=replace(context.table, schema=seen_with(context.table.schema, later)))

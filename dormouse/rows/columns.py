@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
+from dormouse.model.edited import HIDDEN, ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.types import DataType, check_field_name
 from dormouse.model.values import json_value
 from dormouse.rows.kinds import FORMS, STORED, TYPES, ColumnType, Misfit, parsed_value, stored_value
 
-ROW_ID, ROW_VERSION, ROW_DELETED = "ROW_ID", "ROW_VERSION", "ROW_DELETED"
 RESERVED = frozenset({ROW_ID, ROW_VERSION, ROW_DELETED, "ROW_ETAG"})
-HIDDEN = "_dropped_"
-"""The names of columns that were dropped begin with it: older versions of rows still have them."""
 
 COLUMNS_MAX = 152
 SIZE_DEFAULT, SIZE_MAX = 50, 1_000

@@ -17,6 +17,7 @@ from dormouse.errors.moved import SchemaMoved
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.query import query
+from dormouse.query.edited import newest_versions
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column
 from dormouse.rows.ranges import Ints, spans
 
@@ -34,7 +35,7 @@ class RowReader:
         """The rows as of a version, by ids: ROW_ID, ROW_VERSION and the columns."""
         schema = _schema(columns, deleted=False)
         batches = self._versions(None, Range(max=version, max_inclusive=True), columns)
-        kept = (_without_deleted(batch, schema) for batch in _newest(batches))
+        kept = (_without_deleted(batch, schema) for batch in newest_versions(batches))
         return pa.RecordBatchReader.from_batches(schema, (batch for batch in kept if batch.num_rows))
 
     def changed(self, after: int, till: int, columns: Sequence[Column], ranges: Ints) -> pa.RecordBatchReader:
@@ -91,23 +92,6 @@ def _schema(columns: Sequence[Column], *, deleted: bool) -> pa.Schema:
     if deleted:
         fields.append(pa.field(ROW_DELETED, pa.bool_(), nullable=False))
     return pa.schema([*fields, *(pa.field(column.name, arrow_type(column.stored)) for column in columns)])
-
-
-def _newest(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The last version of each row; batches are in the order of ids and versions."""
-    held: pa.RecordBatch | None = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        ids = batch.column(0).to_numpy()
-        if held is not None and held.column(0)[0].as_py() != ids[0]:
-            yield held
-        is_last = np.append(ids[1:] != ids[:-1], False)
-        held = batch.slice(batch.num_rows - 1)
-        if is_last.any():
-            yield batch.filter(pa.array(is_last))
-    if held is not None:
-        yield held
 
 
 def _without_deleted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

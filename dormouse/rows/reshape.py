@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
+from dormouse.model.edited import HIDDEN
 from dormouse.model.reshaping import added, renamed
 from dormouse.model.schema import Field, Schema
 from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn
-from dormouse.rows.columns import HIDDEN, Column, check_column_name, check_columns, check_new, column_named
+from dormouse.rows.columns import Column, check_column_name, check_columns, check_new, column_named
 from dormouse.rows.values import Label, fitting, of_text, row_label
 
 _TEXTS = frozenset({"STRING", "ENTITY", "LINK", "FILE"})

@@ -45,7 +45,7 @@ class RowTable(AskedTable):
     def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
         super().__init__(indexes)
         self.table = table
-        """The table below it: its files, partitions, history, changes."""
+        """The table below it: its files, partitions, history, changes; it reads every version of the rows."""
         context = table.context
         self.store = RowStore(context.supplier, context.table)
         self.locks = RowLocks(context.supplier, context.table)

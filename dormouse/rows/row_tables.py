@@ -89,7 +89,7 @@ class RowTables(OwnWork):
         if "row_indexes" in self.__dict__:
             self.row_indexes.close()
 
-    def _table(self, record: TableRecord) -> Table:
+    def _table(self, record: TableRecord, every_version: bool = False) -> Table:
         raise NotImplementedError
 
     def _check_writable(self) -> None:
@@ -134,4 +134,4 @@ class RowTables(OwnWork):
         # lambdas open instances, too, and have no numpy
         from dormouse.rows.row_table import RowTable
 
-        return RowTable(self._table(record), lambda: self.row_indexes)
+        return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)

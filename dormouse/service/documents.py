@@ -114,6 +114,7 @@ class TableName(AnswerDocument):
 
     name: str
     layout: str
+    row_table: bool = Field(description="its rows are edited: /v1/rows/{table} has their ids and versions")
 
 
 class TableList(AnswerDocument):

@@ -103,7 +103,9 @@ async def metrics(here: Here) -> Response:
 def list_tables(here: Here, after: After = None, limit: MaybeLimit = None) -> Response:
     """The tables of the instance, by name; all of them, or a page."""
     page, following = page_by_name({one.known_name: one for one in here.instance.tables()}, after, limit)
-    found = [{"name": table.known_name, "layout": table.layout} for table in page]
+    found = [
+        {"name": table.known_name, "layout": table.layout, "row_table": table.is_row_table} for table in page
+    ]
     return JSONResponse({"tables": found, "next": following})
 
 

@@ -82,6 +82,6 @@ class Moments:
     def why_gone(self, error: FileGone) -> DormouseError:
         """Of a file of the moment: `CutExpired`, or it is lost."""
         for name, position in self._positions.items():
-            if name == error.table:
+            if self.contexts[name].table.name == error.table:
                 return gone_of_moment(self.contexts[name], position, error)
         return error

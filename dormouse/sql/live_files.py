@@ -9,6 +9,7 @@ from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery
 from dormouse.history.moments import position_of
 from dormouse.model.cut import When
+from dormouse.model.edited import VERSIONS
 from dormouse.model.keyed import is_keyed
 from dormouse.model.reshaping import is_as_stored
 from dormouse.objects.names import schema_version_of
@@ -50,6 +51,11 @@ def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFil
 
 def _check_plain(context: TableContext) -> None:
     properties, name = context.properties, context.table.name
+    if context.current_rows:
+        raise InvalidQuery(
+            f"the files of row table {name!r} hold every version of its rows: list them by the name "
+            f"{name + VERSIONS!r}, or read the current rows by query, sql or instance.duckdb()"
+        )
     transform = Transform.parse(context.schema, properties)
     if is_keyed(properties) or transform.aggregates or transform.age_off:
         which = "keep" if is_keyed(properties) else "aggregate" if transform.aggregates else "filter"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dormouse.data.transform import quoted
+from dormouse.model.edited import ROW_DELETED, ROW_VERSION
 from dormouse.model.keyed import DELETED_AT, newest_first
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
@@ -34,10 +35,19 @@ def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
 
 def newest(schema: Schema, properties: TableProperties, rows: str) -> str:
     """The newest row of each key, if it is there."""
+    return _first_of_keys(schema, newest_first(properties), rows, GONE)
+
+
+def newest_versions(schema: Schema, rows: str) -> str:
+    """Returns a select of the newest version of each row of a row table, unless it is a deletion."""
+    return _first_of_keys(schema, [ROW_VERSION], rows, ROW_DELETED)
+
+
+def _first_of_keys(schema: Schema, newest_by: Sequence[str], rows: str, gone: str) -> str:
     keys = ", ".join(quoted(field.name) for field in schema.row_keys)
-    order = ", ".join(f"{quoted(name)} DESC" for name in newest_first(properties))
+    order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
     columns = ", ".join(map(quoted, schema.names))
     # conditions on the keys go below it, and no others
     place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
     numbered = f"SELECT *, {place} AS __place FROM ({rows})"
-    return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {GONE}"
+    return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {quoted(gone)}"

@@ -17,7 +17,7 @@ from dormouse.query.planner import Scan
 from dormouse.query.where import Question
 from dormouse.sql.conditions import all_of, literal, meets, text, type_name
 from dormouse.sql.connection import path_of
-from dormouse.sql.newest import THERE, apart, newest, told_by
+from dormouse.sql.newest import THERE, apart, newest, newest_versions, told_by
 from dormouse.sql.together import INDEX, asks_index, left_of, read_together, rows_of, written_alike
 
 
@@ -53,11 +53,18 @@ class Select:
         """The wanted rows of files; without any, a select of no row."""
         if not scans:
             return _no_rows(self._context)
-        rows = self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
+        rows = self._rows(scans)
         conditions = [meets(condition) for condition in self._asked.conditions]
         if self._transform.aggregates:
             return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
         return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
+
+    def _rows(self, scans: Collection[Scan]) -> str:
+        """The rows that the table has: the newest of each key, where it keeps these alone."""
+        if self._context.current_rows:
+            every = Select(self._context.every_version, self._asked, self._now_ms)
+            return newest_versions(self._schema, every.unmerged(scans))
+        return self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
 
     def _newest(self, scans: Collection[Scan]) -> str:
         """The newest row of each key."""

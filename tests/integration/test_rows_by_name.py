@@ -1,0 +1,150 @@
+"""Row tables, read by their names as other tables are: the current rows, or every version by another name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import dormouse as dm
+from dormouse.client import connect
+from dormouse.errors import InvalidQuery, NotARowTable, TableNotFound
+from dormouse.instance import Instance
+from dormouse.rows.row_table import RowTable
+from dormouse.table_requests import description, parsed
+from tests.serving import http_get, serving
+
+ANN = {"ROW_ID": 1, "ROW_VERSION": 2, "name": "ann", "pay": 100}
+EVE = {"ROW_ID": 3, "ROW_VERSION": 1, "name": "eve", "pay": 7}
+
+
+@pytest.fixture
+def staff(instance: Instance) -> RowTable:
+    columns = [dm.Column("name", "STRING"), dm.Column("pay", "INTEGER")]
+    made = instance.create_row_table("staff", columns)
+    made.change(
+        [dm.Insert([{"name": "ann", "pay": 1}, {"name": "bob", "pay": 2}, {"name": "eve", "pay": 7}])]
+    )
+    made.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "pay": 100}])])
+    made.change([dm.Remove([(2, 1)])])
+    return made
+
+
+def rows_of(instance: Instance, statement: str, **how: Any) -> list[dict[str, Any]]:
+    return instance.sql(statement, **how).read_all().to_pylist()
+
+
+def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: RowTable) -> None:
+    table = instance.table("staff")
+    assert table.query().read_all().to_pylist() == [ANN, EVE]
+    assert table.query(descending=True).read_all().to_pylist() == [EVE, ANN]
+    assert table.query(limit=1, offset=1).read_all().to_pylist() == [EVE]
+    assert table.head(1).to_pylist() == [ANN]
+    assert table.query(columns=["pay"]).read_all().to_pylist() == [{"pay": 100}, {"pay": 7}]
+    assert (table.count(), table.count({"ROW_ID": [1, 2]}), table.count({"pay": 1})) == (2, 1, 0)
+    assert rows_of(instance, "select * from staff order by all") == [ANN, EVE]
+    assert rows_of(instance, "select count(*) n, sum(pay)::bigint s from STAFF") == [{"n": 2, "s": 107}]
+    assert rows_of(instance, "select * from staff where row_id < 3") == [ANN]
+    assert rows_of(instance, "select * from staff where row_version = 1 order by row_id limit 1") == [EVE]
+    assert table.sql("select name from staff where pay = 1").read_all().to_pylist() == []
+    with instance.duckdb() as connection:
+        assert connection.execute("select count(*), max(pay) from staff").fetchall() == [(2, 100)]
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        ({"pay": 1}, []),  # of an older version
+        ({"pay": dm.Range(50)}, [ANN]),
+        ({"ROW_VERSION": 1}, [EVE]),  # of ann, too, before
+        ({"ROW_ID": 2}, []),
+        ({"ROW_ID": 1, "name": ["ann", None]}, [ANN]),
+    ],
+)
+def test_conditions_are_of_the_current_versions(
+    instance: Instance, staff: RowTable, where: dict[str, Any], found: list[dict[str, Any]]
+) -> None:
+    assert instance.table("staff").query(where).read_all().to_pylist() == found
+    staff.table.compact()
+    assert instance.table("staff").query(where).read_all().to_pylist() == found
+
+
+def test_dropped_columns_are_not_shown(instance: Instance, staff: RowTable) -> None:
+    before = instance.table("staff").history.record_cut("before")
+    staff.change([dm.DropColumn("pay"), dm.AddColumn(dm.Column("since", "DATE"))])
+    table = instance.table("staff")
+    assert table.schema.names == ("ROW_ID", "ROW_VERSION", "name", "since")
+    first = {"ROW_ID": 1, "name": "ann", "since": None}
+    assert [{**row, "ROW_VERSION": 0} for row in rows_of(instance, "from staff order by row_id limit 1")] == [
+        {**first, "ROW_VERSION": 0}
+    ]
+    with pytest.raises(InvalidQuery, match="pay"):
+        table.query(columns=["pay"])
+    with pytest.raises(InvalidQuery, match="ROW_DELETED"):
+        table.query({"ROW_DELETED": True})
+    assert table.query(as_of=before).read_all().to_pylist() == [ANN, EVE]
+    assert rows_of(instance, "from staff order by 1", as_of=before) == [ANN, EVE]
+
+
+def test_every_version_has_a_name_of_its_own(instance: Instance, staff: RowTable) -> None:
+    every = instance.table("staff$versions")
+    assert every.count() == 5
+    assert every.query({"ROW_DELETED": True}, ["ROW_ID", "ROW_VERSION"]).read_all().to_pylist() == [
+        {"ROW_ID": 2, "ROW_VERSION": 3}
+    ]
+    joined = (
+        "select count(*) n, count(s.name) c from staff$versions left join staff s using (row_id, row_version)"
+    )
+    assert rows_of(instance, joined) == [{"n": 5, "c": 2}]
+    assert rows_of(instance, 'select count(*) n from "Staff$Versions" where row_id = 1') == [{"n": 2}]
+    with instance.duckdb() as connection:
+        assert connection.execute("select count(*) from staff$versions").fetchall() == [(5,)]
+    with pytest.raises(NotARowTable, match="row table"):
+        every.delete({"ROW_ID": 1})
+    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    for name in ("plain$versions", "none$versions"):
+        with pytest.raises(TableNotFound, match=r"\$versions"):
+            instance.table(name)
+        with pytest.raises(InvalidQuery, match=r"\$versions"):
+            instance.sql(f"from {name}")
+
+
+def test_files_of_versions_are_listed_by_that_name_alone(instance: Instance, staff: RowTable) -> None:
+    with pytest.raises(InvalidQuery, match=r"staff\$versions"):
+        instance.table("staff").live_files()
+    assert len(instance.table("staff$versions").live_files()) == 3
+
+
+def test_http_and_jobs_have_the_current_rows(instance: Instance, staff: RowTable) -> None:
+    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
+        listed = http_get(f"{url}/v1/tables").json()["tables"]
+        assert {one["name"]: one["row_table"] for one in listed} == {"plain": False, "staff": True}
+        with connect(url) as client:
+            assert client.table("staff").query().read_all().to_pylist() == [ANN, EVE]
+            assert client.table("staff").query({"pay": 1}).read_all().num_rows == 0
+            assert client.table("staff$versions").query().read_all().num_rows == 5
+            assert client.sql("select count(*) as n from staff").read_all().to_pylist() == [{"n": 2}]
+            assert client.table("staff").schema.names == ("ROW_ID", "ROW_VERSION", "name", "pay")
+
+
+def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) -> None:
+    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    asked = parsed({"do": "list", "marked": True})
+    assert asked(instance) == [["plain", False], ["staff", True]]
+    names = [one["name"] for one in description(instance.table("staff"))["schema"]["values"]]
+    assert names == ["name", "pay"]
+
+
+def test_spark_reads_the_current_rows(
+    spark: SparkSession, instance: Instance, staff: RowTable, dsn: str
+) -> None:
+    where = {"dsn": dsn, "objects": instance.objects.url, "split_bytes": "1"}
+
+    def load(**options: str) -> DataFrame:
+        return spark.read.format("dormouse").options(**where, **options).load()
+
+    assert sorted(map(tuple, load(table="staff").collect())) == [(1, 2, "ann", 100), (3, 1, "eve", 7)]
+    assert load(table="staff", where='{"pay": 1}').count() == 0
+    assert load(table="staff$versions").count() == 5
