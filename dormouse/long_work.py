@@ -92,10 +92,16 @@ class RoundAsked(WorkAsked):
     table: str
 
 
+class CompactAsked(RoundAsked):
+    """A round of compaction; `full` makes each leaf one file."""
+
+    full: bool = False
+
+
 KINDS: Mapping[str, type[BaseModel]] = {
     "query": QueryAsked,
     "ingest": IngestAsked,
-    "compact": RoundAsked,
+    "compact": CompactAsked,
     "split": RoundAsked,
     "index_rows": IndexAsked,
     "index_row_columns": IndexAsked,
@@ -284,9 +290,11 @@ def _check_object(name: str) -> None:
         raise InvalidData(f"object {name!r} is neither {KNOWN} by its name")
 
 
-def _compact(instance: Instance, asked: RoundAsked, progress: Progress) -> Any:
+def _compact(instance: Instance, asked: CompactAsked, progress: Progress) -> Any:
     return json_value(
-        instance.table(asked.table).compact(progress=lambda done, total, _: progress(done, total))
+        instance.table(asked.table).compact(
+            full=asked.full, progress=lambda done, total, _: progress(done, total)
+        )
     )
 
 

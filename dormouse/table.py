@@ -249,11 +249,14 @@ class Table(ShownTable, Reading, Changing):
         self,
         *,
         engine: Engine = "auto",
+        full: bool = False,
         progress: Callable[[int, int, int], None] | None = None,
         waiting: Callable[[str], object] | None = None,
     ) -> CompactionReport:
         """One round of compaction: makes jobs and runs what is due; gives what it did.
 
+        `full` makes each leaf one file, whatever the table's strategy: it rewrites all rows of each leaf that
+        has several files.
         `progress` is called with the jobs done, all jobs of the round, and the rows merged. First it waits
         while the commit queue is above its high mark, tells `waiting` why, and raises `CommitQueueFull`.
         """
@@ -261,7 +264,9 @@ class Table(ShownTable, Reading, Changing):
 
         with self.changing():
             self._wait_for_queue(waiting)
-            return compact(self._context, engine=engine, progress=progress, on_spark=compact_on_spark)
+            return compact(
+                self._context, engine=engine, full=full, progress=progress, on_spark=compact_on_spark
+            )
 
     def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
         """One round of splits: leaves over the threshold, and references pushed down by one level.

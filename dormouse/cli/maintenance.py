@@ -44,13 +44,16 @@ def compact(
     session: Session,
     table: TableName,
     engine: Annotated[Engine, typer.Option(help="Where the jobs run.")] = "auto",
+    full: Annotated[
+        bool, typer.Option("--full", help="Make each leaf one file, whatever the strategy.")
+    ] = False,
 ) -> None:
     """One round of compaction: make jobs, and run what is due."""
     from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
         report = instance.table(table).compact(
-            engine=engine, progress=lambda done, total, rows: moved(done, total), waiting=say
+            engine=engine, full=full, progress=lambda done, total, rows: moved(done, total), waiting=say
         )
     session.show(
         report,

@@ -136,23 +136,27 @@ class CompactionJobs:
         self._own = OwnTables(supplier, table)
         self._store = store
 
-    def create(self, jobs_max: int | None = None) -> int:
+    def create(self, jobs_max: int | None = None, *, full: bool = False) -> int:
         """Makes jobs by the table's strategy and assigns their files; gives how many.
 
         At most `compaction_jobs_max` of the table's properties, or `jobs_max` when that is less. It looks at
-        the leaves that have changed since the last time, and once a day at all.
+        the leaves that have changed since the last time, and once a day at all. With `full`, all files of
+        each leaf that has several get jobs, whatever the strategy.
         """
         properties = self._table.properties
         limit = properties.compaction_jobs_max
         # so many others cannot add up to more of the largest
         others = properties.compaction_batch_files - 1
+        strategy = "size_ratio" if full else properties.compaction_strategy
         chosen_by = {
-            "strategy": properties.compaction_strategy,
+            "strategy": strategy,
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
+        if full:
+            chosen_by["size_ratio"] = 0.0  # no file is too large for the others
         values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max), **_OF_NO_RUN}
-        name = f"create_{properties.compaction_strategy}"
+        name = f"create_{strategy}"
         return int(look(self._own, "jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
     def create_of_deleted(self, jobs_max: int | None = None) -> int:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from dormouse.context import TableContext
 from dormouse.model.text import plural
@@ -48,6 +49,7 @@ def compact(
     *,
     engine: str = "auto",
     create: bool = True,
+    full: bool = False,
     progress: Progress | None = None,
     on_spark: RunsJobs | None = None,
 ) -> CompactionReport:
@@ -55,20 +57,28 @@ def compact(
 
     `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
     gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
-    rows read. Ctrl-C puts back at once what is not finished.
+    rows read. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
+    whatever the strategy, and repeats this until each leaf has one file or no more jobs can be finished.
     """
     check_engine(engine)
     started = time.monotonic()
     with context.last_rounds.round("compaction") as current:
-        created = context.jobs.create() + context.jobs.create_of_deleted() if create else 0
-        due = context.jobs.due()
-        current.worked = bool(created or due.jobs)
-        tally = _Tally(due.jobs, progress, current.errors)
-        if due.jobs:
-            run_jobs = choose_engine(engine, lambda: due.byte_count, compact_in_threads, on_spark)
-            with closing(run_jobs(context, int(time.time() * 1000))) as results:
-                for result in results:
-                    tally.add(result)
+        created, tally = 0, _Tally(progress, current.errors)
+        while True:
+            if create:
+                created += context.jobs.create(full=full) + context.jobs.create_of_deleted()
+            due, before = context.jobs.due(), tally.committed
+            current.worked |= bool(created or due.jobs)
+            tally.begin(due.jobs)
+            if due.jobs:
+                run_jobs = choose_engine(
+                    engine, partial(getattr, due, "byte_count"), compact_in_threads, on_spark
+                )
+                with closing(run_jobs(context, int(time.time() * 1000))) as results:
+                    for result in results:
+                        tally.add(result)
+            if not full or tally.committed == before:
+                break
         # readers count from here on: they cannot remember what they have counted
         context.store.totals.bring_forward()
         current.outcome = tally.outcome
@@ -83,12 +93,20 @@ def compacted(jobs: int, rows: int) -> str:
 class _Tally:
     """Counts results as they come, and tells of them; adds why jobs were given up to `errors`."""
 
-    def __init__(self, jobs: int, progress: Progress | None, errors: list[str]) -> None:
-        self._jobs = jobs
+    def __init__(self, progress: Progress | None, errors: list[str]) -> None:
+        self._jobs = 0
         self._progress = progress
         self._outcomes: Counter[str] = Counter()
         self._sums = dict.fromkeys(("rows_read", "rows_written", "files_in", "files_out"), 0)
         self._errors = errors
+
+    def begin(self, jobs: int) -> None:
+        """Adds jobs that are run next."""
+        self._jobs += jobs
+
+    @property
+    def committed(self) -> int:
+        return self._outcomes["committed"]
 
     def add(self, result: CompactionResult) -> None:
         self._outcomes[result.outcome] += 1

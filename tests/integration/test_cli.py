@@ -195,6 +195,7 @@ def test_a_table_is_compacted_split_and_collected(loaded: Cli, flights: str) -> 
     loaded("table", "set", "flights", "split_threshold_rows=5", "split_min_rows=2")
     report = loaded("compact", "flights", "--json").json
     assert (report["jobs_run"], report["files_in"], report["files_out"]) == (2, 4, 2)
+    assert loaded("compact", "flights", "--full").out.startswith("nothing to compact")
     assert loaded("gc", "flights").code == 0
     assert loaded("status", "--json").json[0]["files"] == 2
     assert len(loaded("split", "flights", "--json").json["partitions_split"]) == 1

@@ -173,6 +173,8 @@ def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
     for number in range(3):
         instance.table("t").ingest(ROWS.slice(number, 1))
     assert ended(client, client.jobs.start("compact", {"table": "t"}))["jobs_failed"] == 0
+    assert ended(client, client.jobs.start("compact", {"table": "t", "full": True}))["files_in"] > 1
+    assert instance.table("t").status().files == 1
     assert ended(client, client.jobs.start("split", {"table": "t"}))["partitions_split"] == []
 
 

@@ -1,0 +1,38 @@
+"""Full compaction: each leaf becomes one file, whatever the strategy of the table leaves alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from keyed_tables import keyed, seen, upsert
+
+from dormouse.files.layout import LAYOUTS
+from dormouse.instance import Instance
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_leaf_becomes_one_file(instance: Instance, layout: str) -> None:
+    table = keyed(
+        instance, layout=layout, compaction_strategy="size_ratio", compaction_batch_files=4,
+        split_threshold_rows=400, split_min_rows=2,
+    )  # fmt: skip
+    upsert(table, *((key, 0) for key in range(1_000)))
+    table.split()
+    table.compact()
+    for number in range(1, 6):
+        upsert(table, (number, number), (999 - number, number))
+    table.compact()
+    assert max(files_of_leaves(instance, table.name).values()) > 1
+    expected = seen(table, instance)
+    report = table.compact(full=True)
+    assert (report.given_up, report.jobs_failed) == (0, 0)
+    assert set(files_of_leaves(instance, table.name).values()) == {1}
+    assert table.status().row_count == 1_000
+    assert seen(table, instance) == expected
+    assert table.compact(full=True).jobs_created == 0
+
+
+def files_of_leaves(instance: Instance, name: str) -> Counter[str]:
+    references = instance.table(name)._context.store.file_references()
+    return Counter(reference.partition_id for reference in references)
