@@ -94,8 +94,9 @@ def _add_table(found: Hash, table: pa.Table) -> None:
         found.update(repr(table.num_rows).encode())
         last = table.slice(table.num_rows - ROWS_AT_ONCE)
         table = pa.concat_tables([table.slice(0, ROWS_AT_ONCE), last])
-    for name in sorted(table.column_names):
-        column = table.column(name)
+    names = table.column_names
+    for number in sorted(range(len(names)), key=names.__getitem__):
+        name, column = names[number], table.column(number)
         found.update(repr((name, str(column.type), len(column))).encode())
         for start in range(0, len(column), ROWS_AT_ONCE):
             piece = column.slice(start, ROWS_AT_ONCE)
