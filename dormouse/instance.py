@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     from dormouse.commits.committer import Committer
     from dormouse.commits.requests import CommitRequest
     from dormouse.model.parameters import Parameters
-    from dormouse.query import PlanSummary
-    from dormouse.query.answer import Answer
+    from dormouse.query import Answer, PlanSummary
     from dormouse.query.interruption import Interruption
     from dormouse.query.where import Where
     from dormouse.sql.engine import Sessions
@@ -213,6 +212,8 @@ class Instance(ShownInstance, RowTables, Durable):
     def table(self, name: str) -> Table:
         """The table of this name; `name$versions` shows every version of a row table. `TableNotFound`."""
         return self._table(*self._catalog.shown(name))
+
+    __getitem__ = table
 
     def tables(self) -> list[Table]:
         """All tables, by name."""

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dormouse.errors import DormouseError
 from dormouse.model.schema import Schema
 from dormouse.model.text import plural
-
-if TYPE_CHECKING:
-    from dormouse.table import Table
 
 COLUMNS_SHOWN = 20
 TABLES_SHOWN = 50
@@ -34,18 +31,11 @@ class ShownTable:
 
 
 class ShownInstance:
-    """How an instance shows itself, and its tables as its items."""
-
-    def __getitem__(self, name: str) -> Table:
-        """Returns the table of this name; raises `TableNotFound`."""
-        return self.table(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in set(self)
+    """How an instance shows itself, with its tables."""
 
     def __iter__(self) -> Iterator[str]:
         """Yields the names of the tables."""
-        return (_name(table) for table in self.tables())
+        return iter([_name(table) for table in _all_tables(self)])
 
     def __repr__(self) -> str:
         tables = _tables(self)
@@ -66,10 +56,14 @@ def _url(instance: Any) -> str:
     return str(instance.objects.url)
 
 
+def _all_tables(instance: Any) -> list[Any]:
+    return list(instance.tables())
+
+
 def _tables(instance: Any) -> list[Any]:
     """None where nothing can be asked any more."""
     try:
-        return list(instance.tables())
+        return _all_tables(instance)
     except DormouseError:
         return []
 

@@ -302,7 +302,6 @@ def write(
 
 def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], None]) -> pa.RecordBatchReader:
     """The same rows, which tell how many they are as they pass."""
-    import pyarrow as pa
 
     def batches() -> Iterator[pa.RecordBatch]:
         done = 0
@@ -311,7 +310,7 @@ def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], N
             moved(done, None)
             yield batch
 
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+    return reader.from_batches(reader.schema, batches())
 
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:

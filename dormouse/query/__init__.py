@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from dormouse.query.planner import PlanSummary
 
 if TYPE_CHECKING:
+    from dormouse.query.answer import Answer
     from dormouse.query.executor import query
     from dormouse.query.table_view import explain
 
-__all__ = ["PlanSummary", "explain", "query"]
+__all__ = ["Answer", "PlanSummary", "explain", "query"]
 
-_MODULES = {"explain": "table_view", "query": "executor"}
+_MODULES = {"Answer": "answer", "explain": "table_view", "query": "executor"}
 
 
 def __getattr__(name: str) -> Any:

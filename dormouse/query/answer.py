@@ -19,7 +19,7 @@ class Answer(Frames):
     def __init__(self, reader: pa.RecordBatchReader) -> None:
         self._reader = reader
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return pa.RecordBatchReader
 

@@ -170,7 +170,9 @@ def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
 
 def test_an_answer_of_many_rows_is_cut_as_its_hint_says(loaded: Cli) -> None:
     many = ("sql", "select i as value from generate_series(1, 100000) t(i)")
-    assert loaded(*many).err.splitlines()[-1] == "the first 20 rows; --limit or --format for more"
+    with pytest.MonkeyPatch.context() as on_terminal:
+        on_terminal.setattr(type(sys.stdout), "isatty", lambda _: True)
+        assert loaded(*many).err.splitlines()[-1] == "the first 20 rows; --limit or --format for more"
     assert loaded(*many, "--limit", "30").err.splitlines()[-1] == "30 rows"
     assert loaded(*many, "--limit", "20000", "--json").json[-1] == {"value": 20_000}
     assert loaded(*many, "--limit", "0", "--json").json == []
