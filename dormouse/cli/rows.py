@@ -154,6 +154,21 @@ def show(
     )
 
 
+@verb(app, "get", example="dormouse rows get samples 7 --version 2")
+def get(
+    session: Session,
+    table: TableName,
+    row_id: Annotated[int, typer.Argument(help="A ROW_ID.", show_default=False)],
+    version: Annotated[int | None, typer.Option(min=1, help="That version of the row.")] = None,
+) -> None:
+    """One row as it is now, or a version of it."""
+    from dormouse.cli.console import grid
+
+    with session.open(read_only=True) as instance:
+        row = instance.row_table(table).row(row_id, version)
+    session.show(row, lambda: grid(("column", "value"), list(row.items())))
+
+
 @verb(app, "query", example='dormouse rows query samples "select * from samples where n > 3 order by n"')
 def query(
     session: Session,

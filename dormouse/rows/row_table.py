@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from dormouse.errors import InvalidColumn, InvalidInput, RowNotFound, names_what_is_missing
+from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow, RowNotFound, names_what_is_missing
 from dormouse.rows.asking import AskedTable
 from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
 from dormouse.rows.change_digest import digest_of_changes, digest_of_upsert
@@ -147,6 +147,33 @@ class RowTable(AskedTable):
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
         """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
         return self._row(row_id, version)[1]
+
+    def rows(self, wanted: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+        """Returns rows by their ids and versions, in the order given, each with the columns of its version.
+
+        Rows of one version are read together. Raises `RowNotFound` for a row that has not that version, or
+        was deleted by it, and `InvalidRow` for what is no pair of an id and a version.
+        """
+        import numpy as np
+
+        pairs = [_reference(one) for one in wanted]
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        for version in dict.fromkeys(version for _, version in pairs):
+            columns = self.store.columns_at(version)
+            ids = np.unique([row_id for row_id, one in pairs if one == version])
+            table = self._reader.rows(ids, np.full(len(ids), version), columns)
+            cells = {column.name: to_python(column, table.column(column.name)) for column in columns}
+            keys = zip(table.column(ROW_ID).to_pylist(), table.column(ROW_DELETED).to_pylist(), strict=True)
+            for number, (row_id, is_deleted) in enumerate(keys):
+                if not is_deleted:
+                    values = {name: column[number] for name, column in cells.items()}
+                    found[row_id, version] = {ROW_ID: row_id, ROW_VERSION: version, **values}
+        for row_id, version in pairs:
+            if (row_id, version) not in found:
+                raise RowNotFound(
+                    f"table {self.name!r}: row {row_id} has no version {version}, or was deleted by it"
+                )
+        return [found[pair] for pair in pairs]
 
     def _row(self, row_id: int, version: int | None) -> tuple[Sequence[Column], dict[str, Any]]:
         import numpy as np
@@ -355,3 +382,9 @@ def _number(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
         raise RowNotFound(f"{what} is a whole number from 1 to {INTEGER_MAX:,}, not {value!r}")
     return value
+
+
+def _reference(value: object) -> tuple[int, int]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InvalidRow(f"a row is named by (ROW_ID, ROW_VERSION), not {value!r}")
+    return _number(ROW_ID, value[0]), _number(ROW_VERSION, value[1])

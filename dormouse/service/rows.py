@@ -112,6 +112,18 @@ def row_history(
     return JSONResponse({"changes": json_value(page), "next": following})
 
 
+@rows.get("/{table}/rows", response_model=dict[str, Any], responses=ROWS, summary="Rows by id and version")
+@served(Right.HOLDER, Place.LOOKUPS)
+def several_rows(
+    here: Here,
+    table: TableNamed,
+    row: Annotated[list[str], Query(description="ROW_ID:ROW_VERSION; repeat it", max_length=1_000)],
+) -> Response:
+    """The rows in the order of the request, each with the columns of its version."""
+    wanted = [tuple(int(part) if part.isdecimal() else part for part in one.split(":")) for one in row]
+    return JSONResponse({"rows": json_value(here.instance.row_table(table).rows(wanted))})
+
+
 @rows.get("/{table}/rows/{row_id}", response_model=dict[str, Any], responses=ROWS, summary="One row")
 @served(Right.HOLDER, Place.LOOKUPS)
 def one_row(

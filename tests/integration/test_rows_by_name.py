@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import dormouse as dm
 from dormouse.client import connect
-from dormouse.errors import InvalidQuery, NotARowTable, TableNotFound
+from dormouse.errors import InvalidQuery, InvalidRow, NotARowTable, RowNotFound, TableNotFound
 from dormouse.instance import Instance
 from dormouse.rows.row_table import RowTable
 from dormouse.table_requests import description, parsed
@@ -148,3 +148,26 @@ def test_spark_reads_the_current_rows(
     assert sorted(map(tuple, load(table="staff").collect())) == [(1, 2, "ann", 100), (3, 1, "eve", 7)]
     assert load(table="staff", where='{"pay": 1}').count() == 0
     assert load(table="staff$versions").count() == 5
+
+
+def test_rows_are_found_by_id_and_version(instance: Instance, staff: RowTable) -> None:
+    staff.change([dm.DropColumn("pay")])
+    first = {"ROW_ID": 1, "ROW_VERSION": 1, "name": "ann", "pay": 1}
+    bob = {"ROW_ID": 2, "ROW_VERSION": 1, "name": "bob", "pay": 2}
+    assert staff.rows([(2, 1), (1, 2), (1, 1), (2, 1)]) == [bob, ANN, first, bob]
+    assert staff.rows([]) == []
+    for wanted, said in [
+        ((2, 3), "row 2 has no version 3, or was deleted"),
+        ((9, 1), "row 9"),
+        ((1, 99), "99"),
+    ]:
+        with pytest.raises(RowNotFound, match=said):
+            staff.rows([(1, 1), wanted])
+    with pytest.raises(InvalidRow, match="ROW_VERSION"):
+        staff.rows([7])
+    with serving(instance, job_threads=0, shutdown_seconds_max=10) as url:
+        answer = http_get(f"{url}/v1/rows/staff/rows?row=1:1&row=2:1")
+        assert answer.json() == {"rows": [first, bob]}
+        assert http_get(f"{url}/v1/rows/staff/rows?row=2:3").status_code == 404
+        for bad in ("x", "1:y", "1"):
+            assert http_get(f"{url}/v1/rows/staff/rows?row={bad}").status_code in (400, 404)

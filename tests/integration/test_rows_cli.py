@@ -277,3 +277,14 @@ def test_what_is_wrong_is_one_line(run: Run, arguments: list[str], code: int, sa
 def test_changes_that_cannot_be_read(run: Run, changes: Any, said: str) -> None:
     make(run)
     assert failed(run, "change", "t", "-", stdin=json.dumps(changes)) == (2, said)
+
+
+def test_a_row_is_shown_by_its_id_and_version(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("name\nann\n")
+    assert run("upload", "staff", "a.csv", "--create")[0] == 0
+    (tmp_path / "b.csv").write_text("ROW_ID,ROW_VERSION,name\n1,1,eve\n")
+    assert run("upload", "staff", "b.csv")[0] == 0
+    assert told(run, "get", "staff", "1") == {"ROW_ID": 1, "ROW_VERSION": 2, "name": "eve"}
+    assert told(run, "get", "staff", "1", "--version", "1")["name"] == "ann"
+    assert "eve" in run("get", "staff", "1")[1]
+    assert failed(run, "get", "staff", "7") == (1, "table 'staff' has no row of ROW_ID 7")
