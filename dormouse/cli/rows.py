@@ -200,7 +200,7 @@ def _page(page: Page, count: int) -> Any:
     from rich.console import Group
 
     from dormouse.cli.console import rows_table
-    from dormouse.rows.columns import ROW_ID, ROW_VERSION
+    from dormouse.model.edited import ROW_ID, ROW_VERSION
 
     keys = [] if page.row_ids is None else [ROW_ID, ROW_VERSION]
     names = [*keys, *(one.name for one in page.columns)]

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.differing import differ
 from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
+from dormouse.model.edited import ROW_ID
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
-from dormouse.rows.columns import ROW_ID, Column
+from dormouse.rows.columns import Column
 from dormouse.rows.locks import HeldLock
 from dormouse.rows.ranges import Flags, Ints, Ranges, concatenated, replaced, runs, spans
 from dormouse.rows.reading import RowReader

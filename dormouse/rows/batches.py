@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dormouse.errors import InvalidRow
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.changes import Insert, Patch, Remove, Update
-from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
+from dormouse.rows.columns import Column
 from dormouse.rows.kinds import INTEGER_MAX
 from dormouse.rows.ranges import Flags, Ints
 from dormouse.rows.values import Label, array_of, row_label

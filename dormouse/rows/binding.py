@@ -9,8 +9,9 @@ from dataclasses import replace
 from sqlglot import exp
 
 from dormouse.errors import InvalidQuery
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows import types
-from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
+from dormouse.rows.columns import Column
 from dormouse.rows.expressions import (
     ROW_ID_CELL,
     ROW_VERSION_CELL,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.export import Csv
 from dormouse.errors import InvalidInput
-from dormouse.rows.columns import ROW_ID, ROW_VERSION
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.kinds import STORED
 from dormouse.rows.pages import Page

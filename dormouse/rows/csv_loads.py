@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, InvalidRow
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
-from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column
+from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_reader import CsvBatch, CsvFile
 from dormouse.rows.kinds import INTEGER_MAX, Misfit, parsed_value

@@ -13,15 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidColumn, InvalidData, InvalidRow
-from dormouse.rows.columns import (
-    COLUMNS_MAX,
-    ROW_ID,
-    ROW_VERSION,
-    SIZE_DEFAULT,
-    SIZE_MAX,
-    Column,
-    check_column_name,
-)
+from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, check_column_name
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_reader import CsvBatch, CsvFile
 from dormouse.rows.kinds import ColumnType

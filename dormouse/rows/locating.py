@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidColumn
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.builds import TYPES, Build
-from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column, column_named
+from dormouse.rows.columns import Column, column_named
 from dormouse.rows.emit import column_name
 
 POSITION = "position"

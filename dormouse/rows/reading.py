@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors.moved import SchemaMoved
+from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.query import query
 from dormouse.query.edited import newest_versions
-from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column
+from dormouse.rows.columns import Column
 from dormouse.rows.ranges import Ints, spans
 
 SPANS_MAX = 500

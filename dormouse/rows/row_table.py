@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow, RowNotFound, names_what_is_missing
+from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.rows.asking import AskedTable
 from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
 from dormouse.rows.change_digest import digest_of_changes, digest_of_upsert
 from dormouse.rows.changes import Change, Changed, LoadCsv, Row
-from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, column_named
+from dormouse.rows.columns import Column, column_named
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
 from dormouse.rows.kinds import INTEGER_MAX
@@ -148,7 +149,7 @@ class RowTable(AskedTable):
         """A row as it is now, or that version of it, with the columns of then. `RowNotFound`."""
         return self._row(row_id, version)[1]
 
-    def rows(self, wanted: Iterable[tuple[int, int]]) -> list[dict[str, Any]]:
+    def rows(self, wanted: Iterable[Sequence[object]]) -> list[dict[str, Any]]:
         """Returns rows by their ids and versions, in the order given, each with the columns of its version.
 
         Rows of one version are read together. Raises `RowNotFound` for a row that has not that version, or

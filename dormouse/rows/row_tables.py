@@ -9,13 +9,17 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from dormouse.errors import InstanceForbidden, NotARowTable
-from dormouse.model.edited import is_edited
+from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION, is_edited
 from dormouse.model.keyed import check_keyed
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BOOLEAN, LONG, Field
 from dormouse.own_work import OwnWork
+<<<<<<< HEAD
 from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns, check_new
+=======
+from dormouse.rows.columns import Column, check_columns
+>>>>>>> i53-a
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog

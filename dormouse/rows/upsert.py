@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from dormouse.data.differing import differ
 from dormouse.errors import AmbiguousRows, InvalidColumn, InvalidRow
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch, check_names, checked_rows
-from dormouse.rows.columns import ROW_ID, ROW_VERSION, Column, column_named
+from dormouse.rows.columns import Column, column_named
 from dormouse.rows.ranges import Flags, Ints
 from dormouse.rows.values import array_of, row_label, with_default
 
