@@ -15,11 +15,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.types import BOOLEAN, LONG, Field
 from dormouse.own_work import OwnWork
-<<<<<<< HEAD
-from dormouse.rows.columns import ROW_DELETED, ROW_ID, ROW_VERSION, Column, check_columns, check_new
-=======
-from dormouse.rows.columns import Column, check_columns
->>>>>>> i53-a
+from dormouse.rows.columns import Column, check_columns, check_new
 
 if TYPE_CHECKING:
     from dormouse.catalog import Catalog
