@@ -132,30 +132,6 @@ def json_batches(
     file: DataFile, fields: Sequence[Field], defaults: Mapping[str, Any] = {}
 ) -> Iterator[pa.RecordBatch]:
     """Yields these columns, in objects that lack them with their defaults, or null; `InvalidData`."""
-    inside = [field for field in fields if defaults.get(field.name) is not None]
-    found = _batches(file, fields)
-    if not inside:
-        yield from found
-        return
-    path = {"path": glob.escape(str(file.path))}
-    for batch, there in zip(found, _presence(path, inside), strict=True):
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for field in inside:
-            default = pa.scalar(defaults[field.name], arrow_type(field.type))
-            columns[field.name] = pc.if_else(there.column(field.name), columns[field.name], default)
-        yield pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-
-def _presence(path: Mapping[str, str], fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
-    """Yields which objects have these columns, be they null, in batches as of `json_batches`."""
-    pointers = {field.name: "/" + field.name.replace("~", "~0").replace("/", "~1") for field in fields}
-    columns = (f"json_exists(json, {_literal(to)}) as {_quoted(name)}" for name, to in pointers.items())
-    with _connected() as connection:
-        found = connection.execute(f"select {', '.join(columns)} from read_json_objects({_FILE})", path)
-        yield from found.to_arrow_reader(BATCH_ROWS)
-
-
-def _batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
     columns = {field.name: _as_text(field.type) for field in fields}
     if is_empty(file.path):
         return
@@ -166,19 +142,46 @@ def _batches(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch
         ).to_arrow_reader(BATCH_ROWS)
         exact = [field for field in fields if _has_decimals(field.type)]
         objects = _objects(file) if exact else repeat(None)
+        given = {field: defaults[field.name] for field in fields if defaults.get(field.name) is not None}
+        presence = _presence(file, list(given)) if given else repeat(None)
         row = 0
-        for batch, texts in zip(reader, objects, strict=bool(exact)):
+        for batch, texts, there in zip(reader, objects, presence, strict=bool(exact and given)):
             try:
                 found = {name: batch.column(name) for name in columns}
                 if texts is not None:
                     found |= _decimals(texts, exact)
-                typed = [not_null(value_column(found[f.name], f, empties=False), f) for f in fields]
+                typed = {f.name: value_column(found[f.name], f, empties=False) for f in fields}
+                if there is not None:
+                    typed |= _filled(typed, there, given)
+                arrays = [not_null(typed[f.name], f) for f in fields]
             except UnfitRow as error:
                 line = line_of_object(file.path, row + error.row)
                 where = f"object {row + error.row + 1:,}" if line is None else f"line {line:,}"
                 raise InvalidData(f"{where}: {error.after(row)}") from None
-            yield pa.RecordBatch.from_arrays(typed, names=list(columns))
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
             row += batch.num_rows
+
+
+def _filled(
+    columns: Mapping[str, pa.Array], there: pa.RecordBatch, defaults: Mapping[Field, Any]
+) -> dict[str, pa.Array]:
+    """Returns columns with their defaults in the objects that lack them."""
+    return {
+        field.name: pc.if_else(
+            there.column(field.name), columns[field.name], pa.scalar(default, arrow_type(field.type))
+        )
+        for field, default in defaults.items()
+    }
+
+
+def _presence(file: DataFile, fields: Sequence[Field]) -> Iterator[pa.RecordBatch]:
+    """Yields which objects have these columns, be they null, in batches as of `json_batches`."""
+    pointers = {field.name: "/" + field.name.replace("~", "~0").replace("/", "~1") for field in fields}
+    columns = (f"json_exists(json, {_literal(to)}) as {_quoted(name)}" for name, to in pointers.items())
+    with _connected(file) as connection:
+        path = {"path": glob.escape(str(file.path))}
+        found = connection.execute(f"select {', '.join(columns)} from read_json_objects({_FILE})", path)
+        yield from found.to_arrow_reader(BATCH_ROWS)
 
 
 def _objects(file: DataFile) -> Iterator[pa.Array]:
