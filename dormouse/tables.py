@@ -93,10 +93,11 @@ class Tables:
         sessions: Sessions | None = None,
         as_of: When | None = None,
     ) -> Answer:
-        from dormouse.query.answer import Answer
-        from dormouse.sql.statements import sql
+        from dormouse.sql.statements import sql  # first: the extra that it needs is named
 
         sessions = sessions or self.sessions()
+        from dormouse.query.answer import Answer
+
         return Answer(sql(sessions, self._named, statement, parameters, interruption, as_of))
 
     def duckdb(self, where: Mapping[str, Where], as_of: When | None) -> DuckDBPyConnection:

@@ -85,14 +85,7 @@ class Binding:
         if unused := self._values.keys() - self._used:
             raise InvalidQuery(f"the query has no parameter ${min(unused)}")
         return Statement(
-            selected,
-            distinct is not None,
-            condition,
-            groups,
-            is_grouped,
-            orders,
-            limit,
-            offset or 0,
+            selected, distinct is not None, condition, groups, is_grouped, orders, limit, offset or 0
         )
 
     def _check_table(self, name: str) -> frozenset[str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from itertools import chain
+from typing import Any, get_origin
 
 from fastapi import Request, Response
+from fastapi._compat import ModelField
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
@@ -46,7 +48,7 @@ class Served(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle, terms = super().get_route_handler(), self.terms
 
-        known = _query_parameters(self.dependant)
+        known = {one.alias: one for one in _query_parameters(self.dependant)}
         is_of_api = self.path.startswith("/v1/")
 
         async def handler(request: Request) -> Response:
@@ -69,20 +71,19 @@ class Served(APIRoute):
         return handler
 
 
-def _query_parameters(needed: Dependant) -> set[str]:
-    """Returns the names of the query parameters of an endpoint and of what it depends on."""
-    names = {parameter.alias for parameter in needed.query_params}
-    return names.union(*map(_query_parameters, needed.dependencies))
+def _query_parameters(needed: Dependant) -> list[ModelField]:
+    """Returns the query parameters of an endpoint and of what it depends on."""
+    return [*needed.query_params, *chain.from_iterable(map(_query_parameters, needed.dependencies))]
 
 
-def _check_query(request: Request, known: Collection[str]) -> None:
-    """Raises `InvalidInput` for a parameter that the path does not have, and for one that comes twice."""
+def _check_query(request: Request, known: Mapping[str, ModelField]) -> None:
+    """Raises `InvalidInput` for a parameter that the path lacks, or that comes twice and is no list."""
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known) or f"; there is {', '.join(sorted(known)) or 'none'}"
             raise InvalidInput(f"the path has no query parameter {name[:100]!r}{hint}")
-        if given.count(name) > 1:
+        if given.count(name) > 1 and get_origin(known[name].field_info.annotation) is not list:
             raise InvalidInput(f"query parameter {name!r} is given twice")
 
 

@@ -388,6 +388,7 @@ def test_what_there_is_is_described(url: str) -> None:
         "/v1/rows/preview",
         "/v1/rows/{table}",
         "/v1/rows/{table}/csv",
+        "/v1/rows/{table}/rows",
         "/v1/rows/{table}/files",
         "/v1/rows/{table}/history",
         "/v1/rows/{table}/query",
