@@ -91,6 +91,8 @@ class TableContext:
     numbering: Numbering | None = field(default=None, repr=False, compare=False)
     current_rows: bool = False
     """Whether a row table is read as its current rows, and not as every version of them."""
+    verifies: bool = False
+    """Whether readers compare the digest of each file, at its first read of the process."""
 
     @cached_property
     def schema(self) -> Schema:

@@ -35,6 +35,7 @@ class Reading(ShapedTable):
         as_of: When | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
+        verify: bool = False,
     ) -> Answer:
         """The rows of a region, in key order, streamed.
 
@@ -46,20 +47,27 @@ class Reading(ShapedTable):
         a cut, a cut's name, or an aware time, which means all that was committed at or before it. Another
         thread ends what is read by `interruption.set()`. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`,
         and `CutExpired` for a moment that cannot be read any more.
+
+        `verify` reads each file whole before the process first uses it, and compares its digest: a file with
+        other bytes than were written raises `ObjectDamaged`, and gives no row. It raises `InvalidQuery` for a
+        file that has no digest.
         """
+        from dataclasses import replace
+
         from dormouse.query import query
         from dormouse.query.answer import Answer
         from dormouse.query.where import LIMIT_MAX, checked_limit, checked_offset
 
+        reading = replace(self.reading, verifies=True) if verify else self.reading
         if descending:
             from dormouse.sql.one_table import descending as read
 
             sessions = sessions or self._tables.sessions()
-            return Answer(read(sessions, self.reading, where, columns, limit, offset, interruption, as_of))
+            return Answer(read(sessions, reading, where, columns, limit, offset, interruption, as_of))
         most, offset = checked_limit(limit), checked_offset(offset)
         if most is not None:
             most = min(most + offset, LIMIT_MAX)
-        found = query(self.reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
+        found = query(reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
         if not offset:
             return Answer(found)
         from dormouse.query.streams import without_first

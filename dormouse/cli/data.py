@@ -48,6 +48,9 @@ RowsToGo = Annotated[
 ]
 AllRows = Annotated[bool, typer.Option("--all", help="All rows.")]
 LimitOption = Annotated[int | None, typer.Option(min=0, help="At most so many rows.")]
+VerifyOption = Annotated[
+    bool, typer.Option("--verify", help="Compare the digest of each file before its rows are given.")
+]
 ExplainOption = Annotated[bool, typer.Option("--explain", help="Say what would be read, and read nothing.")]
 AsOfOption = Annotated[
     str | None,
@@ -136,6 +139,7 @@ def query(
     offset: Annotated[int, typer.Option(min=0, help="Leave out so many rows first.")] = 0,
     descending: Annotated[bool, typer.Option("--descending", help="The largest keys first.")] = False,
     as_of: AsOfOption = None,
+    verify: VerifyOption = False,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -160,6 +164,7 @@ def query(
             offset=offset,
             descending=descending,
             as_of=moment,
+            verify=verify,
         )
         write(session, reader, format, output, limited=limit is not None)
 

@@ -227,6 +227,11 @@ class FileReferenceReads:
         till, deletions, *facts = self._rows("deletions_of", values, run=run_statement)[0]
         return FilesDeletions(till, deletions or (), list(map(FileDeletions, *facts)))
 
+    def digests(self, filenames: Sequence[str]) -> dict[str, bytes | None]:
+        """Returns the digests of files by name, None for one without; a file that is not known is absent."""
+        values = {"file_ids": Uuids(list(map(narrow_bytes, filenames)))}
+        return dict(self._rows("digests", values, run=run_statement))
+
     def partition_to_filenames(self) -> dict[str, list[str]]:
         """The filenames of each partition; partitions without files are absent."""
         return dict(self._rows("partition_to_filenames", run=partial(run_transaction, scans=True)))

@@ -247,6 +247,12 @@ from {file_reference} r
 where {live}
 group by partition_id;
 
+-- name: digests
+-- The digests of some files; null: it has none.
+select f.filename, uuid_send(f.digest)
+from unnest(%(file_ids)s::uuid[]) as w (file_id)
+cross join lateral (select f.* from ({file_facts}) f where f.file_id = w.file_id offset 0) f;
+
 -- name: file_page
 -- The files after one with their facts, by id, which is a hash of the name.
 select f.filename, f.byte_count, f.row_count, f.min_key, f.max_key, f.added_at, f.unreferenced_at, uuid_send(f.digest)

@@ -29,7 +29,7 @@ from dormouse.model.schema import Schema
 from dormouse.query.dividing import are_narrow, divided, is_large
 from dormouse.query.edited import read_from, wanted_of
 from dormouse.query.failures import named_failures
-from dormouse.query.file_checks import FileGone
+from dormouse.query.file_checks import FileGone, verify
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
@@ -216,6 +216,7 @@ class _Execution:
 
     def planned(self, groups: Groups, start: Reached | None) -> Iterator[pa.RecordBatch]:
         """A plan's rows from a key on, but for those that are held back, group after group."""
+        groups = self._verified(groups)
         if self._asked.limit is not None:  # the next group may be needless
             yield from self._used(self._prepared(groups, start))
             return
@@ -229,6 +230,11 @@ class _Execution:
             if is_large(first[0]):
                 made.begin()
             yield from self._used(made)
+
+    def _verified(self, groups: Groups) -> Groups:
+        for scans in groups:
+            verify(self._context, scans)
+            yield scans
 
     def _used(self, prepared: _Prepared) -> Iterator[pa.RecordBatch]:
         while True:

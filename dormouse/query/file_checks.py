@@ -14,13 +14,15 @@ from dormouse.context import TableContext
 from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import open_parquet
 from dormouse.data.written import check_stored
-from dormouse.errors import InvalidData, ObjectDamaged, ObjectNotFound, one_line
+from dormouse.errors import InvalidData, InvalidQuery, ObjectDamaged, ObjectNotFound, one_line
 from dormouse.query.planner import Scan
 
 CHECKS_AT_ONCE_MAX = 16
 KNOWN_MAX = 100_000
 _known: set[tuple[str, str]] = set()
 """Objects, by store and name, that are not on this machine and were found to be of their size."""
+_verified: set[tuple[str, str]] = set()
+"""Objects, by store and name, whose bytes were found to be those that were written."""
 _lock = Lock()
 
 
@@ -51,8 +53,10 @@ class FileGone(ObjectNotFound):
 def checked_sizes(context: TableContext, scans: Sequence[Scan]) -> Iterator[None]:
     """Holds the sizes of files against the plan; of objects elsewhere meanwhile, and once in a process.
 
-    Raises `FileGone` or `ObjectDamaged`, at the end at the latest.
+    Raises `FileGone` or `ObjectDamaged`, at the end at the latest. Before all, verifies the files where the
+    context does.
     """
+    verify(context, scans)
     store = context.objects
     if store.url.startswith("file:"):
         check_there(context, scans)
@@ -71,10 +75,51 @@ def checked_sizes(context: TableContext, scans: Sequence[Scan]) -> Iterator[None
             pass
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
+    _remember(_known, context, unknown)
+
+
+def verify(context: TableContext, scans: Sequence[Scan]) -> None:
+    """Compares the digests of files that this process did not verify yet, if the context verifies.
+
+    Raises `FileGone` or `ObjectDamaged`, and `InvalidQuery` for a file that has no digest.
+    """
+    if not context.verifies:
+        return
+    url = context.objects.url
     with _lock:
-        if len(_known) > KNOWN_MAX:
-            _known.clear()
-        _known.update((store.url, scan.filename) for scan in unknown)
+        found = {scan.filename: scan for scan in scans if (url, scan.filename) not in _verified}
+    unknown = list(found.values())
+    if not unknown:
+        return
+    digests = context.store.digests(list(found))
+
+    def check(scan: Scan) -> None:
+        if scan.filename not in digests:
+            raise FileGone(scan.filename, context.table.name)
+        digest = digests[scan.filename]
+        if digest is None:
+            raise InvalidQuery(
+                f"file {scan.filename!r} of table {context.table.name!r} cannot be verified: it was written "
+                "before files had digests; run 'dormouse check --deep --note-digests' once, or compact the "
+                "table"
+            )
+        _check_digest(context, scan, digest)
+
+    with ThreadPoolExecutor(min(len(unknown), CHECKS_AT_ONCE_MAX), "dormouse-digests") as threads:
+        checks = [threads.submit(check, scan) for scan in unknown]
+        try:
+            for one in checks:
+                one.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+    _remember(_verified, context, unknown)
+
+
+def _remember(known: set[tuple[str, str]], context: TableContext, scans: Iterable[Scan]) -> None:
+    with _lock:
+        if len(known) > KNOWN_MAX:
+            known.clear()
+        known.update((context.objects.url, scan.filename) for scan in scans)
 
 
 def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
@@ -88,16 +133,19 @@ def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
 
 def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
     """Reads files at which an engine failed; `FileGone` or `ObjectDamaged` for the first that is at fault."""
-    files = context.store.files_in({scan.partition_id for scan in scans})
-    digests = {file.filename: file.digest for file in files}
+    digests = context.store.digests([scan.filename for scan in scans])
     for scan in scans:
         digest = digests.get(scan.filename)
         if digest is None:
             check_columns(context, scan, pages=True)
-            continue
-        with _naming(context, scan):
-            if digest_of_object(context.objects, scan.filename)[1] != digest:
-                raise damaged(context, scan, "has not the bytes that were written")
+        else:
+            _check_digest(context, scan, digest)
+
+
+def _check_digest(context: TableContext, scan: Scan, digest: bytes) -> None:
+    with _naming(context, scan):
+        if digest_of_object(context.objects, scan.filename)[1] != digest:
+            raise damaged(context, scan, "has not the bytes that were written")
 
 
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
