@@ -10,25 +10,45 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from dormouse.embedded.copied_programs import copied_programs
+from dormouse.embedded.orphans import PROGRAM
 from dormouse.errors import InstanceError
 
 WORKING_FOLDER = Path("/proc/self/cwd")
 _SYSTEM_USER = "pgserver"
 
 
-def as_owner_of(data: Path, binaries: Path) -> dict[str, Any]:
-    """How to start a process that PostgreSQL accepts, in a data directory.
-
-    Raises `InstanceError` when the directory's owner cannot reach the binaries.
-    """
+def as_owner_of(data: Path) -> dict[str, Any]:
+    """Returns how to start a process that PostgreSQL accepts, in a data directory. Raises `InstanceError`."""
     if os.geteuid() != 0:
         return {"cwd": data}
     owner = data.stat()
-    _check_passable(binaries, owner)
-    if seen_by_owner(data) == data:
-        _check_passable(data, owner)
-    _let_run(binaries.parent)
+    if seen_by_owner(data) == data and (folder := barrier(data, owner)) is not None:
+        raise _unreachable(folder, data, owner)
     return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": [], "cwd": data}
+
+
+def runnable_programs(binaries: Path, data: Path) -> Path:
+    """Returns the folder of the programs that the owner of a data directory can run.
+
+    These are the installed ones, or a copy where a folder above them is private to root. Raises
+    `InstanceError` when no copy can be made.
+    """
+    if os.geteuid() != 0:
+        return binaries
+    owner = data.stat()
+    # an installer may have linked each file to its cache
+    folder = barrier(binaries / PROGRAM, owner) or barrier((binaries / PROGRAM).resolve(), owner)
+    if folder is None:
+        _let_run(binaries.parent)
+        return binaries
+    try:
+        copy = copied_programs(binaries)
+    except (OSError, InstanceError) as error:
+        raise _unreachable(folder, binaries, owner, f"; no copy could be made: {error}") from None
+    if (above := barrier(copy, owner)) is not None:
+        raise _unreachable(above, copy, owner)
+    return copy
 
 
 def seen_by_owner(data: Path) -> Path:
@@ -59,14 +79,11 @@ def system_user() -> pwd.struct_passwd:
         return pwd.getpwnam(_SYSTEM_USER if made and made.returncode == 0 else "nobody")
 
 
-def _check_passable(path: Path, owner: os.stat_result) -> None:
-    folder = barrier(path, owner)
-    if folder is None:
-        return
+def _unreachable(folder: Path, path: Path, owner: os.stat_result, why: str = "") -> InstanceError:
     user = pwd.getpwuid(owner.st_uid).pw_name
-    raise InstanceError(
+    return InstanceError(
         f"{folder} is private, and PostgreSQL, which runs as user {user} under root, must reach {path}: "
-        f"use another user, or say 'chmod o+x {folder}', or move it"
+        f"use another user, or say 'chmod o+x {folder}', or move it{why}"
     )
 
 

@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 from dormouse.embedded import running
 from dormouse.embedded.locks import hand_over
 from dormouse.embedded.orphans import PROGRAM, is_alive
-from dormouse.embedded.owner import WORKING_FOLDER, as_owner_of, seen_by_owner, system_user
+from dormouse.embedded.owner import WORKING_FOLDER, as_owner_of, runnable_programs, seen_by_owner, system_user
 from dormouse.embedded.server_log import ServerLog
 from dormouse.embedded.sockets import socket_folder
 from dormouse.errors import InstanceError, InstanceTooNew, NotAnInstance, not_installed
@@ -151,8 +151,8 @@ class Server:
             arguments += ["-c", f"{name}={value}"]
         if not durable:
             arguments.append("--no-sync")
-        command = [str(_binaries() / "initdb"), *arguments]
-        owner = as_owner_of(staged, _binaries())
+        command = [str(runnable_programs(_binaries(), staged) / "initdb"), *arguments]
+        owner = as_owner_of(staged)
         done = subprocess.run(command, check=False, capture_output=True, text=True, **owner)
         if done.returncode != 0:
             reason = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
@@ -184,7 +184,7 @@ class Server:
 
     def _process(self, lease: int, options: Mapping[str, str]) -> subprocess.Popen[bytes]:
         self._adopt_copy()
-        owner = as_owner_of(self.data, _binaries())
+        owner = as_owner_of(self.data)
         sockets = socket_folder(self.data)
         self._remove_stale_pid_files(sockets)
         place = seen_by_owner(self.data)
@@ -197,7 +197,7 @@ class Server:
             **options,
         }
         arguments = [f"--{name}={value}" for name, value in settings.items()]
-        command = [str(_binaries() / "postgres"), "-D", str(place), *arguments]
+        command = [str(runnable_programs(_binaries(), self.data) / PROGRAM), "-D", str(place), *arguments]
         log = self.log.open()
         try:
             # A session of its own: Ctrl-C in the terminal is for us, not for the server.

@@ -14,7 +14,6 @@ from embedded import NOBODY, as_ordinary_user, ask
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError
 
@@ -121,21 +120,6 @@ def test_folders_above_stay_private(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server:
         assert ask(server.dsn, "select 1") == 1
         assert [mode(server_folder), mode(server_folder.parent)] == [0o700, 0o700]
-
-
-@needs_root
-def test_programs_in_a_private_folder_are_told_of(
-    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    private = tmp_path / "private"
-    (private / "bin").mkdir(parents=True)
-    for folder in (*tmp_path.parents[:-2], tmp_path):
-        folder.chmod(folder.stat().st_mode | 0o001)
-    private.chmod(0o700)
-    monkeypatch.setattr(embedded_server, "_binaries", lambda: private / "bin")
-    with pytest.raises(InstanceError, match=rf"^{private} is private, .* say 'chmod o\+x {private}'"):
-        EmbeddedPostgres(server_folder).start()
-    assert mode(private) == 0o700
 
 
 @pytest.mark.few(1)
