@@ -82,6 +82,10 @@ def split(session: Session, table: TableName) -> None:
         lambda: (
             f"split {plural(len(report.partitions_split), 'partition')}, "
             f"pushed down {plural(report.references_pushed, 'reference')}"
+            + "".join(
+                f"\npartition {each} is full and cannot be divided: all its rows have one key"
+                for each in report.one_key_partitions
+            )
         ),
     )
     if report.errors:

@@ -31,7 +31,7 @@ DormouseError
 │   ├── PartitionNotFound
 │   ├── PartitionNotActive           sealed by a split or merge
 │   │   └── ConcurrentScale          by another request, while this one waited
-│   └── NotWhole                     its files also hold other partitions' rows: compact it first
+│   └── NotWhole                     its files also hold other partitions' rows: `compact --full` first
 ├── EpochNotFound
 ├── CutExpired                       the history does not reach back to it any more
 │   └── ConsumerExpired              it did not acknowledge for too long

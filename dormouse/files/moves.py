@@ -54,7 +54,7 @@ class Moves:
                 raise FileReferenceAssignedToJob(table, filename, partition_id, job_id)
             raise NotWhole(
                 f"partition {partition_id!r} of table {table!r} refers to file {filename!r}, which also "
-                f"holds other partitions' rows: compact it first, or let 'dormouse merge {table}' do so"
+                f"holds other partitions' rows: run 'dormouse compact {table} --full' first"
             )
 
     def move(self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], place: str) -> None:

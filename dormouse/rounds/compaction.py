@@ -58,7 +58,8 @@ def compact(
     `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
     gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
     rows read. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
-    whatever the strategy, and repeats this until each leaf has one file or no more jobs can be finished.
+    whatever the strategy, and rewrites files that also hold other leaves' rows. It repeats this until each
+    leaf has one file of its own or no more jobs can be finished.
     """
     check_engine(engine)
     started = time.monotonic()
@@ -67,6 +68,9 @@ def compact(
         while True:
             if create:
                 created += context.jobs.create(full=full) + context.jobs.create_of_deleted()
+                if full:
+                    leaves = (leaf.partition_id for leaf in context.partitions.leaves())
+                    created += context.jobs.create_of_shared(leaves)
             due, before = context.jobs.due(), tally.committed
             current.worked |= bool(created or due.jobs)
             tally.begin(due.jobs)

@@ -51,11 +51,13 @@ class SplitReport:
     """What a round did. With nothing in it, another round has nothing to do either.
 
     `errors` tell of leaves that should have been divided, and could not: the next round tries again.
+    `one_key_partitions` are full leaves that cannot be divided, as all their rows have one key.
     """
 
     partitions_split: tuple[DividedPartition, ...]
     references_pushed: int
     errors: tuple[str, ...] = ()
+    one_key_partitions: tuple[str, ...] = ()
 
 
 def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
@@ -65,21 +67,22 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
     once.
     """
     with context.last_rounds.round("split") as current:
-        divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors))
+        one_key = list[str]()
+        divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors, one_key))
         pushed = _push_down(context)
         current.worked = bool(divided or pushed)
         current.outcome = f"{plural(len(divided), 'partition')} divided, {plural(pushed, 'reference')} moved"
-    return SplitReport(divided, pushed, tuple(current.errors))
+    return SplitReport(divided, pushed, tuple(current.errors), tuple(one_key))
 
 
 def _divide_full_leaves(
-    context: TableContext, progress: Progress, errors: list[str]
+    context: TableContext, progress: Progress, errors: list[str], one_key: list[str]
 ) -> Iterator[DividedPartition]:
     partitions = context.partitions
     full = partitions.look_for_full_leaves()
     for done, leaf in enumerate(partitions.full_leaves(), 1):
         try:
-            divided = _divide(context, leaf.partition_id)
+            divided = _divide(context, leaf.partition_id, one_key)
         except (InvalidData, ObjectNotFound) as error:
             # a file may also have been compacted and collected meanwhile
             logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
@@ -91,9 +94,9 @@ def _divide_full_leaves(
         progress(done, max(done, full))
 
 
-def _divide(context: TableContext, partition_id: str) -> DividedPartition | None:
+def _divide(context: TableContext, partition_id: str, one_key: list[str]) -> DividedPartition | None:
     """Divides a leaf when it surely has the rows, and two different keys."""
-    found = _split_point(context, partition_id)
+    found = _split_point(context, partition_id, one_key)
     if found is None:
         return None
     try:
@@ -104,7 +107,7 @@ def _divide(context: TableContext, partition_id: str) -> DividedPartition | None
     return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
 
 
-def _split_point(context: TableContext, partition_id: str) -> Split | None:
+def _split_point(context: TableContext, partition_id: str, one_key: list[str]) -> Split | None:
     leaf = context.partitions.partitions_in([partition_id])[partition_id]
     references = context.store.file_references_in([partition_id])
     sketches = LeafSketches(context.objects, context.schema, leaf, references)
@@ -115,6 +118,7 @@ def _split_point(context: TableContext, partition_id: str) -> Split | None:
     found = sketches.split_point()
     if found is None:
         logger.debug("partition %s has %d rows with one key and cannot be divided", partition_id, rows)
+        one_key.append(partition_id)
     return found
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from keyed_tables import keyed, seen, upsert
 
+from dormouse.errors import NotWhole
 from dormouse.files.layout import LAYOUTS
 from dormouse.instance import Instance
 
@@ -31,6 +32,25 @@ def test_each_leaf_becomes_one_file(instance: Instance, layout: str) -> None:
     assert table.status().row_count == 1_000
     assert seen(table, instance) == expected
     assert table.compact(full=True).jobs_created == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
+    instance: Instance, layout: str
+) -> None:
+    table = keyed(instance, layout=layout, split_threshold_rows=100, split_min_rows=2)
+    upsert(table, *((key, 0) for key in range(150)))
+    table.split()
+    assert list(files_of_leaves(instance, table.name).values()) == [1, 1]
+    expected = seen(table, instance)
+    partitions = instance.table(table.name)._context.partitions
+    leaves = [leaf.partition_id for leaf in partitions.leaves()]
+    with pytest.raises(NotWhole, match=f"run 'dormouse compact {table.name} --full' first"):
+        partitions.merge(leaves)
+    assert table.compact(full=True).jobs_created == 2
+    partitions.merge(leaves)
+    assert len(partitions.leaves()) == 1
+    assert seen(table, instance) == expected
 
 
 def files_of_leaves(instance: Instance, name: str) -> Counter[str]:

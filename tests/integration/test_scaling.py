@@ -273,7 +273,7 @@ def test_leaves_whose_files_cannot_move_are_refused(new_table: NewTable, layout:
     shared = {"only_contains_data_for_this_partition": False}
     table.store.add_files_with_references([file("f", ref("f", left, **shared), ref("f", right, **shared))])
     before = everything(table)
-    with pytest.raises(NotWhole, match=f"'{min(left, right)}' .* file 'f'.*compact it first"):
+    with pytest.raises(NotWhole, match=f"'{min(left, right)}' .* file 'f'.*compact .* --full' first"):
         table.partitions.merge([left, right])
     table.store.assign_job_ids([assign("j", left, "f")])
     with pytest.raises(FileReferenceAssignedToJob, match=r"'f'.*'j'"):
