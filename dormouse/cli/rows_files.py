@@ -33,6 +33,9 @@ from dormouse.errors import InvalidInput
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
 
+# A file of more columns is shown with a line for each column, and beside it the values of its first rows.
+_COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
+
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "upload", example="dormouse rows upload flights flights.csv --create --null NA")(upload)
@@ -188,6 +191,10 @@ def _shown(found: CsvPreview) -> object:
     read = plural(found.row_count, "row")
     told = f"{read} in all" if found.is_whole else f"the first {read} were looked at; --whole looks at all"
     ids = ["its rows have ids: an upload updates them"] if found.has_row_ids else []
+    if len(heads) > _COLUMNS_BESIDE:
+        beside = rows[:_ROWS_BESIDE]
+        cells_of_column = [[head, *(row[number] for row in beside)] for number, head in enumerate(heads)]
+        heads, rows = ["column", *(f"row {number + 1}" for number in range(len(beside)))], cells_of_column
     return Group(grid(heads, rows), told, *ids)
 
 

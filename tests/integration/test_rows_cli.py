@@ -203,6 +203,9 @@ def test_a_look_into_a_file(run: Run) -> None:
     Path("rows.csv").write_text("ROW_ID,ROW_VERSION,n\n1,1,5\n")
     assert run("preview", "rows.csv")[1].endswith("1 row in all\nits rows have ids: an upload updates them\n")
     assert "2 rows in all" in run("preview", "-", "--separator", "tab", stdin="a\tb\n1\tx\n2\ty\n")[1]
+    wide = ",".join(f"c{n}" for n in range(150)) + "\n" + ",".join(str(1000 + n) for n in range(150)) + "\n"
+    shown = run("preview", "-", stdin=wide)[1]
+    assert all(f"c{n} " in shown and str(1000 + n) in shown for n in range(150))
 
 
 @pytest.mark.few(6)
