@@ -314,7 +314,7 @@ import datetime
 from math import inf, nan
 
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DataType
+from dormouse.model.types import *
 from tests.sql_fuzz import Compact, Create, Ingest, Split, reproduce
 from tests.sql_values import Statement
 
