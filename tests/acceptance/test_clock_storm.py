@@ -170,9 +170,6 @@ def test_leases_of_the_dead_end_after_a_jump(lake: tuple[Path, Clock]) -> None:
 def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Path, Clock]) -> None:
     folder, clock = lake
 
-    def keys(when: Any) -> list[int]:
-        return sorted(table.query(as_of=when).read_all()["key"].to_pylist())
-
     with dm.local(folder) as instance:
         table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]))
         table.ingest(pa.table({"key": [0]}), engine="local")
@@ -185,19 +182,19 @@ def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Pat
         clock.set(0)
         table.ingest(pa.table({"key": [3]}), engine="local")
         with pytest.raises(InvalidCut, match="clock was set back"):
-            keys(datetime.now(UTC))
+            keys_at(table, datetime.now(UTC))
         assert instance.maintain(once=True).failures == []
         back = datetime.now(UTC)
         table.ingest(pa.table({"key": [4]}), engine="local")
-        assert keys(back) == [0, 1, 2, 3]
-        assert keys(before) == [0]
+        assert keys_at(table, back) == [0, 1, 2, 3]
+        assert keys_at(table, before) == [0]
         table.restore(datetime.now(UTC))
-        assert keys(datetime.now(UTC)) == [0, 1, 2, 3, 4]
+        assert keys_at(table, datetime.now(UTC)) == [0, 1, 2, 3, 4]
         clock.set(6)
         with pytest.raises(InvalidCut, match="clock was set back"):
-            keys(back)
+            keys_at(table, back)
         last = table.history.record_cut()
-        assert keys(last) == keys(last.recorded_at) == [0, 1, 2, 3, 4]
+        assert keys_at(table, last) == keys_at(table, last.recorded_at) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -233,9 +230,9 @@ def test_rows_outlast_jumps_in_all_directions(lake: tuple[Path, Clock], seed: in
         restart_leases(instance._supplier)
         assert sorted(table.query().read_all()["key"].to_pylist()) == sorted(written)
         with suppress(InvalidCut):
-            assert keys_at(table) == sorted(written)
+            assert keys_at(table, datetime.now(UTC)) == sorted(written)
         table.history.record_cut()
-        assert keys_at(table) == sorted(written)
+        assert keys_at(table, datetime.now(UTC)) == sorted(written)
         rows.change([dm.Insert([{"n": 2}])], wait_seconds=120)
         assert rows.query("select count(*) from r", wait_seconds=60).rows == [(changed + 1,)]
         with Working(instance.jobs.worker({"work": lambda request, progress: "done"})):
@@ -244,8 +241,8 @@ def test_rows_outlast_jumps_in_all_directions(lake: tuple[Path, Clock], seed: in
         assert instance.check(deep=True).problems == ()
 
 
-def keys_at(table: Table) -> list[int]:
-    return sorted(table.query(as_of=datetime.now(UTC)).read_all()["key"].to_pylist())
+def keys_at(table: Table, when: Any) -> list[int]:
+    return sorted(table.query(as_of=when).read_all()["key"].to_pylist())
 
 
 def tried(work: Any) -> Any:
