@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dormouse.model.cut import When
 from dormouse.model.region import Region
 from dormouse.shaped_table import ShapedTable
+from dormouse.shown import Container
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dormouse.sql.live_files import LiveFile
 
 
-class Reading(ShapedTable):
+class Reading(ShapedTable, Container):
     """The methods, over a table's name and columns."""
 
     def query(
@@ -81,17 +82,6 @@ class Reading(ShapedTable):
         from dormouse.query import explain
 
         return explain(self.reading, where, as_of)
-
-    def __len__(self) -> int:
-        """Returns how many rows there are; see `count`."""
-        return self.count()
-
-    def __bool__(self) -> bool:
-        return True  # without a count
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
-        return self.query().__arrow_c_stream__(requested_schema)
 
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None

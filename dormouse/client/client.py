@@ -31,6 +31,7 @@ from dormouse.query.planner import PlanSummary
 from dormouse.query.schemas import SCHEMAS_CHASED_MAX
 from dormouse.query.where import Question, checked_offset, question
 from dormouse.query.where_json import where_json
+from dormouse.shown import Container
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -153,7 +154,7 @@ class _Columns(NamedTuple):
         return {"where": where_json(asked), **told}
 
 
-class RemoteTable:
+class RemoteTable(Container):
     """One table of an instance, read by way of its query service."""
 
     def __init__(self, client: Client, http: Http, name: str) -> None:
@@ -236,17 +237,6 @@ class RemoteTable:
             return _summary(self._http.json("POST", _path(self.name, "plan"), body))
 
         return self._asked(ask, as_of)
-
-    def __len__(self) -> int:
-        """Returns how many rows there are; see `count`."""
-        return self.count()
-
-    def __bool__(self) -> bool:
-        return True  # without a count
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
-        return self.query().__arrow_c_stream__(requested_schema)
 
     def head(
         self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
