@@ -105,7 +105,7 @@ class TableContext:
 
     @property
     def shown(self) -> TableContext:
-        """The services for readers of the table by its name, who see the current rows of a row table."""
+        """The services for readers of the table by its name, which have the current rows of a row table."""
         return replace(self, current_rows=True) if is_edited(self.properties) else self
 
     @property

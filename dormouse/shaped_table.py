@@ -120,7 +120,7 @@ class ShapedTable:
 
     @property
     def reading(self) -> TableContext:
-        """The services as readers of rows have them, who see the current rows of a row table."""
+        """The services that readers have, with the current rows of a row table."""
         return self._reading_of(self._context)
 
     def _reading_of(self, context: TableContext) -> TableContext:

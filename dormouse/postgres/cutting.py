@@ -22,7 +22,7 @@ CLOSE_SECONDS = 30.0
 """How long work has to end by itself when what it belongs to is closed: a batch takes a second or two."""
 
 AGAIN_SECONDS = 0.5
-"""How often one who waits on after that is cut again, as a statement may be tried again."""
+"""How often a thread that waits on after that is cut again, as it may try its statement again."""
 
 
 class Lines:

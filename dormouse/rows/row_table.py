@@ -98,7 +98,7 @@ class RowTable(AskedTable):
         is who the history says it was, by default the user of the process; the same `change_id` again changes
         nothing, and tells what it did then. Another change with that id is `CommitIdReused`: rows in lists
         and the content of files are compared, rows of iterators are not. `progress` is called with the rows
-        done. Others who change the table are waited for, for `wait_seconds`.
+        done. Other changes of the table are waited for, for `wait_seconds`.
 
         Raises `InvalidRow` and `InvalidColumn` for what does not fit, `RowConflict` for rows that have newer
         versions than those that were sent, `RowLockHeld`, `RowLockLost`, `CommitFailed`: then nothing is

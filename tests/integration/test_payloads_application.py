@@ -284,7 +284,7 @@ def test_an_exchange_waits_for_an_application_that_has_put(instance: Instance, a
         offload = threading.Thread(target=lambda: cooling.offload(tools(instance, step), None, False))
         offload.start()
         assert not tried.wait(0.7)  # the mirror cannot be made beside a writer that it would not see
-        model.put(key("b0009"))  # who holds up no other
+        model.put(key("b0009"))  # it holds up no other
     offload.join(60)
     assert "finished" in reached
     model.check()
