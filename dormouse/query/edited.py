@@ -10,9 +10,10 @@ from operator import and_
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datafusion import RuntimeEnvBuilder, SessionContext
 
 from dormouse.context import TableContext
-from dormouse.data.datafusion_session import check_not_forked
+from dormouse.data.datafusion_session import open_session
 from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.query.predicates import meets
 from dormouse.query.where import Question
@@ -39,8 +40,11 @@ class CurrentRows:
         left = self.asked.limit
         if left == 0:
             return
+        session = open_session({}, RuntimeEnvBuilder(), None) if self.asked.conditions else None
         for batch in newest_versions(batches):
-            found = self._meeting(batch.filter(pc.invert(batch.column(ROW_DELETED))))
+            found = batch.filter(pc.invert(batch.column(ROW_DELETED)))
+            if session is not None and found.num_rows:
+                found = self._meeting(session, found)
             if left is not None:
                 found = found.slice(0, left)
                 left -= found.num_rows
@@ -49,16 +53,12 @@ class CurrentRows:
             if left == 0:
                 return
 
-    def _meeting(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _meeting(self, session: SessionContext, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows that meet the conditions, which DataFusion compares as it does those of files."""
-        if not self.asked.conditions or not batch.num_rows:
-            return batch
-        from datafusion import SessionContext
-
-        check_not_forked()
         wanted = reduce(and_, map(meets, self.asked.conditions))
-        frame = SessionContext().create_dataframe([[batch]], _BATCH).filter(wanted)
+        frame = session.create_dataframe([[batch]], _BATCH).filter(wanted)
         found = pa.Table.from_batches(frame.collect(), frame.schema()).combine_chunks()
+        session.deregister_table(_BATCH)
         return pa.RecordBatch.from_arrays(
             [
                 pa.concat_arrays(found.column(name).chunks)
