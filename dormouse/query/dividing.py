@@ -1,4 +1,6 @@
-"""Large groups of a plan in parts of some row groups each, so that one is read while another is used."""
+"""Groups of a plan in parts: large ones by row groups, so that one part is read while another is used, and
+groups of many files by the smallest keys of the files, so that few rows need few files.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,18 @@ from typing import Any
 
 from dormouse.data.page_reads import row_group_starts, row_groups_in_memory
 from dormouse.data.written import written_schema
-from dormouse.model.keys import KeyValue
-from dormouse.model.region import Range
+from dormouse.model.keys import KeyValue, decode_key
+from dormouse.model.region import Range, compare
 from dormouse.model.reshaping import is_as_stored
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.query.planner import Scan
+from dormouse.query.reach import may_hold
 
+FIRST_FILES_MIN = 16
+"""Of a group: fewer files are opened sooner than they are told apart."""
+FIRST_FILES_GROWTH = 8
+"""How many times as many files each further part begins with, if the parts before had too few rows."""
 PART_ROWS = 131_072
 PART_BYTES_MIN = 4 * 1024 * 1024
 """Of a group, as stored: a plan for each part costs milliseconds."""
@@ -35,6 +42,19 @@ def divided(
     """
     for scans in groups:
         yield from _parts(scans, objects, schema())
+
+
+def first_divided(
+    groups: Iterable[Sequence[Scan]], schema: Callable[[], Schema], rows: int
+) -> Iterator[tuple[Scan, ...]]:
+    """Yields the groups in parts by their first row key; the first part mostly has the first `rows` rows.
+
+    A file has a row of its smallest key. So the rows up to the smallest key of the n-th file, in the order of
+    these keys, are at least n, and only files that begin at or before it are read. Where rows are filtered
+    out or were deleted there may be fewer, which the next part, of more files, makes good.
+    """
+    for scans in groups:
+        yield from _first_parts(scans, schema(), rows) if len(scans) >= FIRST_FILES_MIN else (tuple(scans),)
 
 
 def is_large(scans: Sequence[Scan]) -> bool:
@@ -58,6 +78,45 @@ def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batc
         groups += max(size for _, size in found)
         merged = max(merged, *(size * batch_rows / rows for rows, size in found))
     return 0 < batches + merged <= BATCHES_BYTES_MAX and groups <= ROW_GROUPS_BYTES_MAX
+
+
+def _first_parts(scans: Sequence[Scan], schema: Schema, rows: int) -> Iterator[tuple[Scan, ...]]:
+    low: Any = None
+    starts, count = _first_keys(scans, schema), rows
+    while count < len(starts):
+        point = starts[count - 1]
+        if low is None or compare(point, low) > 0:
+            yield _reaching(scans, schema, Range(low, point, min_inclusive=False, max_inclusive=True))
+            low = point
+        count *= FIRST_FILES_GROWTH
+    rest = _reaching(scans, schema, Range(low, min_inclusive=False)) if low is not None else tuple(scans)
+    if rest:
+        yield rest
+
+
+def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
+    """Returns the first row key at which each file's wanted rows can begin, in order, where that is known.
+
+    A file that begins before all that is wanted may have its first wanted row anywhere, and is left out.
+    """
+    name = schema.row_keys[0].name
+    found: list[Any] = []
+    for scan in scans:
+        first = None if scan.min_key is None else decode_key(schema.row_keys[:1], scan.min_key)[0]
+        wanted = [part.enclosing(name).min for part in scan.slices]
+        if first is not None and any(low is None or compare(low, first) <= 0 for low in wanted):
+            found.append(first)
+    return sorted(found)
+
+
+def _reaching(scans: Sequence[Scan], schema: Schema, limits: Range) -> tuple[Scan, ...]:
+    """Returns what files have within some limits of the first row key, without files that end before them."""
+    name = schema.row_keys[0].name
+    return tuple(
+        scan
+        for scan in _clipped(scans, name, limits)
+        if any(may_hold(schema, scan.min_key, scan.max_key, part) for part in scan.slices)
+    )
 
 
 def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[tuple[Scan, ...]]:

@@ -26,7 +26,7 @@ from dormouse.model.cut import Position, When, milliseconds_at
 from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
-from dormouse.query.dividing import are_narrow, divided, is_large
+from dormouse.query.dividing import are_narrow, divided, first_divided, is_large
 from dormouse.query.edited import read_from, wanted_of
 from dormouse.query.failures import named_failures
 from dormouse.query.file_checks import FileGone, verify
@@ -218,7 +218,8 @@ class _Execution:
         """A plan's rows from a key on, but for those that are held back, group after group."""
         groups = self._verified(groups)
         if self._asked.limit is not None:  # the next group may be needless
-            yield from self._used(self._prepared(groups, start))
+            parts = first_divided(groups, lambda: self._moment.schema, self._asked.limit)
+            yield from self._used(self._prepared(parts, start))
             return
         parts = divided(groups, self._context.objects, lambda: self._moment.schema)
         first = list(islice(parts, 2))

@@ -161,3 +161,49 @@ def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.T
     assert max(batch.num_rows for batch in two_files.query({"k": dm.Range(min=10)})) > 8_192
     two_files.delete({"text": "z"})
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
+
+
+@pytest.mark.parametrize("keep", ["every_row", "newest_row"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_rows_of_many_files_are_those_of_all(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str, seed: int
+) -> None:
+    monkeypatch.setattr(dividing, "FIRST_FILES_MIN", 2)
+    monkeypatch.setattr(dividing, "FIRST_FILES_GROWTH", 2)
+    chance = random.Random(seed)
+    table = instance.create_table(
+        "first", SCHEMA, split_points=[-600, 100], properties=dm.TableProperties(keep=keep)
+    )
+    for number in range(20):
+        rows = rows_of(seed * 100 + number, chance.choice([1, 2, 5, 40]))
+        (table.ingest if keep == "every_row" else table.upsert)(rows)
+    table.delete({"k": dm.Range(chance.randrange(-900, -300), chance.randrange(-250, 300))})
+    for where in (None, {"k": dm.Range(-300)}, {"k": [dm.Range(-800, -500), dm.Range(0, 50)]}, {"n": 4}):
+        whole = table.query(where).read_all()
+        for limit in (1, 3, 10, 60, 1_000):
+            found = table.query(where, limit=limit).read_all()
+            keys = ["k", "l"]
+            assert found.select(keys).equals(whole.slice(0, limit).select(keys))
+            assert found.num_rows == min(limit, whole.num_rows)
+
+
+def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = instance.create_table("small", SCHEMA)
+    for number in range(40):
+        rows = [{"k": k, "l": 0, "n": number} for k in (number, number + 500, 10_000)]
+        table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
+    opened: list[int] = []
+    planned = executor.planned
+
+    def counted(context: Any, scans: Any, plan: Any) -> Any:
+        opened.append(len(scans))
+        return planned(context, scans, plan)
+
+    monkeypatch.setattr(executor, "planned", counted)
+    assert table.head(3).column("k").to_pylist() == [0, 1, 2]
+    assert opened == [3]
+    opened.clear()
+    assert table.query({"k": dm.Range(510)}, limit=5).read_all().column("k").to_pylist() == [
+        510, 511, 512, 513, 514,
+    ]  # fmt: skip
+    assert opened == [40]  # each file may begin what is wanted
