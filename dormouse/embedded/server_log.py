@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from pathlib import Path
 from shutil import disk_usage
 
@@ -13,6 +14,8 @@ from dormouse.errors import DormouseError
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 WATCH_SECONDS = 10
+QUIET_SECONDS = 0.01
+QUIET_LOOKS_MAX = 100
 TAIL_BYTES = 16 * 1024
 TAIL_LINES = 5
 FREE_BYTES_MIN = 1024 * 1024
@@ -44,13 +47,19 @@ class ServerLog:
             return
         log = open_lock(self.path)  # two processes would cut twice
         try:
-            size = os.fstat(log).st_size
-            if not try_lock(log) or size <= LOG_BYTES_MAX:
+            # the size is read under the lock: another process may have cut the log just before
+            if not try_lock(log) or (size := os.fstat(log).st_size) <= LOG_BYTES_MAX:
                 return
             os.lseek(log, size - LOG_BYTES_MAX, os.SEEK_SET)
             with os.fdopen(os.open(self._old, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as old:
-                while part := os.read(log, 1024 * 1024):
-                    old.write(part)
+                for _ in range(QUIET_LOOKS_MAX):
+                    copied = old.tell()
+                    while part := os.read(log, 1024 * 1024):
+                        old.write(part)
+                    # what is written between the last read and the cut is lost: cut while nothing is
+                    if old.tell() == copied:
+                        break
+                    time.sleep(QUIET_SECONDS)
             os.ftruncate(log, 0)
         finally:
             close_lock(log)

@@ -20,7 +20,6 @@ from dormouse.cli import maintenance, tables
 from dormouse.cli.verbs import Session
 from dormouse.durability.instance_rounds import InstanceRound
 
-DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 ROWS = '"key"\n1\n2\n'
 Shell = Callable[[str], subprocess.CompletedProcess[str]]
 
@@ -34,9 +33,9 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
         table.ingest(pa.table({"key": [1, 2]}))
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", objects)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
-        line = line.replace("dormouse", DORMOUSE)
         command = ["bash", "-c", line]
         return subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, timeout=60)
 
@@ -143,7 +142,9 @@ def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Pat
         "import sys, dormouse_command; sys.argv[1:] = ['query', 't']; dormouse_command.main(); "
         "print(*sys.modules)"
     )
-    loaded = set(shell(f"{sys.executable} asked.py").stdout.splitlines()[-1].split())
+    done = shell("python asked.py")
+    assert (done.returncode, done.stderr) == (0, "2 rows\n")
+    loaded = set(done.stdout.splitlines()[-1].split())
     assert {"dormouse.cli.data", "datafusion"} <= loaded
     assert loaded & {"pandas", "pyspark", "duckdb", "sqlglot", "boto3", "fastapi"} == set()
     commands = {name for name in loaded if name.startswith("dormouse.cli.")}
