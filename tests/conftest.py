@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
@@ -22,6 +23,7 @@ from xdist.scheduler import LoadFileScheduling
 
 import dormouse as dm
 from dormouse.catalog import Catalog
+from dormouse.cli import main
 from dormouse.commits import committer
 from dormouse.context import TableContext
 from dormouse.embedded.postgres import EmbeddedPostgres
@@ -301,3 +303,19 @@ def new_sqs_queue(aws_endpoint: str) -> Callable[..., str]:
         return str(client.create_queue(QueueName=f"q{uuid4().hex}", Attributes=attributes)["QueueUrl"])
 
     return create
+
+
+@pytest.fixture
+def cli(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in an empty folder; its exit code, and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dormouse", *args])
+        code = main()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run

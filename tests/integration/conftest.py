@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,7 +15,6 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from queues import queue_numbers
 
-from dormouse.cli import main
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
@@ -93,22 +91,6 @@ def lender(shared_supplier: tuple[str, ConnectionSupplier]) -> ConnectionSupplie
 def queue(lender: ConnectionSupplier, number: int) -> PostgresQueue:
     """An empty queue in the shared database."""
     return PostgresQueue(lender, number)
-
-
-@pytest.fixture
-def cli(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in an empty folder; its exit code, and what it printed."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dormouse", *args])
-        code = main()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""What is changed is the same through every door: the report, and the rows that are there then."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from tests.doors.doors import Door, Failed, House, of_arrow
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
+COLUMNS = [dm.Column("name", "STRING"), dm.Column("n", "INTEGER", default=7)]
+CSV, LATE = b"k,v\n5,e\n6,\n", b"k,v,w\n7,g,1\n"
+JSON = b'[{"k": 5, "v": "e"}, {"k": 6}]'
+Make = Callable[[House, str], None]
+_numbers = itertools.count(1)
+
+
+def plain_table(house: House, name: str) -> None:
+    """Makes a table of four rows in two files."""
+    table = house.instance.create_table(name, SCHEMA)
+    for rows in ([{"k": 1, "v": "a"}, {"k": 2, "v": None}], [{"k": 3, "v": "c"}, {"k": 4, "v": "d"}]):
+        table.ingest(rows)
+
+
+def keyed_table(house: House, name: str) -> None:
+    """Makes a table that keeps the newest row of each key."""
+    properties = dm.TableProperties(keep="newest_row")
+    table = house.instance.create_table(name, SCHEMA, properties=properties)
+    table.upsert([{"k": 5, "v": "old"}, {"k": 8, "v": "h"}])
+
+
+def row_table(house: House, name: str) -> None:
+    """Makes a row table of two rows."""
+    table = house.instance.create_row_table(name, COLUMNS)
+    table.change([dm.Insert([{"name": "a"}, {"name": "b", "n": 2}])])
+
+
+CHANGES: list[tuple[Make, str, dict[str, Any]]] = [
+    (plain_table, "ingest", {"content": CSV, "name": "new.csv"}),
+    (plain_table, "ingest", {"content": JSON, "name": "new.json"}),
+    (plain_table, "ingest", {"content": LATE, "name": "late.csv", "evolve": "add"}),
+    (plain_table, "ingest", {"content": CSV, "name": "once.csv", "ingest_id": "once"}),
+    (plain_table, "delete", {"where": {"k": dm.Range(2, 4)}}),
+    (plain_table, "delete", {"where": {"v": None}}),
+    (plain_table, "delete", {"where": None}),
+    (plain_table, "delete", {"where": {"k": 1}, "dry_run": True}),
+    (plain_table, "compact", {"full": True}),
+    (plain_table, "compact", {}),
+    (plain_table, "split", {}),
+    (keyed_table, "upsert", {"content": CSV, "name": "new.csv"}),
+    (keyed_table, "upsert", {"content": b"k,v,gone\n8,,true\n9,i,false\n", "name": "d.csv", "deletes": "gone"}),
+    (keyed_table, "ingest", {"content": CSV, "name": "new.csv"}),
+    (row_table, "rows_change", {"changes": [{"insert": [{"name": "c"}]}, {"remove": [[1, 1]]}]}),
+    (row_table, "rows_change", {"changes": [{"patch": [{"ROW_ID": 2, "ROW_VERSION": 1, "n": 5}]}]}),
+    (row_table, "rows_change", {"changes": [{"insert": [{"name": "c"}]}], "dry_run": True}),
+    (row_table, "rows_change", {"changes": [{"add_column": {"name": "x", "type": "DOUBLE"}}]}),
+    (row_table, "rows_upsert", {"rows": [{"name": "a", "n": 1}, {"name": "z"}], "on": ["name"]}),
+    (row_table, "rows_upload", {"content": b"name,n\nq,1\nr,\n"}),
+    (row_table, "rows_upload", {"content": b"ROW_ID,ROW_VERSION,name,n\n1,1,A,7\n,,new,3\n"}),
+]  # fmt: skip
+
+REFUSED: list[tuple[Make, str, dict[str, Any], str]] = [
+    (plain_table, "ingest", {"content": LATE, "name": "late.csv"}, "InvalidData"),
+    (plain_table, "ingest", {"content": b"k,v\nx,1\n", "name": "bad.csv"}, "InvalidData"),
+    (plain_table, "ingest", {"content": b"v\n1\n", "name": "less.csv"}, "InvalidData"),
+    (plain_table, "ingest", {"content": b"k,v", "name": "strange.xyz"}, "InvalidData"),
+    (plain_table, "delete", {"where": {"k": dm.Range()}}, "InvalidQuery"),
+    (plain_table, "delete", {"where": {"x": 1}}, "InvalidQuery"),
+    (plain_table, "upsert", {"content": CSV, "name": "new.csv"}, "InvalidInput"),
+    (row_table, "delete", {"where": {"name": "a"}}, "NotARowTable"),
+    (row_table, "rows_change", {"changes": [{"remove": [[1, 9]]}]}, "InvalidRow"),
+    (row_table, "rows_change", {"changes": [{"patch": [{"ROW_ID": 99, "n": 1}]}]}, "InvalidRow"),
+    (row_table, "rows_change", {"changes": [{"insert": [{"x": 1}]}]}, "InvalidRow"),
+    (row_table, "rows_change", {"changes": [{"remove": [[1, 1]]}, {"remove": [[1, 1]]}]}, "InvalidRow"),
+    (row_table, "rows_upsert", {"rows": [{"name": "a"}], "on": ["x"]}, "InvalidColumn"),
+    (row_table, "rows_upload", {"content": b"name,n\nq,abc\n"}, "InvalidRow"),
+]  # fmt: skip
+
+
+def label(case: Any) -> str:
+    """Returns the verb; pytest numbers equal ones."""
+    return str(case) if isinstance(case, str) else ""
+
+
+def done_by(door: Door, make: Make, verb: str, how: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the answer of a verb on a table of its own, and the table's rows then."""
+    number = next(_numbers)
+    name = f"own_{number}"
+    make(door.house, name)
+    if "name" in how:
+        how = {**how, "name": f"{number}-{how['name']}"}
+    answer = door.ask(verb, table=name, **how)
+    if isinstance(answer, Failed):
+        # a job reads objects below incoming/, and the others files of a folder
+        text = re.sub(rf"(file|object) '(incoming/|{door.house.folder}/)?{number}-", "file '", answer.text)
+        answer = Failed(text.replace(name, "TABLE"), answer.error)
+    rows = of_arrow(door.house.instance.table(name).query())
+    return answer, sorted(rows, key=repr)
+
+
+@pytest.mark.parametrize(("make", "verb", "how"), CHANGES, ids=label)
+def test_every_door_makes_the_same_change(
+    doors: dict[str, Door], make: Make, verb: str, how: dict[str, Any]
+) -> None:
+    expected = done_by(doors["Python"], make, verb, how)
+    assert not isinstance(expected[0], Failed), expected
+    for name, door in doors.items():
+        if hasattr(door, verb) and name != "Python":
+            assert done_by(door, make, verb, how) == expected, name
+
+
+@pytest.mark.parametrize(("make", "verb", "how", "error"), REFUSED, ids=label)
+def test_every_door_refuses_the_same_change(
+    doors: dict[str, Door], make: Make, verb: str, how: dict[str, Any], error: str
+) -> None:
+    expected, rows = done_by(doors["Python"], make, verb, how)
+    assert isinstance(expected, Failed) and expected.error == error, expected
+    for name, door in doors.items():
+        if hasattr(door, verb):
+            failed, then = done_by(door, make, verb, how)
+            assert isinstance(failed, Failed), name
+            assert (failed.text, then) == (expected.text, rows), name
+            assert failed.error in (None, error), name
