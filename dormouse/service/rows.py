@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -52,6 +53,7 @@ from dormouse.service.terms import UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork
 
 _BINARY = "application/octet-stream"
+_ID = re.compile("[0-9]{1,19}")
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _FILE_BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
@@ -120,7 +122,7 @@ def several_rows(
     row: Annotated[list[str], Query(description="ROW_ID:ROW_VERSION; repeat it", max_length=1_000)],
 ) -> Response:
     """The rows in the order of the request, each with the columns of its version."""
-    wanted = [tuple(int(part) if part.isdecimal() else part for part in one.split(":")) for one in row]
+    wanted = [tuple(int(part) if _ID.fullmatch(part) else part for part in one.split(":")) for one in row]
     return JSONResponse({"rows": json_value(here.instance.row_table(table).rows(wanted))})
 
 
@@ -345,6 +347,9 @@ async def upload_rows(
     table: TableNamed,
     csv: Csv,
     columns: Annotated[str | None, Query(description="names of the cells, with commas")] = None,
+    as_new: Annotated[
+        bool, Query(description="insert all rows, without ROW_ID and ROW_VERSION of the file")
+    ] = False,
     dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
     job_id: Annotated[
         str | None, Query(description="the same file sent again with the same id is the same job")
@@ -356,6 +361,7 @@ async def upload_rows(
     how = csv.format(separator_of(request))
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
+    asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
