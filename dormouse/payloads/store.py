@@ -206,7 +206,7 @@ class PayloadStore:
 
     def status(self) -> PayloadStatus:
         """How much waits to be cooled down, and how the last days went."""
-        return status(self._supplier, self._known, self._options.hot_seconds, self._lookup.cold_reads)
+        return status(self.days(), self._known, self._lookup.cold_reads)
 
     def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
         """Deletes the objects that no payload has needed for a day, or another time, and that are not held.
