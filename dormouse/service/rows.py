@@ -33,9 +33,10 @@ from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.declared import Served
-from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
+from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, PARTS, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
+from dormouse.service.parts import entity_tag, wanted_part
 from dormouse.service.routes import After, Here, MaybeLimit, page_by_name
 from dormouse.service.row_documents import (
     CsvLook,
@@ -57,7 +58,8 @@ _ID = re.compile("[0-9]{1,19}")
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _FILE_BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
-    **problems(400, 401, 404, 503),
+    **PARTS,
+    **problems(400, 401, 404, 416, 503),
 }
 _BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 
@@ -147,22 +149,24 @@ def one_row(
 @served(Right.HOLDER, Place.FILES)
 async def one_file(
     here: Here,
+    request: Request,
     table: TableNamed,
     row_id: Annotated[int, Path(description="its ROW_ID")],
     column: Annotated[str, Path(description="a column of type FILE"), SEGMENT],
     version: Annotated[int | None, Query(description="that version of the row")] = None,
 ) -> Response:
-    """As they were put; an answer that breaks off is damaged."""
+    """As they were put, or one range of them; an answer that breaks off is damaged."""
 
     def open_file() -> Opened:
         found = here.instance.row_table(table)
         file = found.file(row_id, column, version)
+        part = wanted_part(request.headers, entity_tag(file.object_name), file.byte_count)
         headers = {
-            "content-length": str(file.byte_count),
+            **part.headers,
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
             "x-content-type-options": "nosniff",
         }
-        return Opened(found.files.chunks(file), headers)
+        return Opened(found.files.chunks(file, part.start, part.end), headers, part.status)
 
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
