@@ -15,12 +15,14 @@ from urllib.parse import urlencode
 from dormouse import errors
 from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
+from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
 from dormouse.model.edited import ROW_VERSION
 from dormouse.model.parameters import Parameters, given
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
+from dormouse.query.frames import Container
 from dormouse.query.parameters_json import parameters_json
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, checked_reference
@@ -44,7 +46,7 @@ _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-
 Progress = Callable[[int, int | None], object]
 
 
-class RemoteRowTable:
+class RemoteRowTable(Container):
     """One row table of an instance; made by `Client.row_table` and `Client.create_row_table`."""
 
     def __init__(self, http: Http, name: str) -> None:
@@ -54,6 +56,20 @@ class RemoteRowTable:
 
     def __repr__(self) -> str:
         return f"RemoteRowTable({self.name!r})"
+
+    def count(self) -> int:
+        """Returns how many rows there are now."""
+        name = self.name.replace('"', '""')
+        return int(self.sql(f'select count(*) from "{name}"').read_all().column(0)[0].as_py())
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
+        path = "/".join(("/v1/tables", path_segment(self.name), "query"))
+        return rows_of(self._http, path, {}).__arrow_c_stream__(requested_schema)
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
+        """The answer of a SELECT over this and the instance's other tables: as `Client.sql`."""
+        return rows_of(self._http, "/v1/sql", statement_json(statement, parameters))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
         """The columns of now, or as of a version. `TableNotFound`, `NotARowTable`."""

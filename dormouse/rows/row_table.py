@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.model.parameters import Parameters
+    from dormouse.query.answer import Answer
     from dormouse.query.interruption import Interruption
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.indexes import RowIndexes
@@ -248,6 +249,18 @@ class RowTable(AskedTable):
         wanted = state.version if version is None else version
         known = state.columns if wanted >= state.columns_since else self.columns(wanted)
         return self._reader.current(wanted, _chosen(known, columns))
+
+    def count(self) -> int:
+        """Returns how many rows there are now, which reads the ids of all."""
+        return sum(batch.num_rows for batch in self.current(columns=()))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
+        return self.current().__arrow_c_stream__(requested_schema)
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> Answer:
+        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        return self.table.sql(statement, parameters)
 
     def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader:
         """Every version of rows that came after a version and up to another, by default the newest.
