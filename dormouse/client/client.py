@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
+from dormouse.client.payloads import RemotePayloads
 from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.files.last_rounds import LastRound
@@ -63,6 +64,11 @@ class Client:
     def jobs(self) -> RemoteJobs:
         """What takes long: queries whose answers become objects, ingests of objects, rounds."""
         return RemoteJobs(self._http)
+
+    @property
+    def payloads(self) -> RemotePayloads:
+        """The payloads of the instance, for tokens that are for them."""
+        return RemotePayloads(self._http)
 
     def close(self) -> None:
         """Ends all connections, also those whose answers are not read to their end."""
