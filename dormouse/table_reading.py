@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.model.cut import When
 from dormouse.model.region import Region
+from dormouse.query.frames import Container
 from dormouse.shaped_table import ShapedTable
-from dormouse.shown import Container
 
 if TYPE_CHECKING:
     import pyarrow as pa

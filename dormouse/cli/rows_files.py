@@ -57,6 +57,9 @@ def upload(
     columns: Annotated[
         str | None, typer.Option(help="The file's columns, with commas, in place of its header.")
     ] = None,
+    as_new: Annotated[
+        bool, typer.Option("--as-new", help="Insert all rows, without the file's ROW_ID and ROW_VERSION.")
+    ] = False,
     separator: Separator = None,
     quote: Quote = '"',
     escape: Escape = None,
@@ -92,7 +95,7 @@ def upload(
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
             done = instance.row_table(table).upload_csv(
-                path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how
+                path, columns=names, as_new=as_new, dry_run=dry_run, change_id=id, progress=moved, **how
             )
     show_changed(session, table, done, dry_run=dry_run)
 

@@ -26,6 +26,7 @@ from dormouse.jobs.answers import compared
 from dormouse.jobs.claims import Claims
 from dormouse.jobs.expiry import expire
 from dormouse.jobs.job import (
+    ENDED_STATES,
     Job,
     JobPlace,
     JobState,
@@ -176,8 +177,8 @@ class JobStore:
         return job
 
     def kinds(self) -> list[KindOfJob]:
-        """The kinds of jobs that there were, and who works on each."""
-        work = rows_of(_KINDS, {"counted_max": COUNTED_MAX})
+        """Returns the kinds of jobs that there were: their workers, what waits, runs and ended in a day."""
+        work = rows_of(_KINDS, {"counted_max": COUNTED_MAX, "states": list(ENDED_STATES)})
         return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
     def list(

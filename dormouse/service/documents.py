@@ -333,6 +333,10 @@ STREAMS: dict[int | str, dict[str, Any]] = {
     },
     **problems(400, 401, 404, 406, 408, 413, 415, 429, 503, 504),
 }
+PARTS: dict[int | str, dict[str, Any]] = {
+    206: {"description": "The range of bytes that the header Range asks for."},
+    304: {"description": "If-None-Match has its ETag."},
+}
 ROWS = problems(400, 401, 404, 503)
 PAGES = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)
 SENDS = problems(400, 401, 403, 404, 408, 409, 413, 415, 503)

@@ -309,4 +309,6 @@ def _streamed(
     interrupt: Callable[[], object],
 ) -> Response:
     wanted = preferred_format(",".join(request.headers.getlist("accept")))
-    return Answer(place, kind, QueryWork(rows, wanted, here.limits, interrupt))
+    work = QueryWork(rows, wanted, here.limits, interrupt)
+    work.headers = {"vary": "accept"}
+    return Answer(place, kind, work)
