@@ -71,7 +71,8 @@ from unnest(%(firsts)s::bigint[], %(lasts)s::bigint[], %(versions)s::bigint[], %
 -- A change: the versions that it made, by whom, and what it did.
 with changed as (
     update row_table
-    set version = %(last_version)s, next_id = %(next_id)s, changed_at = clock_timestamp()
+    set version = %(last_version)s, next_id = %(next_id)s, deleted = deleted + %(deleted)s,
+        changed_at = clock_timestamp()
     where table_id = %(table_id)s
     returning changed_at
 ), identified as (
