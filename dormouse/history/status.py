@@ -31,6 +31,7 @@ class TableStatus:
     have, marks of deletion among them. It is None of other tables, and of a row table's versions.
 
     `compaction_jobs` wait or are run, `jobs_running` of them are run; `jobs_given_up` were given up in all.
+    `one_key_partitions` are leaves over the threshold that cannot be divided, as all their rows have one key.
     `rounds` has one of each kind that there was. The history can be read from `history_since` on, and
     `history_held_by` are the named cuts and consumers that keep it, whatever its retention.
     """
@@ -55,6 +56,7 @@ class TableStatus:
     history_since: datetime | None = None
     history_held_by: tuple[Holder, ...] = ()
     stored_versions: int | None = None
+    one_key_partitions: tuple[str, ...] = ()
 
 
 def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
@@ -91,6 +93,7 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
         history_since=oldest(context),
         history_held_by=holders(context),
         stored_versions=None if rows is None else found.row_count,
+        one_key_partitions=context.partitions.one_key_leaves(),
     )
 
 
