@@ -69,7 +69,7 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
     jobs, jobs_running = context.jobs.count()
     rounds, given_up = context.last_rounds.read()
     deletions = context.deletions.count_pending()
-    rows = _current_rows(context) if context.current_rows else None
+    rows = current_row_count(context) if context.current_rows else None
     is_of_versions = is_edited(context.properties) and not context.current_rows
     return TableStatus(
         name=context.table.name + (VERSIONS if is_of_versions else ""),
@@ -97,7 +97,8 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
     )
 
 
-def _current_rows(context: TableContext) -> int:
+def current_row_count(context: TableContext) -> int:
+    """Returns how many rows a row table has now, as the database knows it. Raises `TableNotFound`."""
     work = rows_of(_QUERIES["current_rows"], {"table_id": context.table.table_id})
     found = run_lookup(context.supplier, work, operation="count the rows of a row table")
     if not found:

@@ -72,6 +72,23 @@ def test_conditions_are_of_the_current_versions(
     assert instance.table("staff").query(where).read_all().to_pylist() == found
 
 
+def test_rows_that_meet_conditions_come_in_order_however_many_they_are(instance: Instance) -> None:
+    """Batches are filtered together, and the versions of a row lie in several of them."""
+    big = instance.create_row_table("big", [dm.Column("n", "INTEGER")])
+    for start in range(0, 150_000, 25_000):
+        big.change([dm.Insert([{"n": n % 3} for n in range(start, start + 25_000)])])
+    big.change([dm.Patch([{"ROW_ID": 3 * n + 1, "ROW_VERSION": 1, "n": 2} for n in range(8_000)])])
+    table = instance.table("big")
+    for n, wanted in ((2, 58_000), (0, 42_000)):
+        ids = table.query({"n": n}, ["ROW_ID"]).read_all()["ROW_ID"].to_pylist()
+        assert (len(ids), ids) == (wanted, sorted(set(ids)))
+        assert (
+            table.query({"n": n}, ["ROW_ID"], limit=30_000).read_all()["ROW_ID"].to_pylist() == ids[:30_000]
+        )
+        assert table.count({"n": n}) == wanted
+    assert table.count() == 150_000
+
+
 def test_dropped_columns_are_not_shown(instance: Instance, staff: RowTable) -> None:
     before = instance.table("staff").history.record_cut("before")
     staff.change([dm.DropColumn("pay"), dm.AddColumn(dm.Column("since", "DATE"))])
