@@ -115,24 +115,25 @@ class Maintainer:
                     self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
-        self._try(f"{table.name}: cut", table.history.record_if_due)
-        if split := self._try(f"{table.name}: split", table.split):
+        name = table.name  # each look at it asks the database
+        self._try(f"{name}: cut", table.history.record_if_due)
+        if split := self._try(f"{name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
-            self._note(f"{table.name}: split", split.errors)
-            self._note_one_key(table.name, split.one_key_partitions)
-        if merged := self._try(f"{table.name}: merge", lambda: self._merge(table)):
+            self._note(f"{name}: split", split.errors)
+            self._note_one_key(name, split.one_key_partitions)
+        if merged := self._try(f"{name}: merge", lambda: self._merge(table)):
             self.done.partitions_merged += len(merged.partitions_merged)
-            self._note(f"{table.name}: merge", merged.errors)
-        if compacted := self._try(f"{table.name}: compaction", table.compact):
+            self._note(f"{name}: merge", merged.errors)
+        if compacted := self._try(f"{name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
-            self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())
-        since = time.monotonic() - self._collected_at.get(table.name, float("-inf"))
+            self._note(f"{name}: compaction", compacted.errors if compacted.given_up else ())
+        since = time.monotonic() - self._collected_at.get(name, float("-inf"))
         if all_is_due or since >= COLLECTION_SECONDS:
-            self._collected_at[table.name] = time.monotonic()
-            self._try(f"{table.name}: retention", table.history.apply_retention)
-            if collected := self._try(f"{table.name}: collection", table.collect_garbage):
+            self._collected_at[name] = time.monotonic()
+            self._try(f"{name}: retention", table.history.apply_retention)
+            if collected := self._try(f"{name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
-                self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])
+                self._note(f"{name}: collection", [f"{file}: {why}" for file, why in collected.failed])
 
     def _merge(self, table: Maintained) -> Any:
         wanted = table.properties.merge_threshold_rows is not None

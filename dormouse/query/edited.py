@@ -43,9 +43,9 @@ class CurrentRows:
         left = self.asked.limit
         if left == 0:
             return
-        for found in self._found(_without_deleted(newest_versions(batches))):
+        for batch in self._found(_without_deleted(newest_versions(batches))):
+            found = batch if left is None else batch.slice(0, left)
             if left is not None:
-                found = found.slice(0, left)
                 left -= found.num_rows
             if found.num_rows:
                 yield found

@@ -14,6 +14,7 @@ from dormouse.errors import InvalidData, InvalidInput, InvalidQuery, InvalidRow,
 from dormouse.instance import Instance
 from dormouse.rows.batches import BLOCK_ROWS_MAX
 from dormouse.rows.row_table import RowTable
+from tests.serving import http_get, serving
 
 COLUMNS = [
     dm.Column("name", "STRING", size_max=100),
@@ -70,7 +71,9 @@ def test_a_download_that_is_uploaded_has_the_same_rows(rows: RowTable, tmp_path:
 YEAR_1, YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
 
 
-def test_a_download_writes_dates_as_a_calendar_does(rows: RowTable, tmp_path: Path) -> None:
+def test_a_download_writes_dates_as_a_calendar_does(
+    instance: Instance, rows: RowTable, tmp_path: Path
+) -> None:
     """In ISO 8601, in years that it has; an upload reads each as the same moment, and changes nothing."""
     written = {
         0: '"1970-01-01T00:00:00.000Z"',
@@ -94,6 +97,9 @@ def test_a_download_writes_dates_as_a_calendar_does(rows: RowTable, tmp_path: Pa
             assert [line.split(",")[place] for line in lines[-len(days) :]] == [written[day] for day in days]
             done = rows.upload_csv(path)
             assert (done.changed, list(done.versions)) == (counts(unchanged=len(lines)), [])
+    with serving(instance, job_threads=0, shutdown_seconds_max=10) as url:
+        rows.download_csv(path)
+        assert http_get(f"{url}/v1/rows/samples/csv").content == path.read_bytes()
     rows.download_csv(path, "select max(day) as last, min(n) as n from samples where day < 1")
     assert path.read_text("utf-8").splitlines() == ['"last","n"', '"1970-01-01T00:00:00.000Z",7']
 
