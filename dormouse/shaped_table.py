@@ -30,9 +30,9 @@ class ShapedTable:
         *,
         every_version: bool = False,
     ) -> None:
-        """`every_version`: readers of a row table see every version of its rows."""
         self._known = context
-        self._every_version = every_version
+        self.every_version = every_version
+        """Whether readers of a row table see every version of its rows."""
         self._tables = tables
         self._check_writable = check_writable
 
@@ -124,7 +124,7 @@ class ShapedTable:
         return self._reading_of(self._context)
 
     def _reading_of(self, context: TableContext) -> TableContext:
-        return context if self._every_version else context.shown
+        return context if self.every_version else context.shown
 
     def _followed(self) -> TableContext:
         """The services of the table as it is now; of an instance that is closed, as it was known."""

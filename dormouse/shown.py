@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from dormouse.errors import DormouseError
+from dormouse.model.edited import VERSIONS
 from dormouse.model.schema import Schema
 from dormouse.model.text import plural
 
@@ -49,7 +50,7 @@ class ShownInstance:
 
 
 def _name(table: Any) -> str:
-    return str(table.known_name)
+    return str(table.known_name) + (VERSIONS if table.every_version else "")
 
 
 def _url(instance: Any) -> str:
@@ -74,7 +75,8 @@ def _known(table: Any) -> tuple[Schema, str | None]:
         found = table.status()
     except DormouseError:
         return table.known_schema, None
-    rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, 'row')}"
+    what = "version" if table.every_version else "row"
+    rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, what)}"
     return table.known_schema, rows
 
 

@@ -385,7 +385,7 @@ class Table(ShownTable, Reading, Changing):
 
         Costs what has changed since it was last counted, not the table.
         """
-        return status_of(self._followed(), read_only=self._read_only)
+        return status_of(self._reading_of(self._followed()), read_only=self._read_only)
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)

@@ -104,11 +104,15 @@ class Reading(ShapedTable, Container):
     def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does.
 
-        Of all rows mostly the files' footers are read.
+        Of all rows mostly the files' footers are read; of a row table's rows of now, the database alone.
         """
         if where:
             first = [self.reading.schema.key_names[0]]
             return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of))
+        if as_of is None and self.reading.current_rows:
+            from dormouse.history.status import current_row_count
+
+            return current_row_count(self.reading)
         from dormouse.sql.one_table import value
 
         return int(value(self._tables.sessions(), self.reading, "count(*)", as_of))

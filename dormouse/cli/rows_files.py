@@ -196,6 +196,9 @@ def _shown(found: CsvPreview) -> object:
     ids = ["its rows have ids: an upload updates them"] if found.has_row_ids else []
     if len(heads) > _COLUMNS_BESIDE:
         beside = rows[:_ROWS_BESIDE]
+        if len(beside) < len(rows):
+            fewer = f"{len(beside)} of {len(rows)} rows are shown, as there are {len(heads)} columns"
+            ids = [f"{fewer}; --json has all {len(rows)}", *ids]
         cells_of_column = [[head, *(row[number] for row in beside)] for number, head in enumerate(heads)]
         heads, rows = ["column", *(f"row {number + 1}" for number in range(len(beside)))], cells_of_column
     return Group(grid(heads, rows), told, *ids)

@@ -322,6 +322,7 @@ def _status(found: Mapping[str, Any]) -> TableStatus:
     values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
     for name, kind in _STATUS_PARTS.items():
         values[name] = tuple(kind(**_with_times(one)) for one in found.get(name, ()))
+    values["one_key_partitions"] = tuple(found.get("one_key_partitions", ()))
     return TableStatus(**_with_times(values))
 
 

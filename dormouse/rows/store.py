@@ -123,10 +123,13 @@ class RowStore:
     def fence(self, conn: psycopg.Connection[Any], token: UUID) -> None:
         """First in the transaction of a commit: gives the lock back in it. `RowLockLost`."""
         if not conn.execute(_QUERIES["fence"].on(), {**self._key, "token": token}).fetchall():
-            raise RowLockLost(
-                f"table {self.table.name!r}: the lock was given to another worker while this one wrote; "
-                "nothing was changed: try again"
-            )
+            raise self._lock_lost()
+
+    def _lock_lost(self) -> RowLockLost:
+        return RowLockLost(
+            f"table {self.table.name!r}: the lock was given to another worker while this one wrote; "
+            "nothing was changed: try again"
+        )
 
     def replace_ranges(self, conn: psycopg.Connection[Any], gone: Ranges, come: Ranges) -> None:
         """Part of a commit."""
@@ -170,6 +173,13 @@ class RowStore:
         for version, some in columns:
             values = {"version": version, "columns": _json(some)}
             conn.execute(_QUERIES["record_columns"].on(), {**self._key, **values})
+
+    def record_unchanged(self, token: UUID, done: Recorded, change_id: str, digest: bytes | None) -> None:
+        """Keeps the id of a change that changed nothing, under its lock. Raises `RowLockLost`."""
+        values = {"token": token, "change_id": change_id, "digest": _uuid(digest)}
+        values |= {"last_version": done.last_version, "unchanged": done.unchanged}
+        if not self._written("record_unchanged", **values):
+            raise self._lock_lost()
 
     def change_of_id(self, change_id: str, digest: bytes | None) -> Recorded | None:
         """Returns what the change of this id did; None when there was none.

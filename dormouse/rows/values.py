@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.rows.columns import Column, text_value, value_of
-from dormouse.rows.kinds import FORMS
+from dormouse.rows.kinds import FORMS, STORED, ColumnType
 
 Label = Callable[[int], str]
 """Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
 
+_KIND = b"dormouse.type"
 _ZONED = r"(Z|[+-]\d\d:?\d\d)$"
 _PLAIN: dict[str, set[type]] = {
     "INTEGER": {int},
@@ -29,6 +30,16 @@ _PLAIN: dict[str, set[type]] = {
     "JSON": set(),
 }
 """The types of Python that Arrow takes as they are."""
+
+
+def field_of(name: str, kind: ColumnType) -> pa.Field:
+    """Returns the Arrow field of a column; its metadata names the type, which a number does not tell."""
+    return pa.field(name, arrow_type(STORED[kind]), metadata={_KIND: kind.encode()})
+
+
+def is_date(field: pa.Field) -> bool:
+    """Returns whether a field was made for a DATE."""
+    return (field.metadata or {}).get(_KIND) == b"DATE"
 
 
 def row_label(number: int) -> str:

@@ -26,6 +26,7 @@ from dormouse.model.values import json_value
 from dormouse.private_folder import private_folder
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
+from dormouse.rows.csv_download import with_moments
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.pages import PAGE_ROWS
@@ -225,7 +226,7 @@ async def download_rows(
     interruption = Interruption()
 
     def open_rows() -> Any:
-        return here.instance.row_table(table).rows_of(
+        rows = here.instance.row_table(table).rows_of(
             sql,
             parameters=_parameters(parameters),
             version=version,
@@ -233,6 +234,7 @@ async def download_rows(
             wait_seconds=here.runners[Place.QUERIES].seconds_max,
             interruption=interruption,
         )
+        return with_moments(rows)
 
     answer = CsvAnswer(how.separator, header=header)
     return Answer(Place.QUERIES, "rows_csv", QueryWork(open_rows, answer, here.limits, interruption.set))
