@@ -55,6 +55,7 @@ class QueryAsked(WorkAsked):
     offset: int = Field(default=0, ge=0, le=LIMIT_MAX)
     descending: bool = False
     as_of: str | int | None = None
+    verify: bool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -218,6 +219,7 @@ def _rows(
 ) -> pa.RecordBatchReader:
     as_of: Any = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
     more: dict[str, Any] = {"as_of": as_of, "interruption": interruption, "sessions": sessions}
+    more["verify"] = asked.verify
     if asked.table is None:
         parameters = parse_parameters(asked.parameters)
         return instance.sql(str(asked.statement), parameters, **more)

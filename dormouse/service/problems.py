@@ -27,6 +27,7 @@ from dormouse.errors import (
     JobFailed,
     JobForbidden,
     JobNotFound,
+    ObjectDamaged,
     ObjectStoreError,
     PageExpired,
     PartitionNotFound,
@@ -81,6 +82,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (ConnectionsExhausted, 503),
     (TooManyRetries, 503),
     (CommitOutcomeUnknown, 503),
+    (ObjectDamaged, 500),  # it stays so: a client that tries again is answered the same
     (ObjectStoreError, 503),
 )
 

@@ -202,6 +202,7 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
             descending=body.descending,
             as_of=_moment(body.as_of),
             interruption=interruption,
+            verify=body.verify,
             # a sort of any size, for which statements have processes of their own
             sessions=here.sessions,
         )
@@ -247,6 +248,7 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
             as_of=_moment(body.as_of),
             interruption=interruption,
             sessions=here.sessions,
+            verify=body.verify,
         )
 
     return _streamed(here, Place.STATEMENTS, request, "sql", rows, interruption.set)
@@ -256,7 +258,7 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
     "/sql/plan", response_model=documents.StatementPlan, responses=PLANS, summary="What a SELECT would read"
 )
 @served(Right.HOLDER, Place.STATEMENTS)
-async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
+async def plan_sql(here: Here, body: documents.StatementPlanRequest) -> Response:
     """For each table that the statement reads: partitions, files and bytes."""
 
     interruption = Interruption()

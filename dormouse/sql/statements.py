@@ -307,7 +307,7 @@ class _Statement:
         self.interruption.check()
         with self._naming_files(reads), ExitStack() as checks:
             for name, scans in reads.items():
-                checks.enter_context(checked_sizes(self.contexts[name], scans))
+                checks.enter_context(checked_sizes(self.contexts[name], scans, self.interruption))
             rows = self.session.rows(views, statement, parameters)
 
         def batches() -> Iterator[pa.RecordBatch]:
