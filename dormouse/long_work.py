@@ -23,7 +23,7 @@ from dormouse.model.cut import when_of_text
 from dormouse.model.reshaping import Evolve
 from dormouse.model.values import json_value
 from dormouse.objects import ObjectStore
-from dormouse.objects.hiding import hiding
+from dormouse.objects.hiding import hiding, without_paths
 from dormouse.objects.names import INCOMING, check_name
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
@@ -276,9 +276,14 @@ def _objects_named(objects: ObjectStore) -> Iterator[dict[str, str]]:
         yield names
     except DormouseError as error:
         hide = hiding(objects.url)
-        for path, name in names.items():
-            error.args = tuple(str(one).replace(path, name) for one in error.args)
-        error.args = tuple(hide(str(one)) for one in error.args)
+
+        def named(text: str) -> str:
+            for path, name in names.items():
+                text = text.replace(path, name)
+            return hide(text)
+
+        error.args = tuple(named(str(one)) for one in error.args)
+        error.data = without_paths(error.data, named)
         raise
 
 

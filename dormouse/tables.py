@@ -236,6 +236,7 @@ def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:
     if list(found.schema.fields) != list(schema.fields) or found.schema.key_names != schema.key_names:
         raise TableAlreadyExists(
             f"table {name!r} exists already, with other columns: "
-            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}"
+            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}",
+            table=name,
         )
     return found

@@ -86,7 +86,7 @@ class Client:
         try:
             check_table_name(named_versions(name) or name)
         except InvalidName:
-            raise TableNotFound(f"table {name!r} does not exist") from None
+            raise TableNotFound(f"table {name!r} does not exist", table=name) from None
         found = RemoteTable(self, self._http, name)
         found.describe()
         return found

@@ -203,7 +203,7 @@ class _Execution:
             groups = None
             if missing is not None:
                 self._check_can_resume(missing, gone)
-                gone.add(missing.filename)
+                gone.add(str(missing.filename))
                 # rows of the newest key stay back: the new plan's files have them in another order
                 yield from self._limited(self._held.interrupt())
                 # a collector that is faster than the reader must not keep it planning for ever

@@ -36,17 +36,18 @@ class FileGone(ObjectNotFound):
     def __init__(self, filename: str, table: str) -> None:
         super().__init__(
             f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
-            "run the query again"
+            "run the query again",
+            filename=filename,
+            table=table,
         )
-        self.filename = filename
-        self.table = table
 
     def lost(self) -> ObjectNotFound:
         """What it is when a plan that was made after the file was gone refers to it."""
         return ObjectNotFound(
             f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, "
             "not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
-            "instance, with 'dormouse restore-objects'"
+            "instance, with 'dormouse restore-objects'",
+            **self.data,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from dormouse.errors import InvalidInput
 from dormouse.instance import Instance
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
+from dormouse.objects.hiding import without_paths
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where_json import parse_where
@@ -124,7 +125,10 @@ def describe_table(
     status = found.status() if counts else None
     if status is not None:
         here.metrics.tell_consumers(table, status.consumers)
-    return JSONResponse(wire.table(found, schema, status))
+    described = wire.table(found, schema, status)
+    if status is not None:  # why the last rounds failed
+        described["counts"] = without_paths(described["counts"], here.hide)
+    return JSONResponse(described)
 
 
 @tables.get(

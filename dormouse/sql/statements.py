@@ -215,7 +215,7 @@ class _Statement:
             raise error.lost() from error
         if len(self.gone) == REPLANS_MAX:
             raise error
-        self.gone.add(error.filename)
+        self.gone.add(str(error.filename))
 
     def _run(self) -> Rows:
         if self.wanted.explains:
