@@ -184,7 +184,7 @@ def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]
     try:
         yield
     except UnfitRow as error:
-        row = rows[0] + error.place
+        row = int(rows[0] + error.place)
         line = line_of(file.path, how, row)
         advice = _ADVICE if isinstance(error, UnfitText) else ""
         said = f"line {line:,}: {error.after(rows[0])}{advice}"

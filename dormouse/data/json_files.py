@@ -157,7 +157,7 @@ def json_batches(
             except UnfitRow as error:
                 line = line_of_object(file.path, row + error.place)
                 where = f"object {row + error.place + 1:,}" if line is None else f"line {line:,}"
-                told = {**error.data, "line": line, "row": row + error.place}
+                told = {**error.data, "line": line, "row": int(row + error.place)}
                 raise InvalidData(f"{where}: {error.after(row)}", **told) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
             row += batch.num_rows

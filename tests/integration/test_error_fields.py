@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -103,6 +104,20 @@ def test_errors_of_tables_have_fields(instance: Instance, table: Table, tmp_path
             table.ingest(str(path))
         assert {one: getattr(raised.value, one) for one in found} == found, name
         assert str(raised.value.file).endswith(name)
+
+
+def test_a_command_with_json_tells_the_fields(
+    table: Table,
+    dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cli: Callable[..., tuple[int, str, str]],
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", table.context.objects.url)
+    code, _, err = cli("query", "x", "--json")
+    said = json.loads(err.splitlines()[-1])
+    assert (code, said["error"], said["table"]) == (1, "TableNotFound", "x")
 
 
 def test_a_moment_that_cannot_be_read_tells_the_oldest_that_can() -> None:
