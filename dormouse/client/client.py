@@ -97,7 +97,7 @@ class Client:
         try:
             check_table_name(named_versions(name) or name)
         except InvalidName:
-            raise TableNotFound(f"table {name!r} does not exist") from None
+            raise TableNotFound(f"table {name!r} does not exist", table=name) from None
         found = RemoteTable(self, self._http, name)
         found.describe()
         return found
@@ -133,13 +133,19 @@ class Client:
         return RemoteRowTable(self._http, name)
 
     def sql(
-        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
     ) -> AnswerReader:
         """The answer of a SELECT over the instance's tables, by name, streamed: as `Instance.sql`.
 
-        Raises `InvalidQuery`, `InvalidCut` and `CutExpired`.
+        Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """
-        return rows_of(self._http, "/v1/sql", statement_json(statement, parameters) | _at(as_of))
+        asked = statement_json(statement, parameters) | _at(as_of) | _verified(verify)
+        return rows_of(self._http, "/v1/sql", asked)
 
     def explain_sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
@@ -222,6 +228,7 @@ class RemoteTable(Container):
         offset: int = 0,
         descending: bool = False,
         as_of: When | None = None,
+        verify: bool = False,
     ) -> AnswerReader:
         """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
 
@@ -236,6 +243,7 @@ class RemoteTable(Container):
             body = {**known.where(asked), "columns": wanted, "limit": limit, **_at(as_of)}
             body |= {"offset": offset} if checked_offset(offset) else {}
             body |= {"descending": True} if descending else {}
+            body |= _verified(verify)
             return rows_of(self._http, _path(self.name, "query"), body)
 
         return self._asked(ask, as_of)
@@ -275,23 +283,34 @@ class RemoteTable(Container):
         """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
         return polars_of(lambda: self.query(where, columns, **how))
 
-    def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
+    def count(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
+    ) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does."""
 
         def ask(known: _Columns) -> int:
             key = known.schema.key_names[:1]
-            return sum(batch.num_rows for batch in self.query(where, key, as_of=as_of))
+            return sum(batch.num_rows for batch in self.query(where, key, as_of=as_of, verify=verify))
 
         if where:
             return self._asked(ask, as_of)
-        answer = self.sql(f'select count(*) from "{self.name}"', as_of=as_of)
+        answer = self.sql(f'select count(*) from "{self.name}"', as_of=as_of, verify=verify)
         return int(answer.read_all().column(0)[0].as_py())
 
     def sql(
-        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
     ) -> AnswerReader:
         """The answer of a SELECT over this and the instance's other tables, by name."""
-        return self._client.sql(statement, parameters, as_of=as_of)
+        return self._client.sql(statement, parameters, as_of=as_of, verify=verify)
 
     def changes(
         self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
@@ -331,6 +350,11 @@ def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
         name: datetime.fromisoformat(value) if value and name.endswith(_TIMES) else value
         for name, value in found.items()
     }
+
+
+def _verified(verify: bool) -> dict[str, Any]:
+    """Returns what a request has of it: a service of before it knows nothing of it."""
+    return {"verify": True} if verify else {}
 
 
 def _path(table: str, *rest: str) -> str:

@@ -172,19 +172,21 @@ def check_columns(found: pa.Schema, schema: Schema, *, has_all: bool = False) ->
 def _check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
-        raise InvalidData(f"column {doubled!r} comes twice in the data")
+        raise InvalidData(f"column {doubled!r} comes twice in the data", columns=[doubled])
     missing = [n for n in schema.names if n not in names and (has_all or not schema.is_optional(n))]
     extra = [name for name in names if name not in schema]
     if missing:
         # a name that differs by case alone is the likely mistake
         hint = next((f" (it has {name!r})" for name in extra if name.casefold() == missing[0].casefold()), "")
         raise InvalidData(
-            f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}"
+            f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}",
+            columns=missing,
         )
     if extra:
         raise InvalidData(
             f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}; leave it "
-            'out, or have it added (evolve="add", --add-columns)'
+            'out, or have it added (evolve="add", --add-columns)',
+            columns=extra,
         )
 
 
@@ -193,7 +195,8 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
     try:
         fitted = _cast(column, arrow_type(field.type))
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {one_line(error)}") from None
+        said = f"column {field.name!r} does not fit {field.type}: {one_line(error)}"
+        raise InvalidData(said, column=field.name) from None
     except pa.ArrowNotImplementedError:
         raise _mistyped(column.type, field) from None
     _check_nulls(fitted, field, first_row)
@@ -213,7 +216,8 @@ def _is_rounded(found: pa.DataType, wanted: DataType) -> bool:
 
 
 def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
-    return InvalidData(f"column {field.name!r} is {found} in the data; the schema says {field.type}")
+    said = f"column {field.name!r} is {found} in the data; the schema says {field.type}"
+    return InvalidData(said, column=field.name)
 
 
 def _can_be(found: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one a kind
@@ -289,7 +293,9 @@ def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
         row = pc.index(pc.is_null(column), True).as_py() + (first_row or 0)
         of = " of a batch" if first_row is None else ""
         raise InvalidData(
-            f"column {field.name!r} must not be null, but is in row {row:,}{of} (counted from 0)"
+            f"column {field.name!r} must not be null, but is in row {row:,}{of} (counted from 0)",
+            column=field.name,
+            row=None if first_row is None else row,
         )
 
 
@@ -301,7 +307,8 @@ def _check_years(columns: Sequence[Column], schema: Schema) -> None:
             continue
         ends = pc.min_max(column)
         if not (limits[0] <= _number(ends["min"]) and _number(ends["max"]) <= limits[1]):
-            raise InvalidData(f"column {field.name!r} is a key, and has a {field.type} not of {_YEARS}")
+            said = f"column {field.name!r} is a key, and has a {field.type} not of {_YEARS}"
+            raise InvalidData(said, column=field.name)
 
 
 def _number(value: pa.Scalar) -> int:
@@ -315,7 +322,8 @@ def _check_values(column: Column, field: Field) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {field.name!r} is not valid {field.type}: {one_line(error)}") from None
+        said = f"column {field.name!r} is not valid {field.type}: {one_line(error)}"
+        raise InvalidData(said, column=field.name) from None
 
 
 def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -155,9 +155,10 @@ def json_batches(
                     typed |= _filled(typed, there, given)
                 arrays = [not_null(typed[f.name], f) for f in fields]
             except UnfitRow as error:
-                line = line_of_object(file.path, row + error.row)
-                where = f"object {row + error.row + 1:,}" if line is None else f"line {line:,}"
-                raise InvalidData(f"{where}: {error.after(row)}") from None
+                line = line_of_object(file.path, row + error.place)
+                where = f"object {row + error.place + 1:,}" if line is None else f"line {line:,}"
+                told = {**error.data, "line": line, "row": int(row + error.place)}
+                raise InvalidData(f"{where}: {error.after(row)}", **told) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
             row += batch.num_rows
 

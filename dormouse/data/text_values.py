@@ -39,15 +39,15 @@ _SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
 
 
 class UnfitRow(InvalidData):
-    """A value that its column cannot have; `row` is its row in the batch."""
+    """A value that its column cannot have; `place` is its row in the batch."""
 
-    def __init__(self, message: str, row: int) -> None:
-        super().__init__(message)
-        self.row = row
+    def __init__(self, message: str, field: Field, place: int) -> None:
+        super().__init__(message, column=field.name)
+        self.place = place
 
     def after(self, rows: int) -> str:
         """Returns the message for a batch that so many rows of its file came before."""
-        return f"{self} in row {rows + self.row:,} (counted from 0)"
+        return f"{self} in row {rows + self.place:,} (counted from 0)"
 
 
 class UnfitText(UnfitRow):
@@ -55,7 +55,9 @@ class UnfitText(UnfitRow):
 
     def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
         shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
-        super().__init__(f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", row)
+        super().__init__(
+            f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", field, row
+        )
 
     def after(self, rows: int) -> str:
         """Returns the message, which has the value in place of the row."""
@@ -67,7 +69,7 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
     if field.nullable or not column.null_count:
         return column
     row = pc.index(column.is_null(), True).as_py()
-    raise UnfitRow(f"column {field.name!r} must not be null, but is", row)
+    raise UnfitRow(f"column {field.name!r} must not be null, but is", field, row)
 
 
 def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
@@ -210,7 +212,7 @@ def _nested(column: pa.Array, field: Field) -> pa.Array:
     try:
         return convert(column)
     except UnfitText as error:
-        error.row = _first_unfit(column, convert)  # that of a list, not of its element
+        error.place = _first_unfit(column, convert)  # that of a list, not of its element
         raise
     except _FAILED:
         row = _first_unfit(column, convert)

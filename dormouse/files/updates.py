@@ -277,7 +277,9 @@ class _Batch:
             for number in (commits[n - 1] for n in reused):
                 self._failed[number][0] = CommitIdReused(
                     f"commit id {self._ids[number]!r} is that of another commit to table "
-                    f"{self._store.table.name!r}, which is applied; nothing of this one was applied"
+                    f"{self._store.table.name!r}, which is applied; nothing of this one was applied",
+                    commit_id=self._ids[number],
+                    table=self._store.table.name,
                 )
             return [unit for unit in units if unit.commit not in done]
         self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -109,15 +109,21 @@ def _query(
 
 @dataclass(frozen=True)
 class Part:
-    """Some groups of a query's plan, which another process reads: `rows` of the moment of the plan."""
+    """Some groups of a query's plan, which another process reads: `rows` of the moment of the plan.
+
+    `digests` of the files where the query verifies: the process that reads compares them.
+    """
 
     asked: Question
     groups: tuple[tuple[Scan, ...], ...]
     now_ms: int
+    digests: Mapping[str, bytes | None] | None = None
 
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """In key order, the columns asked for. Needs no database; raises as a query does, and `FileGone`."""
         schema = columns_of(context.schema, self.asked.columns)
+        if self.digests is not None:
+            verify(context, [scan for group in self.groups for scan in group], digests=self.digests)
         read, wanted = read_from(context, self.asked)
         reading = _Execution(read, wanted, Moment(read.schema), Interruption(), None)
         reading.now_ms = self.now_ms
@@ -136,7 +142,9 @@ def parts(
     now_ms = milliseconds_at(at)
     planned_groups = plan_query(context, asked.ranges, at=at)
     for groups in portions(planned_groups, _bytes_of, bytes_max):
-        yield Part(asked, tuple(groups), now_ms)
+        names = {scan.filename for group in groups for scan in group} if context.verifies else None
+        digests = None if names is None else context.store.digests(sorted(names))
+        yield Part(asked, tuple(groups), now_ms, digests)
 
 
 def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
@@ -195,7 +203,7 @@ class _Execution:
             groups = None
             if missing is not None:
                 self._check_can_resume(missing, gone)
-                gone.add(missing.filename)
+                gone.add(str(missing.filename))
                 # rows of the newest key stay back: the new plan's files have them in another order
                 yield from self._limited(self._held.interrupt())
                 # a collector that is faster than the reader must not keep it planning for ever
@@ -234,7 +242,7 @@ class _Execution:
 
     def _verified(self, groups: Groups) -> Groups:
         for scans in groups:
-            verify(self._context, scans)
+            verify(self._context, scans, self._interruption)
             yield scans
 
     def _used(self, prepared: _Prepared) -> Iterator[pa.RecordBatch]:
@@ -304,7 +312,9 @@ class _Execution:
             with self._naming(scans):
                 found = self._looked_up(scans, start)
                 if found is None:
-                    plan = planned(self._context, scans, partial(self._physical, scans, start))
+                    plan = planned(
+                        self._context, scans, partial(self._physical, scans, start), self._interruption
+                    )
                     found = self._executed(plan, scans)
             yield scans, found
 

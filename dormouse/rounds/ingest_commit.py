@@ -108,7 +108,9 @@ def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], byte
     if is_same is False:
         raise CommitIdReused(
             f"ingest id {ingest_id!r} was used before, for other data, in table {context.table.name!r}; "
-            "nothing was added: give each ingest an id of its own"
+            "nothing was added: give each ingest an id of its own",
+            commit_id=ingest_id,
+            table=context.table.name,
         )
     return is_same is not None
 
@@ -129,7 +131,8 @@ def refusals_named(context: TableContext, ingest_id: str, before: int) -> Iterat
                 raise SchemaChanged(
                     f"ingest {ingest_id!r}: column {field.name!r} ({field.type}), which must not be null, "
                     f"was added to table {context.table.name!r} while it ran; nothing was added: ingest rows "
-                    "that have it"
+                    "that have it",
+                    table=context.table.name,
                 ) from error
         raise
 

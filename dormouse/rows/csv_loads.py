@@ -74,7 +74,8 @@ def _named(name: str, known: dict[str, Column | str], where: str) -> Column | st
     if name in known:
         return known[name]
     hint = did_you_mean(name, known) or f"; its columns are {', '.join(known) or 'none'}"
-    raise InvalidData(f"{where} has column {name[:100]!r}, which the table does not have{hint}")
+    said = f"{where} has column {name[:100]!r}, which the table does not have{hint}"
+    raise InvalidData(said, column=name[:100])
 
 
 def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:

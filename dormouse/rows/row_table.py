@@ -173,7 +173,10 @@ class RowTable(AskedTable):
         for row_id, version in pairs:
             if (row_id, version) not in found:
                 raise RowNotFound(
-                    f"table {self.name!r}: row {row_id} has no version {version}, or was deleted by it"
+                    f"table {self.name!r}: row {row_id} has no version {version}, or was deleted by it",
+                    table=self.name,
+                    row_id=row_id,
+                    version=version,
                 )
         return [found[pair] for pair in pairs]
 
@@ -184,7 +187,8 @@ class RowTable(AskedTable):
         state = self.state() if version is None else None
         ranges = self.store.ranges([(ids, ids)])
         if not len(ranges.first):
-            raise RowNotFound(f"table {self.name!r} has no row of {ROW_ID} {row_id}")
+            said = f"table {self.name!r} has no row of {ROW_ID} {row_id}"
+            raise RowNotFound(said, table=self.name, row_id=row_id)
         wanted = int(ranges.version[0]) if version is None else checked_number(ROW_VERSION, version)
         # a change may have come between, and the row has the columns of before it, or of after it
         if state is not None and wanted <= state.version:
@@ -193,9 +197,11 @@ class RowTable(AskedTable):
             columns = self.store.columns_at(wanted)
         found = self._reader.rows(np.array([ids]), np.array([wanted]), columns)
         if not found.num_rows:
-            raise RowNotFound(f"table {self.name!r}: row {row_id} has no version {wanted}")
+            said = f"table {self.name!r}: row {row_id} has no version {wanted}"
+            raise RowNotFound(said, table=self.name, row_id=row_id, version=wanted)
         if found.column(ROW_DELETED)[0].as_py():
-            raise RowNotFound(f"table {self.name!r}: row {row_id} was deleted, at version {wanted}")
+            said = f"table {self.name!r}: row {row_id} was deleted, at version {wanted}"
+            raise RowNotFound(said, table=self.name, row_id=row_id, version=wanted)
         cells = {column.name: to_python(column, found.column(column.name))[0] for column in columns}
         return columns, {ROW_ID: ids, ROW_VERSION: wanted, **cells}
 

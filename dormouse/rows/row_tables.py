@@ -128,7 +128,9 @@ class RowTables(OwnWork):
         """The row table of this name. `TableNotFound`, `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
-            raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
+            raise NotARowTable(
+                f"table {name!r} is no row table: its rows have no ids and versions", table=name
+            )
         return self._row_table(found)
 
     def row_tables(self) -> list[RowTable]:

@@ -128,7 +128,8 @@ class RowStore:
     def _lock_lost(self) -> RowLockLost:
         return RowLockLost(
             f"table {self.table.name!r}: the lock was given to another worker while this one wrote; "
-            "nothing was changed: try again"
+            "nothing was changed: try again",
+            table=self.table.name,
         )
 
     def replace_ranges(self, conn: psycopg.Connection[Any], gone: Ranges, come: Ranges) -> None:
@@ -193,7 +194,9 @@ class RowStore:
         if not is_same:
             raise CommitIdReused(
                 f"change id {change_id!r} was used before, for another change of table {self.table.name!r}; "
-                "nothing was changed: give each change an id of its own"
+                "nothing was changed: give each change an id of its own",
+                commit_id=change_id,
+                table=self.table.name,
             )
         return Recorded(*done)
 
@@ -207,7 +210,8 @@ class RowStore:
         check_printed("the name of a snapshot", name, NAME_BYTES_MAX)
         rows = self._written("add_snapshot", name=name)
         if not rows:
-            raise SnapshotExists(f"table {self.table.name!r} has a snapshot {name!r} already")
+            said = f"table {self.table.name!r} has a snapshot {name!r} already"
+            raise SnapshotExists(said, table=self.table.name, snapshot=name)
         return RowSnapshot(*rows[0])
 
     def snapshots(self) -> list[RowSnapshot]:
@@ -221,7 +225,8 @@ class RowStore:
             if one.name == name:
                 return one
         known = ", ".join(one.name for one in found) or "none"
-        raise SnapshotNotFound(f"table {self.table.name!r} has no snapshot {name!r}; it has {known}")
+        said = f"table {self.table.name!r} has no snapshot {name!r}; it has {known}"
+        raise SnapshotNotFound(said, table=self.table.name, snapshot=name)
 
     def drop_snapshot(self, name: str) -> None:
         """`SnapshotNotFound`."""

@@ -37,6 +37,14 @@ class _OfMoment(Request):
     )
 
 
+class _Verified(Request):
+    verify: bool = Field(
+        default=False,
+        description="compare the digest of each file before its rows are given, as the tables' property "
+        "`verify_reads` does",
+    )
+
+
 class PlanRequest(_OfMoment):
     """Which rows are wanted."""
 
@@ -64,7 +72,7 @@ class _OfColumns(Request):
     )
 
 
-class QueryRequest(PlanRequest, _OfColumns):
+class QueryRequest(PlanRequest, _OfColumns, _Verified):
     """Which rows are wanted, and what of them."""
 
     limit: int | None = Field(
@@ -86,7 +94,7 @@ class ChangesRequest(_OfColumns):
     till: str | int | None = Field(default=None, description="as `after`; now when left out")
 
 
-class StatementRequest(_OfMoment):
+class StatementPlanRequest(_OfMoment):
     """A statement, and the values of its parameters."""
 
     statement: str = Field(
@@ -101,6 +109,10 @@ class StatementRequest(_OfMoment):
         '{"double": "NaN"}',
         examples=[["BOS"]],
     )
+
+
+class StatementRequest(StatementPlanRequest, _Verified):
+    """A statement, the values of its parameters, and how it is read."""
 
 
 class Health(AnswerDocument):

@@ -215,7 +215,7 @@ class _Statement:
             raise error.lost() from error
         if len(self.gone) == REPLANS_MAX:
             raise error
-        self.gone.add(error.filename)
+        self.gone.add(str(error.filename))
 
     def _run(self) -> Rows:
         if self.wanted.explains:
@@ -307,7 +307,7 @@ class _Statement:
         self.interruption.check()
         with self._naming_files(reads), ExitStack() as checks:
             for name, scans in reads.items():
-                checks.enter_context(checked_sizes(self.contexts[name], scans))
+                checks.enter_context(checked_sizes(self.contexts[name], scans, self.interruption))
             rows = self.session.rows(views, statement, parameters)
 
         def batches() -> Iterator[pa.RecordBatch]:
