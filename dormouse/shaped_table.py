@@ -71,9 +71,9 @@ class ShapedTable:
     def add_column(self, field: Field, default: Any = None) -> Schema:
         """Adds a value column: one row in the database, at once, for every reader; rewrites nothing.
 
-        Rows that are there have the `default`, a value of the field's type as Python has it, or null; so does
-        what writers add that began before. One that must not be null needs a default, and an ingest that is
-        still running fails with `SchemaChanged`. Gives the schema of now, as do all changes of columns.
+        Rows that are there have the `default`, a value of the field's type as Python has it, or null. So have
+        rows of writers that began before and commit later. A column that must not be null needs a default.
+        Gives the schema of now, as do all changes of columns.
 
         Raises `InvalidSchema` for a name that is taken, or a default that does not fit, `TableNotFound`,
         `TableBusy`; then nothing is changed.

@@ -214,11 +214,18 @@ def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
     return ingest_with_spark(*args, **options)
 
 
-def columns_of_dataframe(data: Any) -> tuple[Any, dict[str, DataType]]:
-    """Returns a DataFrame of Spark, and the types of its columns."""
-    from dormouse.spark.ingest import columns_of
+def columns_of(data: Any, engine: str) -> tuple[Any, dict[str, DataType]]:
+    """Returns the data to be read, and the types of all its columns. Imports Spark only if that reads it."""
+    from dormouse.data import infer
+    from dormouse.rounds.ingest import is_dataframe
 
-    return data, columns_of(data.schema)
+    if engine == "spark" or is_dataframe(data):
+        from dormouse.spark.ingest import columns_read
+
+        columns = columns_read(data)
+        if columns is not None:
+            return data, columns
+    return infer.columns_of(data)
 
 
 def compact_on_spark(

@@ -55,7 +55,6 @@ DormouseError
 │   ├── CommitRejected               what the committer answered, with its reason
 │   ├── CommitQueueFull              the queue stayed above its high mark for too long
 │   ├── AttemptAbandoned             a writer so late that its files were collected
-│   ├── SchemaChanged                a writer of rows that lack a new column which must not be null
 │   ├── TooManyRetries
 │   └── ConnectionsExhausted         no connection became free within the bound
 ├── CommitOutcomeUnknown             applied or not: ask by commit id before cleaning up
@@ -295,12 +294,6 @@ class CommitQueueFull(CommitFailed):
 
 class AttemptAbandoned(CommitFailed):
     """The write attempt took so long that its files were collected."""
-
-
-class SchemaChanged(CommitFailed):
-    """A column that must not be null was added while rows without it were written; nothing was applied."""
-
-    table = Told[str]()
 
 
 class TooManyRetries(CommitFailed):
