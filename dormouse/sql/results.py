@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,12 @@ class Rows:
 
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
+
+    def named(self, names: Sequence[str]) -> Rows:
+        """Returns the answer with other names of its columns."""
+        fields = [field.with_name(name) for field, name in zip(self.schema, numbered(names), strict=True)]
+        schema = pa.schema(fields)
+        return Rows(schema, (exact(batch, schema) for batch in self.batches))
 
 
 def rows_of(found: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractContextManager[object]]) -> Rows:
