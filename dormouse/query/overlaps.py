@@ -127,8 +127,12 @@ def _bounds_of(
 
     if any(stored.field(name).type not in WHOLE_NUMBERS for name in newest_by):
         return {}
-    with ThreadPoolExecutor(_THREADS_MAX, "dormouse-footers") as threads:
-        return {name: found for name, found in threads.map(bounds_of, scans) if found is not None}
+    if all(store.local_path(scan.filename) is not None for scan in scans):
+        found = list(map(bounds_of, scans))
+    else:
+        with ThreadPoolExecutor(_THREADS_MAX, "dormouse-footers") as threads:
+            found = list(threads.map(bounds_of, scans))
+    return {name: bounds for name, bounds in found if bounds is not None}
 
 
 def _are_older(large: Iterable[Scan], small: Iterable[Scan], bounds: Mapping[str, NewestBounds]) -> bool:
