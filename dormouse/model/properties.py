@@ -45,7 +45,7 @@ class TableProperties(BaseModel):
         3,
         gt=0,
         description="what the other files must add up to, in the largest; half of their number, where a job "
-        "cannot have so many",
+        "cannot have so many; at most 0.25 in a keyed table",
     )
     deletions_max: int = Field(
         100, ge=1, le=INT_MAX, description="pending deletions of a file's keys; with more it is compacted"
