@@ -175,8 +175,9 @@ class Leaves:
 
         A leaf to which rows of other keys were added since is among them until a round of splits looks at it.
         """
-        values = {"row_count_min": rows_to_split(self._table.properties), "limit": ONE_KEY_LEAVES_MAX}
-        return tuple(partition_id for (partition_id,) in self._rows("one_key_leaves", **values))
+        row_count_min = rows_to_split(self._table.properties)
+        found = self._rows("one_key_leaves", row_count_min=row_count_min, limit=ONE_KEY_LEAVES_MAX)
+        return tuple(partition_id for (partition_id,) in found)
 
     def count_above_leaves(self) -> int:
         """How many references `references_above_leaves` would give now."""
