@@ -60,6 +60,8 @@ _LIKE = {
 _VIEWS = (pa.string_view(), pa.binary_view())
 _INT_BITS_MAX = 32
 _WIDE_DIGITS = 76
+COLUMNS_TOLD_MAX = 100
+"""How many of the columns at fault an error names."""
 _EXACT_MAX = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
 """Up to these each whole number is a float of its own, by the bits of the float."""
 _YEARS = "the years 1 to 9999"
@@ -180,13 +182,13 @@ def _check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> 
         hint = next((f" (it has {name!r})" for name in extra if name.casefold() == missing[0].casefold()), "")
         raise InvalidData(
             f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}",
-            columns=missing,
+            columns=missing[:COLUMNS_TOLD_MAX],
         )
     if extra:
         raise InvalidData(
             f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}; leave it "
             'out, or have it added (evolve="add", --add-columns)',
-            columns=extra,
+            columns=extra[:COLUMNS_TOLD_MAX],
         )
 
 

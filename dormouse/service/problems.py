@@ -159,7 +159,8 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
         case _:
             return Problem(500, "internal-error", "The service failed.", "the service's log says why")
     headers = {**_headers(status), **headers}
-    return Problem(status, kind, title, shortened(hide(str(error))), headers, without_paths(error.data, hide))
+    data = without_paths(error.data, lambda text: shortened(hide(text)))
+    return Problem(status, kind, title, shortened(hide(str(error))), headers, data)
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:
