@@ -175,8 +175,9 @@ class Leaves:
 
         A leaf to which rows of other keys were added since is among them until a round of splits looks at it.
         """
-        values = {"row_count_min": rows_to_split(self._table.properties), "limit": ONE_KEY_LEAVES_MAX}
-        return tuple(partition_id for (partition_id,) in self._rows("one_key_leaves", **values))
+        least = rows_to_split(self._table.properties)
+        rows = self._rows("one_key_leaves", row_count_min=least, limit=ONE_KEY_LEAVES_MAX)
+        return tuple(partition_id for (partition_id,) in rows)
 
     def count_above_leaves(self) -> int:
         """How many references `references_above_leaves` would give now."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.rows.columns import Column, text_value, value_of
-from dormouse.rows.kinds import FORMS, STORED, ColumnType
+from dormouse.rows.kinds import FORMS, STORED
 
 Label = Callable[[int], str]
 """Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
@@ -32,7 +32,7 @@ _PLAIN: dict[str, set[type]] = {
 """The types of Python that Arrow takes as they are."""
 
 
-def field_of(name: str, kind: ColumnType) -> pa.Field:
+def field_of(name: str, kind: str) -> pa.Field:
     """Returns the Arrow field of a column; its metadata names the type, which a number does not tell."""
     return pa.field(name, arrow_type(STORED[kind]), metadata={_KIND: kind.encode()})
 
