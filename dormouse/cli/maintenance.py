@@ -215,7 +215,7 @@ def _table(
     from rich.console import Group
     from rich.text import Text
 
-    from dormouse.cli.console import byte_size, count, grid
+    from dormouse.cli.console import byte_size, grid
 
     columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
     tables = grid(
@@ -223,7 +223,7 @@ def _table(
         [
             (
                 one.name, one.partitions, one.leaves, one.files, one.references,
-                count(one.row_count, exact=one.rows_exact), byte_size(one.byte_count),
+                _rows(one), byte_size(one.byte_count),
                 one.unreferenced_files, one.compaction_jobs,
             )
             for one in found
@@ -233,6 +233,13 @@ def _table(
     lines += [line for one in found for line in _history(one)]
     lines += [*map(_last_of, rounds), *map(_held, held), *(f"! {one}" for one in jumps)]
     return Group(tables, *(Text(printable(line)) for line in lines))
+
+
+def _rows(status: TableStatus) -> str:
+    from dormouse.cli.console import count
+
+    rows, versions = count(status.row_count, exact=status.rows_exact), status.stored_versions
+    return rows if versions is None else f"{rows} ({plural(versions, 'version')})"
 
 
 def _history(status: TableStatus) -> Iterator[str]:

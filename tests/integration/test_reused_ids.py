@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,13 @@ def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, 
     samples.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "name": "c"}])])
     assert ask() == first  # a change without an id of its own would be in conflict
     path.write_text(content.replace("b", "d"), "utf-8")
-    for other in (
+    others: list[Callable[[], Changed]] = [
         lambda: samples.change([dm.Insert([{"name": "d"}])], change_id="nothing"),
         lambda: samples.change([dm.Insert([{"name": "d"}])], change_id="patched"),
         lambda: samples.upsert([{"name": "d"}], on=["name"], change_id="upserted"),
         lambda: samples.upload_csv(path, change_id="uploaded"),
-    ):
+    ]
+    for other in others:
         with pytest.raises(CommitIdReused, match="nothing was changed"):
             other()
     assert samples.version() == 2

@@ -181,6 +181,7 @@ def test_what_a_row_table_consists_of_is_told_in_rows(
         return str(capsys.readouterr().out)
 
     assert json.loads(told("status", "staff", "--json"))[0]["row_count"] == 2
+    assert " 2 (5 versions) " in told("status", "staff")
     drawn = told("table", "show", "staff")
     assert "staff: 2 rows (5 stored versions), " in drawn and drawn.endswith("5 stored versions\n")
     assert told("table", "describe", "staff$versions").startswith("staff$versions: 5 rows, ")
