@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import exact
 from dormouse.errors import InvalidQuery
@@ -17,6 +18,7 @@ BATCH_ROWS = 8_192
 AHEAD_BYTES = 32 << 20
 """Of an answer with whole numbers of 128 bits, read before the types of their columns are given."""
 _NOT_ARROWS = {"bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
+_DAY_MICROSECONDS = 24 * 60 * 60 * 1_000_000
 _NESTED = {"array", "list", "map", "struct"}
 
 
@@ -51,13 +53,13 @@ def rows_of(found: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractCont
 
     def batches() -> Iterator[pa.RecordBatch]:
         while ahead:
-            yield fitted(ahead.pop(0), schema)
+            yield _with_times(fitted(ahead.pop(0), schema))
         while True:
             with watched():
                 batch = next(reader, None)
             if batch is None:
                 return
-            yield fitted(batch, schema)
+            yield _with_times(fitted(batch, schema))
 
     return Rows(schema, batches())
 
@@ -74,6 +76,28 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
                     "before: cast the column to DECIMAL(38, 0)"
                 ) from None
         raise
+
+
+def _with_times(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the batch; raises `InvalidQuery` for the time 24:00:00, which readers take for 00:00:00."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if _has_end_of_day(column):
+            raise InvalidQuery(
+                f"column {name!r} has the time 24:00:00, which Arrow does not have: cast it to VARCHAR"
+            )
+    return batch
+
+
+def _has_end_of_day(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_time64(kind):
+        return pc.any(pc.greater_equal(column.cast(pa.int64()), _DAY_MICROSECONDS)).as_py() is True
+    if pa.types.is_map(kind):
+        return _has_end_of_day(column.keys) or _has_end_of_day(column.items)
+    if pa.types.is_nested(kind):
+        inner = column.flatten()
+        return any(map(_has_end_of_day, inner if pa.types.is_struct(kind) else [inner]))
+    return False
 
 
 def _ahead(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

@@ -86,3 +86,16 @@ def test_programs_get_numbers(
     assert cli("sql", statement, "--format", "csv")[1].split() == ['"s"', "46"]
     frame = table.sql(statement).read_pandas()
     assert list(frame.s / 2.5) == [18.4]
+
+
+@pytest.mark.parametrize("value", ["{}", "[{}]", "{{'t': [{}]}}", "map {{1: {}}}", "array_value({})"])
+def test_the_end_of_a_day_is_no_time(instance: Instance, value: str) -> None:
+    """Python and pandas take it for 00:00:00."""
+    late = value.format("time '24:00:00'")
+    with pytest.raises(InvalidQuery, match=r"column 'x' has the time 24:00:00.*cast it to VARCHAR"):
+        instance.sql(f"select {late} as x").read_all()
+    late = value.format("time '23:59:59.999999'")
+    assert "23, 59, 59, 999999" in repr(instance.sql(f"select {late} as x").read_all().to_pylist())
+    assert instance.sql("select time '24:00:00'::varchar x, null::time y").read_all().to_pylist() == [
+        {"x": "24:00:00", "y": None}
+    ]
