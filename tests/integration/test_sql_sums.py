@@ -99,3 +99,14 @@ def test_the_end_of_a_day_is_no_time(instance: Instance, value: str) -> None:
     assert instance.sql("select time '24:00:00'::varchar x, null::time y").read_all().to_pylist() == [
         {"x": "24:00:00", "y": None}
     ]
+
+
+def test_whole_numbers_within_nested_values_are_int64_where_they_fit(instance: Instance) -> None:
+    made(instance, LARGEST, None, 1)
+    statement = "select [sum(i)] l, {'s': sum(i)} s, map {1: sum(i)} m, [sum(v), null] w from t"
+    found = instance.sql(statement).read_all()
+    assert [str(one).count("int64") for one in found.schema.types] == [1, 1, 1, 0]
+    assert found.select(["l", "s", "m"]).to_pylist() == [{"l": [3], "s": {"s": 3}, "m": [(1, 3)]}]
+    assert list(map(str, found["w"][0].as_py())) == [str(LARGEST + 1), "None"]
+    kept = instance.sql("select [sum(i)::decimal(38, 0)] d from t").read_all()
+    assert str(kept.schema.field("d").type) == "list<element: decimal128(38, 0)>"
