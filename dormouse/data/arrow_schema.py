@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from math import isinf
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -272,9 +273,9 @@ def _cast(column: Column, target: pa.DataType) -> Column:
     if _is.is_floating(column.type) and _is.is_integer(target):
         large = pc.greater(pc.abs(column), _EXACT_MAX[column.type.bit_width])
         if pc.any(large).as_py():
-            raise pa.ArrowInvalid(
-                f"{column.filter(large)[0].as_py()!r} may be a whole number that was rounded"
-            )
+            first = column.filter(large)[0].as_py()
+            why = "is no whole number" if isinf(first) else "may be a whole number that was rounded"
+            raise pa.ArrowInvalid(f"{first!r} {why}")
     fitted: Column = column.cast(target, safe=True)
     if _is.is_float64(column.type) and _is.is_float32(target):
         # "safe" says nothing of it
