@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 def pages() -> dict[str, Callable[[], str]]:
     """The name of each page in docs/reference, and what makes its text."""
-    from documentation import command_line, error_pages, models, python_api
+    from documentation import command_line, error_pages, models, python_api, row_sql
 
     return {
         "table-properties.md": models.table_properties,
@@ -18,6 +18,7 @@ def pages() -> dict[str, Callable[[], str]]:
         "command-line.md": command_line.render,
         "python.md": python_api.render,
         "errors.md": error_pages.render,
+        "row-sql.md": row_sql.render,
     }
 
 

@@ -17,8 +17,8 @@ _HEAD = """# The command line
 {made}
 
 `dormouse COMMAND --help` says the same. Every command has `--json` (one document on standard output; of a failure one on
-standard error, its last line there: `error`, `message`, `exit_code`) and `--debug` (a traceback). `dormouse completion bash`
-prints what has a shell complete commands and options.
+standard error, its last line there: `error`, `message`, `exit_code`, and the [fields](errors.md) of the error) and `--debug` (a
+traceback). `dormouse completion bash` prints what has a shell complete commands and options.
 
 What works on an instance takes one of these: `--instance FOLDER` (`-i`; also `DORMOUSE_INSTANCE`, else `./lake`), or `--dsn` with
 `--objects` (`DORMOUSE_DSN`, `DORMOUSE_OBJECTS`); `table`, `status` and what stands under _Instances on AWS_ take the id of a

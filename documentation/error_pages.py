@@ -18,12 +18,15 @@ All are in `dormouse.errors`. The message of each is one line that names the thi
 `--json` it tells the name. Over HTTP the type of a problem document is `urn:dormouse:` and the name in lower case, like
 `urn:dormouse:table-not-found`.
 
+What the message names, a program reads of the error's fields. A field is None where it is not known. Problem documents have the
+fields that are known as members, the client raises errors with the same fields, and `error.data` has them as JSON.
+
 ```
 {tree}
 ```
 
-| error | is a | exit code | meaning |
-| --- | --- | --- | --- |
+| error | is a | exit code | fields | meaning |
+| --- | --- | --- | --- | --- |
 {rows}
 """
 
@@ -40,4 +43,5 @@ def render() -> str:
 def _row(error: type[DormouseError]) -> str:
     code = exit_code_of(error.__new__(error))
     doc = error.__dict__.get("__doc__") or ""
-    return f"| `{error.__name__}` | `{error.__bases__[0].__name__}` | {code} | {cell(doc)} |"
+    fields = ", ".join(f"`{name}`" for name in error.fields())
+    return f"| `{error.__name__}` | `{error.__bases__[0].__name__}` | {code} | {fields} | {cell(doc)} |"

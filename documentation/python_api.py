@@ -10,6 +10,7 @@ from typing import Any
 import dormouse as dm
 from documentation import made_of
 from dormouse.client.client import Client, RemoteTable
+from dormouse.client.payloads import RemotePayloads
 from dormouse.history.history import History
 from dormouse.jobs import JobStore
 from dormouse.payloads import PayloadStore
@@ -27,6 +28,7 @@ _BESIDE = {
     "Jobs: `instance.jobs`": JobStore,
     "The client of a query service: `dormouse.client.connect(url)`": Client,
     "A table of a query service: `client.table(name)`": RemoteTable,
+    "Payloads of a query service: `client.payloads`": RemotePayloads,
 }
 _RAISED = BaseException
 

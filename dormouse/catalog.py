@@ -55,7 +55,7 @@ class Catalog:
         def work(conn: psycopg.Connection[Any]) -> TableRecord:
             row = conn.execute(_QUERIES["add"].on(), _columns(table)).fetchone()
             if row is None:
-                raise TableAlreadyExists(f"table {name!r} exists already")
+                raise TableAlreadyExists(f"table {name!r} exists already", table=name)
             _check_alone(conn, name)
             made = replace(table, table_id=row[0], created_at=row[1], uuid=row[2].hex)
             FileReferenceStore(self._supplier, made).create(conn)
@@ -69,7 +69,8 @@ class Catalog:
         """The table of this name; `TableNotFound`."""
         rows = self._rows("table", name=name) if is_text(name) else []
         if not rows:
-            raise TableNotFound(f"table {name!r} does not exist{did_you_mean(name, self.names())}")
+            hint = did_you_mean(name, self.names())
+            raise TableNotFound(f"table {name!r} does not exist{hint}", table=name)
         return table_of(rows[0])
 
     def shown(self, name: str) -> tuple[TableRecord, bool]:
@@ -82,7 +83,7 @@ class Catalog:
             return self.get(name), False
         found = self._rows("table", name=of) if is_text(of) else []
         if not found or not is_edited(table_of(found[0]).properties):
-            raise TableNotFound(f"table {name!r} does not exist: there is no row table {of!r}")
+            raise TableNotFound(f"table {name!r} does not exist: there is no row table {of!r}", table=name)
         return table_of(found[0]), True
 
     def tables(self) -> list[TableRecord]:
@@ -110,9 +111,9 @@ class Catalog:
         try:
             renamed = is_text(name) and run_transaction(self._supplier, work, operation="rename")
         except pg.UniqueViolation:
-            raise TableAlreadyExists(f"table {new_name!r} exists already") from None
+            raise TableAlreadyExists(f"table {new_name!r} exists already", table=new_name) from None
         if not renamed:
-            raise TableNotFound(f"table {name!r} does not exist")
+            raise TableNotFound(f"table {name!r} does not exist", table=name)
 
     def change_properties(
         self,
@@ -171,7 +172,7 @@ class Catalog:
             table = self._held(conn, found)
             conn.execute(known_layout(table.layout).on("lock", table.table_id))
             if only_unused and not FileReferenceStore(self._supplier, table).is_unused(conn):
-                raise TableBusy(f"table {table.name!r} has been used since it was made")
+                raise TableBusy(f"table {table.name!r} has been used since it was made", table=table.name)
             conn.execute(_QUERIES["remove"].on(), {"table_id": table.table_id})
             self._attempts.abandon_table(conn, table)
             FileReferenceStore(self._supplier, table).drop(conn)
@@ -200,7 +201,8 @@ def _check_alone(conn: psycopg.Connection[Any], name: str) -> None:
     row = conn.execute(_QUERIES["alike"].on(), {"name": name}).fetchone()
     if row is not None:
         raise TableAlreadyExists(
-            f"table {name!r} could not be told from {row[0]!r}, which differs in upper and lower case only"
+            f"table {name!r} could not be told from {row[0]!r}, which differs in upper and lower case only",
+            table=name,
         )
 
 

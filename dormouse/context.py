@@ -91,8 +91,8 @@ class TableContext:
     numbering: Numbering | None = field(default=None, repr=False, compare=False)
     current_rows: bool = False
     """Whether a row table is read as its current rows, and not as every version of them."""
-    verifies: bool = False
-    """Whether readers compare the digest of each file, at its first read of the process."""
+    verify: bool = False
+    """Whether this reader was asked to compare digests, whatever the table's property is."""
 
     @cached_property
     def schema(self) -> Schema:
@@ -112,6 +112,15 @@ class TableContext:
     def every_version(self) -> TableContext:
         """The services that read all rows of the files."""
         return replace(self, current_rows=False)
+
+    def verifying(self, verify: bool) -> TableContext:
+        """Returns the services for a reader that compares digests if `verify`, or else as the table says."""
+        return replace(self, verify=True) if verify else self
+
+    @property
+    def verifies(self) -> bool:
+        """Returns whether the digest of each file is compared, at its first read of the process."""
+        return self.verify or self.properties.verify_reads
 
     @property
     def properties(self) -> TableProperties:

@@ -250,32 +250,31 @@ class Instance(ShownInstance, RowTables, Durable):
         as_of: When | None = None,
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
+        verify: bool = False,
     ) -> Answer:
         """The answer of one statement of DuckDB's dialect over the instance's tables, by name, streamed.
 
         SELECT, WITH, VALUES, SHOW TABLES, DESCRIBE, SUMMARIZE, EXPLAIN and EXPLAIN ANALYZE; `parameters` are
         a list for `$1`, `$2`, … or `?`, or a dict for `$name`. Columns of one name are numbered. `as_of`
         reads every table as it was then: an aware time, or the name of a cut that each has. Another thread
-        ends it by `interruption.set()`; `sessions` say where it runs, if not in this process.
-
-        Raises `InvalidQuery`, `InvalidCut` and `CutExpired`.
+        ends it by `interruption.set()`; `sessions` say where it runs, if not in this process. `verify` is
+        that of `Table.query`. Raises `InvalidQuery`, `InvalidCut` and `CutExpired`, and what that does.
         """
-        return self._tables.sql(statement, parameters, interruption, sessions, as_of)
+        return self._tables.sql(statement, parameters, interruption, sessions, as_of, verify)
 
     def duckdb(
-        self, as_of: When | None = None, where: Mapping[str, Where] | None = None
+        self, as_of: When | None = None, where: Mapping[str, Where] | None = None, *, verify: bool = False
     ) -> DuckDBPyConnection:
         """A DuckDB connection with a view of each table, by name, as all of them are at one moment.
 
         `as_of` is another moment than now: an aware time, or the name of a cut. `where` bounds what is seen
         of a table: `{table: …}`, each as in `table.query`. The moment stands until files that were replaced
         since are collected, `history_retention_seconds` later; then the views miss files, and say so. On S3,
-        it reads with the credentials of now. Close it when it is done with.
-
-        The view of a table that has more than 10,000 files, or that could not be read at the moment, says so
-        when it is used. Raises `InvalidQuery`.
+        it reads with the credentials of now. Close it when it is done with. `verify` compares the digests of
+        all files now. The view of a table that has more than 10,000 files, or that cannot be read, as a file
+        is damaged, says so when it is used. Raises `InvalidQuery`.
         """
-        return self._tables.duckdb({} if where is None else where, as_of)
+        return self._tables.duckdb({} if where is None else where, as_of, verify)
 
     def explain_sql(
         self,

@@ -23,7 +23,7 @@ from dormouse.model.cut import when_of_text
 from dormouse.model.reshaping import Evolve
 from dormouse.model.values import json_value
 from dormouse.objects import ObjectStore
-from dormouse.objects.hiding import hiding
+from dormouse.objects.hiding import hiding, without_paths
 from dormouse.objects.names import INCOMING, check_name
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
@@ -55,6 +55,7 @@ class QueryAsked(WorkAsked):
     offset: int = Field(default=0, ge=0, le=LIMIT_MAX)
     descending: bool = False
     as_of: str | int | None = None
+    verify: bool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:
@@ -218,6 +219,7 @@ def _rows(
 ) -> pa.RecordBatchReader:
     as_of: Any = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
     more: dict[str, Any] = {"as_of": as_of, "interruption": interruption, "sessions": sessions}
+    more["verify"] = asked.verify
     if asked.table is None:
         parameters = parse_parameters(asked.parameters)
         return instance.sql(str(asked.statement), parameters, **more)
@@ -274,9 +276,14 @@ def _objects_named(objects: ObjectStore) -> Iterator[dict[str, str]]:
         yield names
     except DormouseError as error:
         hide = hiding(objects.url)
-        for path, name in names.items():
-            error.args = tuple(str(one).replace(path, name) for one in error.args)
-        error.args = tuple(hide(str(one)) for one in error.args)
+
+        def named(text: str) -> str:
+            for path, name in names.items():
+                text = text.replace(path, name)
+            return hide(text)
+
+        error.args = tuple(named(str(one)) for one in error.args)
+        error.data = without_paths(error.data, named)
         raise
 
 

@@ -96,6 +96,7 @@ class UploadAsked(WorkAsked):
     skip_lines: int = 0
     null: str | None = None
     columns: list[str] | None = None
+    as_new: bool = False
     dry_run: bool = False
     upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
     digest: str | None = Field(default=None, description="of the file")
@@ -257,7 +258,7 @@ def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(progress.job_id, asked.upload)
-    options = asked.model_dump(exclude={"table", "columns", "dry_run", "upload", "digest"})
+    options = asked.model_dump(exclude={"table", "dry_run", "upload", "digest"})
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:
@@ -271,9 +272,7 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
         try:
             done = _patiently(
                 progress,
-                lambda by: table.upload_csv(
-                    path, columns=asked.columns, dry_run=asked.dry_run, **options, **by
-                ),
+                lambda by: table.upload_csv(path, dry_run=asked.dry_run, **options, **by),
             )
         except DormouseError as error:
             # whose file it was knows no path of here

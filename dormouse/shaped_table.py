@@ -30,9 +30,9 @@ class ShapedTable:
         *,
         every_version: bool = False,
     ) -> None:
-        """`every_version`: readers of a row table see every version of its rows."""
         self._known = context
-        self._every_version = every_version
+        self.every_version = every_version
+        """Whether readers of a row table see every version of its rows."""
         self._tables = tables
         self._check_writable = check_writable
 
@@ -71,9 +71,9 @@ class ShapedTable:
     def add_column(self, field: Field, default: Any = None) -> Schema:
         """Adds a value column: one row in the database, at once, for every reader; rewrites nothing.
 
-        Rows that are there have the `default`, a value of the field's type as Python has it, or null; so does
-        what writers add that began before. One that must not be null needs a default, and an ingest that is
-        still running fails with `SchemaChanged`. Gives the schema of now, as do all changes of columns.
+        Rows that are there have the `default`, a value of the field's type as Python has it, or null. So have
+        rows of writers that began before and commit later. A column that must not be null needs a default.
+        Gives the schema of now, as do all changes of columns.
 
         Raises `InvalidSchema` for a name that is taken, or a default that does not fit, `TableNotFound`,
         `TableBusy`; then nothing is changed.
@@ -124,7 +124,7 @@ class ShapedTable:
         return self._reading_of(self._context)
 
     def _reading_of(self, context: TableContext) -> TableContext:
-        return context if self._every_version else context.shown
+        return context if self.every_version else context.shown
 
     def _followed(self) -> TableContext:
         """The services of the table as it is now; of an instance that is closed, as it was known."""

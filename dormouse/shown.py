@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from dormouse.errors import DormouseError
+from dormouse.model.edited import VERSIONS
 from dormouse.model.schema import Schema
 from dormouse.model.text import plural
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 COLUMNS_SHOWN = 20
 TABLES_SHOWN = 50
@@ -33,27 +31,6 @@ class ShownTable:
         return _html(f"table {_name(self)}{about}", ("column", "type", ""), _columns(schema))
 
 
-class _Read(Protocol):
-    def count(self) -> int: ...
-
-    def query(self) -> pa.RecordBatchReader: ...
-
-
-class Container:
-    """A table as a container of its rows, for `len`, truth, and what takes Arrow's streams."""
-
-    def __len__(self: _Read) -> int:
-        """Returns how many rows there are; see `count`."""
-        return self.count()
-
-    def __bool__(self) -> bool:
-        return True  # without a count
-
-    def __arrow_c_stream__(self: _Read, requested_schema: Any = None) -> Any:
-        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
-        return self.query().__arrow_c_stream__(requested_schema)
-
-
 class ShownInstance:
     """How an instance shows itself, with its tables."""
 
@@ -73,7 +50,7 @@ class ShownInstance:
 
 
 def _name(table: Any) -> str:
-    return str(table.known_name)
+    return str(table.known_name) + (VERSIONS if table.every_version else "")
 
 
 def _url(instance: Any) -> str:
@@ -98,7 +75,8 @@ def _known(table: Any) -> tuple[Schema, str | None]:
         found = table.status()
     except DormouseError:
         return table.known_schema, None
-    rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, 'row')}"
+    what = "version" if table.every_version else "row"
+    rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, what)}"
     return table.known_schema, rows
 
 

@@ -28,7 +28,7 @@ from dormouse.partitions.store import PartitionStore
 from dormouse.shown import ShownTable
 from dormouse.table_changes import Changing, Engine
 from dormouse.table_reading import Reading
-from dormouse.tables import Tables, columns_of_dataframe, compact_on_spark, ingest_on_spark
+from dormouse.tables import Tables, columns_of, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
     from dormouse.history.history import History
@@ -150,7 +150,7 @@ class Table(ShownTable, Reading, Changing):
         # a DataFrame may have a column of this name
         with self.changing(), ExitStack() as until_committed:
             if evolve is not None:
-                data = self._evolved(data, evolve, how.get("deletes"))
+                data = self._evolved(data, evolve, how["engine"], how.get("deletes"))
             context = self._context
             if isinstance(data, Files) and data.row_number is not None:
                 alone = until_committed.enter_context(numbering(self._tables.supplier, context.table))
@@ -158,15 +158,13 @@ class Table(ShownTable, Reading, Changing):
                 data = replace(data, first_row_number=self._next_number(data.row_number))
             return ingest(context, data, **how, on_spark=ingest_on_spark)
 
-    def _evolved(self, data: Any, evolve: Evolve, deletes: str | None) -> Any:
+    def _evolved(self, data: Any, evolve: Evolve, engine: str, deletes: str | None) -> Any:
         """Adds the columns that the data has and the table lacks; returns the data to be read then."""
-        from dormouse.data.infer import columns_of
         from dormouse.query.reshaping import add_missing
-        from dormouse.rounds.ingest import is_dataframe
 
         check_evolve(evolve)
         self._check_not_edited("use dm.AddColumn")
-        data, columns = columns_of_dataframe(data) if is_dataframe(data) else columns_of(data)
+        data, columns = columns_of(data, engine)
         schema, given = self.schema, {*columns, getattr(data, "row_number", None)}
         # what cannot be loaded for another reason adds nothing
         if all(name in given or schema.is_optional(name) for name in schema.names):
@@ -385,7 +383,7 @@ class Table(ShownTable, Reading, Changing):
 
         Costs what has changed since it was last counted, not the table.
         """
-        return status_of(self._followed(), read_only=self._read_only)
+        return status_of(self._reading_of(self._followed()), read_only=self._read_only)
 
     def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
         self._tables.commits.wait_for_room(self._context.table.table_id, waiting)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.model.cut import When
 from dormouse.model.region import Region
+from dormouse.query.frames import Container
 from dormouse.shaped_table import ShapedTable
-from dormouse.shown import Container
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,15 +51,13 @@ class Reading(ShapedTable, Container):
 
         `verify` reads each file whole before the process first uses it, and compares its digest: a file with
         other bytes than were written raises `ObjectDamaged`, and gives no row. It raises `InvalidQuery` for a
-        file that has no digest.
+        file that has no digest. The table's property `verify_reads` makes every reader do so.
         """
-        from dataclasses import replace
-
         from dormouse.query import query
         from dormouse.query.answer import Answer
         from dormouse.query.where import LIMIT_MAX, checked_limit, checked_offset
 
-        reading = replace(self.reading, verifies=True) if verify else self.reading
+        reading = self.reading.verifying(verify)
         if descending:
             from dormouse.sql.one_table import descending as read
 
@@ -101,17 +99,28 @@ class Reading(ShapedTable, Container):
 
         return polars_of(lambda: self.query(where, columns, **how))
 
-    def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
+    def count(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
+    ) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does.
 
-        Of all rows mostly the files' footers are read.
+        Of all rows mostly the files' footers are read, but for `verify`; of a row table's rows of now, the
+        database alone.
         """
         if where:
             first = [self.reading.schema.key_names[0]]
-            return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of))
+            return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of, verify=verify))
+        if as_of is None and self.reading.current_rows and not verify:
+            from dormouse.history.status import current_row_count
+
+            return current_row_count(self.reading)
         from dormouse.sql.one_table import value
 
-        return int(value(self._tables.sessions(), self.reading, "count(*)", as_of))
+        return int(value(self._tables.sessions(), self.reading.verifying(verify), "count(*)", as_of))
 
     def live_files(self, as_of: When | None = None) -> list[LiveFile]:
         """The Parquet files that hold the table's rows, now or at a moment, to be read without Dormouse.
@@ -131,6 +140,7 @@ class Reading(ShapedTable, Container):
         *,
         as_of: When | None = None,
         interruption: Interruption | None = None,
+        verify: bool = False,
     ) -> Answer:
         """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
-        return self._tables.sql(statement, parameters, interruption, as_of=as_of)
+        return self._tables.sql(statement, parameters, interruption, as_of=as_of, verify=verify)

@@ -185,7 +185,10 @@ def _whole(table: Table) -> dict[str, Any]:
 
 
 def _drawn(table: Table) -> dict[str, Any]:
-    """`drawn` has a line for each partition: its parent's number, how it was divided off, rows of leaves."""
+    """`drawn` has a line for each partition: its parent's number, how it was divided off, rows of leaves.
+
+    Of a row table these are versions of rows.
+    """
     branches = outline(table.partitions.tree(), LEAVES_SHOWN_MAX)
     leaves = [one.partition.partition_id for one in branches if one.partition and one.partition.is_leaf]
     found = {rows.partition_id: rows for rows in table.partitions.leaf_rows_in(leaves)}

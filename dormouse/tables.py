@@ -92,15 +92,16 @@ class Tables:
         interruption: Interruption | None = None,
         sessions: Sessions | None = None,
         as_of: When | None = None,
+        verify: bool = False,
     ) -> Answer:
         from dormouse.sql.statements import sql  # first: the extra that it needs is named
 
         sessions = sessions or self.sessions()
         from dormouse.query.answer import Answer
 
-        return Answer(sql(sessions, self._named, statement, parameters, interruption, as_of))
+        return Answer(sql(sessions, self._named(verify), statement, parameters, interruption, as_of))
 
-    def duckdb(self, where: Mapping[str, Where], as_of: When | None) -> DuckDBPyConnection:
+    def duckdb(self, where: Mapping[str, Where], as_of: When | None, verify: bool) -> DuckDBPyConnection:
         if not isinstance(where, Mapping):
             raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
         from dormouse.sql.views import opened
@@ -108,7 +109,7 @@ class Tables:
         while True:
             tables = self.catalog.tables()
             try:
-                return opened(self.objects, self._with_versions(tables), where, as_of)
+                return opened(self.objects, self._with_versions(tables, verify), where, as_of)
             except SchemaMoved:
                 continue  # of one since it was listed
             except TableNotFound:
@@ -127,7 +128,7 @@ class Tables:
         from dormouse.sql.statements import explain_sql
 
         sessions = sessions or self.sessions()
-        return explain_sql(sessions, self._named, statement, parameters, interruption, as_of)
+        return explain_sql(sessions, self._named(), statement, parameters, interruption, as_of)
 
     def close(self) -> None:
         """Gives back what SQL holds, and refuses more of it."""
@@ -152,32 +153,31 @@ class Tables:
 
         return Engine(self.objects)
 
-    @property
-    def _named(self) -> Named:
+    def _named(self, verify: bool = False) -> Named:
         from dormouse.sql.named import Named
 
+        def like(names: Iterable[str]) -> dict[str, TableContext]:
+            listed = list(names)
+            tables = self.catalog.tables_like([*listed, *filter(None, map(named_versions, listed))])
+            return self._with_versions(tables, verify)
+
         return Named(
-            like=self._like,
-            all=lambda: self._contexts(self.catalog.tables()),
+            like=like,
+            all=lambda: self._contexts(self.catalog.tables(), verify),
             names=self.catalog.names,
         )
 
-    def _contexts(self, records: Iterable[TableRecord]) -> dict[str, TableContext]:
-        return {record.name: self.context(record).shown for record in records}
+    def _contexts(self, records: Iterable[TableRecord], verify: bool) -> dict[str, TableContext]:
+        return {record.name: self.context(record).shown.verifying(verify) for record in records}
 
-    def _with_versions(self, records: Iterable[TableRecord]) -> dict[str, TableContext]:
+    def _with_versions(self, records: Iterable[TableRecord], verify: bool) -> dict[str, TableContext]:
         """Returns the services by name, and those for every version of row tables by theirs."""
         listed = list(records)
         edited = [record for record in listed if is_edited(record.properties)]
         return {
-            **self._contexts(listed),
-            **{record.name + VERSIONS: self.context(record) for record in edited},
+            **self._contexts(listed, verify),
+            **{record.name + VERSIONS: self.context(record).verifying(verify) for record in edited},
         }
-
-    def _like(self, names: Iterable[str]) -> dict[str, TableContext]:
-        listed = list(names)
-        tables = self.catalog.tables_like([*listed, *filter(None, map(named_versions, listed))])
-        return self._with_versions(tables)
 
 
 def schema_asked(
@@ -214,11 +214,18 @@ def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
     return ingest_with_spark(*args, **options)
 
 
-def columns_of_dataframe(data: Any) -> tuple[Any, dict[str, DataType]]:
-    """Returns a DataFrame of Spark, and the types of its columns."""
-    from dormouse.spark.ingest import columns_of
+def columns_of(data: Any, engine: str) -> tuple[Any, dict[str, DataType]]:
+    """Returns the data to be read, and the types of all its columns. Imports Spark only if that reads it."""
+    from dormouse.data import infer
+    from dormouse.rounds.ingest import is_dataframe
 
-    return data, columns_of(data.schema)
+    if engine == "spark" or is_dataframe(data):
+        from dormouse.spark.ingest import columns_read
+
+        columns = columns_read(data)
+        if columns is not None:
+            return data, columns
+    return infer.columns_of(data)
 
 
 def compact_on_spark(
@@ -236,6 +243,7 @@ def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:
     if list(found.schema.fields) != list(schema.fields) or found.schema.key_names != schema.key_names:
         raise TableAlreadyExists(
             f"table {name!r} exists already, with other columns: "
-            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}"
+            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}",
+            table=name,
         )
     return found

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from benchmarks.changes.deletes import KINDS, beside, deletes, lookups
 from benchmarks.changes.plan import PARTS, Plan
 from benchmarks.changes.sides import FILES, PEERS, SIDES
-from benchmarks.changes.upserts import COUNTS, keyed, reading, upserts
+from benchmarks.changes.upserts import COUNTS, keyed, reading, upserted, upserts
 from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.report import Grid, values
 
 _PARTS: dict[str, Callable[[Plan, Tell], Figures]] = dict(
-    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed), strict=True)
+    zip(PARTS, (deletes, beside, lookups, upserts, reading, keyed, upserted), strict=True)
 )
 
 
@@ -68,6 +68,15 @@ BENCHMARK = Benchmark(
                 "read_compacted_ms_{}": "ms after a compaction",
             },
             "scan of a tenth of the rows after the upserts",
+        ),
+        Grid(
+            {"few": "one upsert of 2", "many": "and ten of 1,000"},
+            {
+                "sums_with_{}_upserts_vs_plain": "sums in SQL",
+                "scan_with_{}_upserts_vs_plain": "scan",
+                "looked_up_with_{}_upserts_vs_plain": "look-ups",
+            },
+            "reads of a keyed table after upserts ÷ of a plain one",
         ),
         values(
             {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.command import amount
 
-PARTS = ("deletes", "beside", "lookups", "upserts", "reading", "keyed")
+PARTS = ("deletes", "beside", "lookups", "upserts", "reading", "keyed", "upserted")
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ class Dormouse(Side):
         with dm.connect(self.place.dsn, self.place.objects, read_only=True) as opened:
             return sum(len(batch) for batch in opened.table(table).query())
 
+    def sums(self, table: str) -> None:
+        """Sums a value by another one in SQL, which reads every row."""
+        self.instance.sql(f"select v % 100, count(*), sum(v) from {table} group by 1").read_all()
+
+    def looked_up(self, table: str) -> None:
+        """Reads the rows of some keys, each by itself."""
+        for key in range(0, 1_000, 50):
+            self.instance.table(table).query({"k": key}).read_all()
+
     def compact(self, table: str) -> None:
         self.instance.table(table).compact(engine="local")
 

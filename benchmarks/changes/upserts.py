@@ -117,3 +117,25 @@ def keyed(plan: Plan, tell: Tell) -> Figures:
         "keyed_scan_vs_plain": round(median_ratio(scans["plain"], scans["keyed"]), 3),
         "keyed_scan_before_vs_plain": round(median_ratio(scans["plain_before"], scans["keyed_before"]), 3),
     }
+
+
+def upserted(plan: Plan, tell: Tell) -> Figures:
+    """Compares reads of a large file below one upsert of 2 rows, and ten more of 1,000, with no upsert."""
+    found: Figures = {}
+    with opened(Dormouse, Keyed) as (plain, few):
+        plain.load("plain", rows_of(0, plan.rows))
+        for name, upserts_of in (("few", [2]), ("many", [2, *[EACH] * 10])):
+            tell(f"a keyed table: {len(upserts_of)} upserts")
+            few.load(name, rows_of(0, plan.rows))
+            for number, count in enumerate(upserts_of):
+                few.upsert(name, rows_of(plan.rows // len(upserts_of) * number, min(count, plan.rows // 20)))
+        kinds = {"plain": plain, "few": few, "many": few}
+        for read in ("sums", "scan", "looked_up"):
+            times: dict[str, list[float]] = {}
+            for _, (name, side) in turns([*kinds.items()], plan.rounds):
+                times.setdefault(name, []).append(seconds_of(getattr(side, read), name))
+            for name in ("few", "many"):
+                found[f"{read}_with_{name}_upserts_vs_plain"] = round(
+                    median_ratio(times[name], times["plain"]), 3
+                )
+    return found

@@ -181,6 +181,7 @@ def sql(
     param: ParamOption = None,
     limit: LimitOption = None,
     as_of: AsOfOption = None,
+    verify: VerifyOption = False,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -192,7 +193,7 @@ def sql(
         if explain:
             show_plans(session, instance.explain_sql(text, parameters, as_of=moment_of(as_of)))
             return
-        reader = instance.sql(text, parameters, as_of=moment_of(as_of))
+        reader = instance.sql(text, parameters, as_of=moment_of(as_of), verify=verify)
         if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return

@@ -7,8 +7,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any
 
 from dormouse.cli.output import ReaderGone, printable
@@ -49,7 +50,8 @@ def report(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
     if debug:
         traceback.print_exception(error)
     code = exit_code_of(error)
-    _fail(_message(error, debug=debug), type(error).__name__, code, as_json=as_json)
+    data = error.data if isinstance(error, DormouseError) else {}
+    _fail(_message(error, debug=debug), type(error).__name__, code, as_json=as_json, data=data)
     return code
 
 
@@ -141,10 +143,18 @@ def _message(error: BaseException, *, debug: bool) -> str:
     return f"unexpected {type(error).__name__}: {error}{hint}"
 
 
-def _fail(message: str, kind: str, code: int, *, as_json: bool = False) -> None:
+def _fail(
+    message: str,
+    kind: str,
+    code: int,
+    *,
+    as_json: bool = False,
+    data: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     """Says a failure on stderr; with `--json` as the last line there, a document."""
     if as_json or "--json" in sys.argv:
-        document = {"error": kind, "message": " ".join(message.split()), "exit_code": code}
+        said = {"error": kind, "message": " ".join(message.split()), "exit_code": code}
+        document = {**data, **said}
         _write(json.dumps(document))
     else:
         say(message)

@@ -250,7 +250,8 @@ def _made(
     lacks = any(name not in found.schema and not schema.is_optional(name) for name in schema.names)
     if lacks or not (add_columns or {*found.schema.names} <= {*schema.names}):
         columns = ", ".join(schema.names)
-        raise TableAlreadyExists(f"table {table!r} exists already, with other columns: {columns}")
+        said = f"table {table!r} exists already, with other columns: {columns}"
+        raise TableAlreadyExists(said, table=table)
     if any(name in schema and schema.field(name).type in TIMES for name in found.unsure):
         # what is not shown is not guessed, and the load asks which times are meant
         [how] = found.files.formats.values()
@@ -282,7 +283,8 @@ def _as_before(
         files = replace(files, row_number=None)
     if (keys[0] and keys[0] != has[0]) or (keys[1] and keys[1] != has[1]):
         raise TableAlreadyExists(
-            f"table {before.name!r} exists already, and its keys are {', '.join(schema.key_names)}"
+            f"table {before.name!r} exists already, and its keys are {', '.join(schema.key_names)}",
+            table=before.name,
         )
     return files, has
 

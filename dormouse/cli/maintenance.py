@@ -31,6 +31,8 @@ _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "collection": ("garbage collection", "gc", "Garbage stays"),
 }
 
+_ONE_KEY_SHOWN = 3
+
 
 def add_to(app: typer.Typer) -> None:
     verb(app, "compact", example="dormouse compact flights")(compact)
@@ -75,6 +77,8 @@ def compact(
 
 def split(session: Session, table: TableName) -> None:
     """One round of splits: divide leaves over the threshold, and push references down by one level."""
+    from dormouse.partitions.leaves import of_one_key
+
     with session.open() as instance:
         report = instance.table(table).split(waiting=say)
     session.show(
@@ -82,10 +86,7 @@ def split(session: Session, table: TableName) -> None:
         lambda: (
             f"split {plural(len(report.partitions_split), 'partition')}, "
             f"pushed down {plural(report.references_pushed, 'reference')}"
-            + "".join(
-                f"\npartition {each} is full and cannot be divided: all its rows have one key"
-                for each in report.one_key_partitions
-            )
+            + "".join(f"\n{of_one_key(each)}" for each in report.one_key_partitions)
         ),
     )
     if report.errors:
@@ -214,7 +215,7 @@ def _table(
     from rich.console import Group
     from rich.text import Text
 
-    from dormouse.cli.console import byte_size, count, grid
+    from dormouse.cli.console import byte_size, grid
 
     columns = ("table", "partitions", "leaves", "files", "references", "rows", "size", "garbage", "jobs")
     tables = grid(
@@ -222,7 +223,7 @@ def _table(
         [
             (
                 one.name, one.partitions, one.leaves, one.files, one.references,
-                count(one.row_count, exact=one.rows_exact), byte_size(one.byte_count),
+                _rows(one), byte_size(one.byte_count),
                 one.unreferenced_files, one.compaction_jobs,
             )
             for one in found
@@ -232,6 +233,13 @@ def _table(
     lines += [line for one in found for line in _history(one)]
     lines += [*map(_last_of, rounds), *map(_held, held), *(f"! {one}" for one in jumps)]
     return Group(tables, *(Text(printable(line)) for line in lines))
+
+
+def _rows(status: TableStatus) -> str:
+    from dormouse.cli.console import count
+
+    rows, versions = count(status.row_count, exact=status.rows_exact), status.stored_versions
+    return rows if versions is None else f"{rows} ({plural(versions, 'version')})"
 
 
 def _history(status: TableStatus) -> Iterator[str]:
@@ -260,9 +268,15 @@ def _last_of(one: InstanceRound) -> str:
 
 def _attention(status: TableStatus) -> Iterator[str]:
     """What deletions wait for; a line for each kind of rounds that fails: why, since when, and what to do."""
+    from dormouse.partitions.leaves import of_one_key
+
     if status.deletions:
         pending = plural(status.deletions, "deletion")
         yield f"{status.name}: {pending} pending, which readers apply and compaction makes physical"
+    for partition_id in status.one_key_partitions[:_ONE_KEY_SHOWN]:
+        yield f"{status.name}: {of_one_key(partition_id)}"
+    if (more := len(status.one_key_partitions) - _ONE_KEY_SHOWN) > 0:
+        yield f"{status.name}: {plural(more, 'more such partition')}; --json names them"
     for last in status.rounds:
         if last.error is not None:
             what = _ROUNDS[last.kind][0]

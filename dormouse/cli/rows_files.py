@@ -57,6 +57,9 @@ def upload(
     columns: Annotated[
         str | None, typer.Option(help="The file's columns, with commas, in place of its header.")
     ] = None,
+    as_new: Annotated[
+        bool, typer.Option("--as-new", help="Insert all rows, without the file's ROW_ID and ROW_VERSION.")
+    ] = False,
     separator: Separator = None,
     quote: Quote = '"',
     escape: Escape = None,
@@ -92,7 +95,7 @@ def upload(
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
             done = instance.row_table(table).upload_csv(
-                path, columns=names, dry_run=dry_run, change_id=id, progress=moved, **how
+                path, columns=names, as_new=as_new, dry_run=dry_run, change_id=id, progress=moved, **how
             )
     show_changed(session, table, done, dry_run=dry_run)
 
@@ -193,6 +196,9 @@ def _shown(found: CsvPreview) -> object:
     ids = ["its rows have ids: an upload updates them"] if found.has_row_ids else []
     if len(heads) > _COLUMNS_BESIDE:
         beside = rows[:_ROWS_BESIDE]
+        if len(beside) < len(rows):
+            fewer = f"{len(beside)} of {len(rows)} rows are shown, as there are {len(heads)} columns"
+            ids = [f"{fewer}; --json has all {len(rows)}", *ids]
         cells_of_column = [[head, *(row[number] for row in beside)] for number, head in enumerate(heads)]
         heads, rows = ["column", *(f"row {number + 1}" for number in range(len(beside)))], cells_of_column
     return Group(grid(heads, rows), told, *ids)

@@ -233,11 +233,13 @@ def _picture(found: Mapping[str, Any]) -> Any:
 
     from dormouse.cli.console import branches, count
 
+    # an instance of another version may have none
+    what = "rows" if found.get("stored_versions") is None else "stored versions"
     lines = [
         (
             one["above"],
             one["where"],
-            None if one["rows"] is None else f"{count(one['rows'], exact=one['exact'])} rows",
+            None if one["rows"] is None else f"{count(one['rows'], exact=one['exact'])} {what}",
         )
         for one in found["drawn"]
     ]
@@ -260,9 +262,11 @@ def _summary(found: Mapping[str, Any]) -> Any:
         for field in fields
     ]
     defaults = {name: field.default for name, field in TableProperties.model_fields.items()}
+    versions = found.get("stored_versions")
+    stored = "" if versions is None else f" ({plural(versions, 'stored version')})"
     changed = {key: item for key, item in found["properties"].items() if item != defaults.get(key)}
     return Group(
-        f"{found['name']}: {count(found['row_count'], exact=found['rows_exact'])} rows, "
+        f"{found['name']}: {count(found['row_count'], exact=found['rows_exact'])} rows{stored}, "
         f"{byte_size(found['byte_count'])} in {plural(found['files'], 'file')}, "
         f"{plural(found['references'], 'reference')}; {plural(found['leaves'], 'leaf partition')}; "
         f"layout {found['layout']}",

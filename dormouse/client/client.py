@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
@@ -10,28 +10,27 @@ from urllib.parse import urlencode
 
 from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
-from dormouse.client.streams import ARROW, AnswerReader
-from dormouse.errors import InvalidInput, InvalidName, InvalidQuery, TableNotFound
+from dormouse.client.payloads import RemotePayloads
+from dormouse.client.streams import AnswerReader, rows_of, statement_json
+from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.files.last_rounds import LastRound
 from dormouse.history.consumers import ConsumerStatus
 from dormouse.history.retention import Holder
 from dormouse.history.status import TableStatus
 from dormouse.model.cut import When, text_of_when
 from dormouse.model.edited import named_versions
-from dormouse.model.parameters import Parameters, given
+from dormouse.model.parameters import Parameters
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
-from dormouse.query.frames import pandas_of, polars_of
-from dormouse.query.parameters_json import parameters_json
+from dormouse.query.frames import Container, pandas_of, polars_of
 from dormouse.query.planner import PlanSummary
 from dormouse.query.schemas import SCHEMAS_CHASED_MAX
 from dormouse.query.where import Question, checked_offset, question
 from dormouse.query.where_json import where_json
-from dormouse.shown import Container
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -66,6 +65,11 @@ class Client:
         """What takes long: queries whose answers become objects, ingests of objects, rounds."""
         return RemoteJobs(self._http)
 
+    @property
+    def payloads(self) -> RemotePayloads:
+        """The payloads of the instance, for tokens that are for them."""
+        return RemotePayloads(self._http)
+
     def close(self) -> None:
         """Ends all connections, also those whose answers are not read to their end."""
         self._http.close()
@@ -78,6 +82,13 @@ class Client:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"Client({self._http.url!r})"
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the tables."""
+        return iter([table.name for table in self.tables()])
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Client cannot be pickled: connect again in the other process")
 
@@ -86,10 +97,12 @@ class Client:
         try:
             check_table_name(named_versions(name) or name)
         except InvalidName:
-            raise TableNotFound(f"table {name!r} does not exist") from None
+            raise TableNotFound(f"table {name!r} does not exist", table=name) from None
         found = RemoteTable(self, self._http, name)
         found.describe()
         return found
+
+    __getitem__ = table
 
     def tables(self) -> list[RemoteTable]:
         """All tables, by name."""
@@ -120,19 +133,25 @@ class Client:
         return RemoteRowTable(self._http, name)
 
     def sql(
-        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
     ) -> AnswerReader:
         """The answer of a SELECT over the instance's tables, by name, streamed: as `Instance.sql`.
 
-        Raises `InvalidQuery`, `InvalidCut` and `CutExpired`.
+        Raises `InvalidQuery`, `InvalidCut`, `CutExpired` and `ObjectDamaged`.
         """
-        return _answer(self._http, "/v1/sql", _asked(statement, parameters) | _at(as_of))
+        asked = statement_json(statement, parameters) | _at(as_of) | _verified(verify)
+        return rows_of(self._http, "/v1/sql", asked)
 
     def explain_sql(
         self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
     ) -> dict[str, PlanSummary]:
         """What a statement would read of each table that it reads. Raises `InvalidQuery`."""
-        asked = _asked(statement, parameters) | _at(as_of)
+        asked = statement_json(statement, parameters) | _at(as_of)
         plans = self._http.json("POST", "/v1/sql/plan", asked)["tables"]
         return {name: _summary(plan) for name, plan in plans.items()}
 
@@ -209,6 +228,7 @@ class RemoteTable(Container):
         offset: int = 0,
         descending: bool = False,
         as_of: When | None = None,
+        verify: bool = False,
     ) -> AnswerReader:
         """The rows of a region, in key order, streamed: as `Table.query`, with its arguments and errors.
 
@@ -223,7 +243,8 @@ class RemoteTable(Container):
             body = {**known.where(asked), "columns": wanted, "limit": limit, **_at(as_of)}
             body |= {"offset": offset} if checked_offset(offset) else {}
             body |= {"descending": True} if descending else {}
-            return _answer(self._http, _path(self.name, "query"), body)
+            body |= _verified(verify)
+            return rows_of(self._http, _path(self.name, "query"), body)
 
         return self._asked(ask, as_of)
 
@@ -262,23 +283,34 @@ class RemoteTable(Container):
         """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
         return polars_of(lambda: self.query(where, columns, **how))
 
-    def count(self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None) -> int:
+    def count(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
+    ) -> int:
         """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does."""
 
         def ask(known: _Columns) -> int:
             key = known.schema.key_names[:1]
-            return sum(batch.num_rows for batch in self.query(where, key, as_of=as_of))
+            return sum(batch.num_rows for batch in self.query(where, key, as_of=as_of, verify=verify))
 
         if where:
             return self._asked(ask, as_of)
-        answer = self.sql(f'select count(*) from "{self.name}"', as_of=as_of)
+        answer = self.sql(f'select count(*) from "{self.name}"', as_of=as_of, verify=verify)
         return int(answer.read_all().column(0)[0].as_py())
 
     def sql(
-        self, statement: str, parameters: Parameters | None = None, *, as_of: When | None = None
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
     ) -> AnswerReader:
         """The answer of a SELECT over this and the instance's other tables, by name."""
-        return self._client.sql(statement, parameters, as_of=as_of)
+        return self._client.sql(statement, parameters, as_of=as_of, verify=verify)
 
     def changes(
         self, after: When | None, till: When | None = None, columns: Sequence[str] | None = None
@@ -289,7 +321,7 @@ class RemoteTable(Container):
             name: when if when is None else text_of_when(when) for name, when in moments.items()
         }
         body["columns"] = None if columns is None else list(columns)
-        return _answer(self._http, _path(self.name, "changes"), body)
+        return rows_of(self._http, _path(self.name, "changes"), body)
 
     def status(self) -> TableStatus:
         """What the table consists of now."""
@@ -309,6 +341,7 @@ def _status(found: Mapping[str, Any]) -> TableStatus:
     values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
     for name, kind in _STATUS_PARTS.items():
         values[name] = tuple(kind(**_with_times(one)) for one in found.get(name, ()))
+    values["one_key_partitions"] = tuple(found.get("one_key_partitions", ()))
     return TableStatus(**_with_times(values))
 
 
@@ -319,19 +352,13 @@ def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answer(http: Http, path: str, body: Mapping[str, Any]) -> AnswerReader:
-    return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
+def _verified(verify: bool) -> dict[str, Any]:
+    """Returns what a request has of it: a service of before it knows nothing of it."""
+    return {"verify": True} if verify else {}
 
 
 def _path(table: str, *rest: str) -> str:
     return "/".join(("/v1/tables", path_segment(table), *rest))
-
-
-def _asked(statement: object, parameters: object) -> dict[str, Any]:
-    if not isinstance(statement, str):
-        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
-    asked: dict[str, Any] = {"statement": statement}
-    return asked if parameters is None else asked | {"parameters": parameters_json(given(parameters))}
 
 
 def _at(as_of: When | None) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import cache, partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Unpack
@@ -14,14 +15,17 @@ from urllib.parse import urlencode
 from dormouse import errors
 from dormouse.client.http import Http
 from dormouse.client.jobs import RemoteJobs
+from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.edited import ROW_VERSION
 from dormouse.model.parameters import Parameters, given
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
+from dormouse.query.frames import Container
 from dormouse.query.parameters_json import parameters_json
 from dormouse.rows.cell_files import save
-from dormouse.rows.changes import Change, Changed
+from dormouse.rows.changes import Change, Changed, checked_reference
 from dormouse.rows.changes_json import changes_json
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
@@ -31,6 +35,8 @@ from dormouse.rows.store import RowChange, RowSnapshot
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 
 CHUNK_BYTES = 1 << 20
+ROWS_ASKED_MAX = 500
+"""In one request of several rows."""
 WAIT_SECONDS_MAX = 60.0
 """For so long a service waits for an index, at most; then it is asked again."""
 
@@ -40,7 +46,7 @@ _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-
 Progress = Callable[[int, int | None], object]
 
 
-class RemoteRowTable:
+class RemoteRowTable(Container):
     """One row table of an instance; made by `Client.row_table` and `Client.create_row_table`."""
 
     def __init__(self, http: Http, name: str) -> None:
@@ -50,6 +56,20 @@ class RemoteRowTable:
 
     def __repr__(self) -> str:
         return f"RemoteRowTable({self.name!r})"
+
+    def count(self) -> int:
+        """Returns how many rows there are now."""
+        name = self.name.replace('"', '""')
+        return int(self.sql(f'select count(*) from "{name}"').read_all().column(0)[0].as_py())
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
+        path = "/".join(("/v1/tables", path_segment(self.name), "query"))
+        return rows_of(self._http, path, {}).__arrow_c_stream__(requested_schema)
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
+        """The answer of a SELECT over this and the instance's other tables: as `Client.sql`."""
+        return rows_of(self._http, "/v1/sql", statement_json(statement, parameters))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
         """The columns of now, or as of a version. `TableNotFound`, `NotARowTable`."""
@@ -63,11 +83,25 @@ class RemoteRowTable:
     def row(self, row_id: int, version: int | None = None) -> dict[str, Any]:
         """A row as it is now, or that version of it. `RowNotFound`."""
         found = self._http.json("GET", self._path("rows", str(row_id), version=version))
-        strange = {name for name, value in found.items() if isinstance(value, str) and value in _SPECIAL}
-        if strange:
-            doubles = {column.name for column in self.columns(version) if column.type == "DOUBLE"}
-            found |= {name: _SPECIAL[found[name]] for name in strange & doubles}
-        return dict(found)
+        return self._with_doubles(found, lambda: self.columns(version))
+
+    def rows(self, wanted: Iterable[Sequence[object]]) -> list[dict[str, Any]]:
+        """Returns rows by their ids and versions, in the order given: as `RowTable.rows`, with its errors."""
+        pairs = [checked_reference(one) for one in wanted]
+        columns_of = cache(self.columns)
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(pairs), ROWS_ASKED_MAX):
+            some = [f"{row_id}:{version}" for row_id, version in pairs[start : start + ROWS_ASKED_MAX]]
+            for row in self._http.json("GET", self._path("rows", row=some))["rows"]:
+                found.append(self._with_doubles(row, partial(columns_of, row[ROW_VERSION])))
+        return found
+
+    @staticmethod
+    def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
+        """Returns the row with NaN and infinities, which JSON has as texts; `columns` are those of then."""
+        strange = {name for name, value in row.items() if isinstance(value, str) and value in _SPECIAL}
+        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if strange else set()
+        return {**row, **{name: _SPECIAL[row[name]] for name in strange & doubles}}
 
     def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
         """Who changed what, and when: the newest first."""
@@ -164,6 +198,7 @@ class RemoteRowTable:
         path: str | PathLike[str],
         *,
         columns: Sequence[str] | None = None,
+        as_new: bool = False,
         dry_run: bool = False,
         change_id: str | None = None,
         progress: Progress = lambda done, total: None,
@@ -173,6 +208,7 @@ class RemoteRowTable:
         given = {
             **_csv_asked(CsvFormat.of_file(path, **how)),
             "columns": None if columns is None else ",".join(columns),
+            "as_new": "true" if as_new else None,
             "dry_run": "true" if dry_run else None,
             "job_id": change_id or new_job_id(),
         }
@@ -303,7 +339,7 @@ def _data_of_failure(jobs: RemoteJobs, job_id: str) -> Mapping[str, Any]:
 
 def rows_path(*parts: str, **asked: Any) -> str:
     """A path of row tables, with what is asked that is not None."""
-    given = urlencode({name: value for name, value in asked.items() if value is not None})
+    given = urlencode({name: value for name, value in asked.items() if value is not None}, doseq=True)
     path = "/".join(("/v1/rows", *map(path_segment, parts)))
     return f"{path}?{given}" if given else path
 

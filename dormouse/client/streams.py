@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,8 +13,10 @@ import httpx
 import pyarrow as pa
 
 from dormouse.client.http import Http, problem_error
-from dormouse.errors import DormouseError, InstanceError
+from dormouse.errors import DormouseError, InstanceError, InvalidQuery
+from dormouse.model.parameters import Parameters, given
 from dormouse.query.frames import Frames
+from dormouse.query.parameters_json import parameters_json
 from dormouse.query.sources import Source
 
 PROBLEM = b"dormouse.problem"
@@ -42,6 +44,19 @@ class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc
         """Ends the connection: the service stops working on the answer."""
         self._release()
         super().close()
+
+
+def rows_of(http: Http, path: str, body: Mapping[str, Any]) -> AnswerReader:
+    """Returns the rows that a service answers to a request."""
+    return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
+
+
+def statement_json(statement: object, parameters: Parameters | None) -> dict[str, Any]:
+    """Returns a statement with its parameters as `/v1/sql` takes it. Raises `InvalidQuery`."""
+    if not isinstance(statement, str):
+        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
+    asked: dict[str, Any] = {"statement": statement}
+    return asked if parameters is None else asked | {"parameters": parameters_json(given(parameters))}
 
 
 class _Messages:

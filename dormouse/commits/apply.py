@@ -265,7 +265,9 @@ class _TableBatch:
                     return CommitResult("applied_before")
                 raise CommitIdReused(
                     f"commit id {request.commit_id!r} of table {self._table.record.name!r} was applied "
-                    "before, with other content; give each commit an id of its own"
+                    "before, with other content; give each commit an id of its own",
+                    commit_id=request.commit_id,
+                    table=self._table.record.name,
                 )
             partitions = self._table.partitions
             partitions.split(request.partition_id, request.point, request.field, conn=conn)

@@ -302,7 +302,7 @@ class CommitQueues:
         tables = {name: table.record for (_, name), table in found.items()}
         for name in names:
             if name not in tables:
-                raise TableNotFound(f"table {name!r} does not exist")
+                raise TableNotFound(f"table {name!r} does not exist", table=name)
         if len(self._known) > KEPT_MAX:
             self._known.clear()
         self._known |= tables

@@ -50,7 +50,7 @@ class DirectCommits:
         for request in requests:
             if (None, request.table) not in tables:
                 self._ids.pop(request.table, None)
-                raise TableNotFound(f"table {request.table!r} does not exist")
+                raise TableNotFound(f"table {request.table!r} does not exist", table=request.table)
             self._ids[request.table] = tables[None, request.table].record.table_id
         outcomes = apply(self._tables, [Envelope(r, self._ids[r.table]) for r in requests])
         # what a committer has applied before may not be on disk yet

@@ -115,8 +115,9 @@ class Tables:
 
 def _lacking(name: str, table_uuid: str | None) -> TableNotFound:
     if table_uuid is None:
-        return TableNotFound(f"table {name!r} does not exist")
+        return TableNotFound(f"table {name!r} does not exist", table=name)
     return TableOfAnotherTimeline(
         f"table {name!r} of UUID {table_uuid} does not exist: it was dropped, or this database was restored "
-        "to a moment before it"
+        "to a moment before it",
+        table=name,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
+from math import isinf
 from typing import Any, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -60,6 +61,8 @@ _LIKE = {
 _VIEWS = (pa.string_view(), pa.binary_view())
 _INT_BITS_MAX = 32
 _WIDE_DIGITS = 76
+COLUMNS_TOLD_MAX = 100
+"""How many of the columns at fault an error names."""
 _EXACT_MAX = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
 """Up to these each whole number is a float of its own, by the bits of the float."""
 _YEARS = "the years 1 to 9999"
@@ -172,19 +175,21 @@ def check_columns(found: pa.Schema, schema: Schema, *, has_all: bool = False) ->
 def _check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
-        raise InvalidData(f"column {doubled!r} comes twice in the data")
+        raise InvalidData(f"column {doubled!r} comes twice in the data", columns=[doubled])
     missing = [n for n in schema.names if n not in names and (has_all or not schema.is_optional(n))]
     extra = [name for name in names if name not in schema]
     if missing:
         # a name that differs by case alone is the likely mistake
         hint = next((f" (it has {name!r})" for name in extra if name.casefold() == missing[0].casefold()), "")
         raise InvalidData(
-            f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}"
+            f"column {missing[0]!r} ({schema.field(missing[0]).type}) is missing from the data{hint}",
+            columns=missing[:COLUMNS_TOLD_MAX],
         )
     if extra:
         raise InvalidData(
             f"column {extra[0]!r} is not in the schema; its columns are {', '.join(schema.names)}; leave it "
-            'out, or have it added (evolve="add", --add-columns)'
+            'out, or have it added (evolve="add", --add-columns)',
+            columns=extra[:COLUMNS_TOLD_MAX],
         )
 
 
@@ -193,7 +198,8 @@ def _fit(column: Column, field: Field, first_row: int | None) -> Column:
     try:
         fitted = _cast(column, arrow_type(field.type))
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {field.name!r} does not fit {field.type}: {one_line(error)}") from None
+        said = f"column {field.name!r} does not fit {field.type}: {one_line(error)}"
+        raise InvalidData(said, column=field.name) from None
     except pa.ArrowNotImplementedError:
         raise _mistyped(column.type, field) from None
     _check_nulls(fitted, field, first_row)
@@ -213,7 +219,8 @@ def _is_rounded(found: pa.DataType, wanted: DataType) -> bool:
 
 
 def _mistyped(found: pa.DataType, field: Field) -> InvalidData:
-    return InvalidData(f"column {field.name!r} is {found} in the data; the schema says {field.type}")
+    said = f"column {field.name!r} is {found} in the data; the schema says {field.type}"
+    return InvalidData(said, column=field.name)
 
 
 def _can_be(found: pa.DataType, wanted: DataType) -> bool:  # noqa: PLR0911 one a kind
@@ -266,9 +273,9 @@ def _cast(column: Column, target: pa.DataType) -> Column:
     if _is.is_floating(column.type) and _is.is_integer(target):
         large = pc.greater(pc.abs(column), _EXACT_MAX[column.type.bit_width])
         if pc.any(large).as_py():
-            raise pa.ArrowInvalid(
-                f"{column.filter(large)[0].as_py()!r} may be a whole number that was rounded"
-            )
+            first = column.filter(large)[0].as_py()
+            why = "is no whole number" if isinf(first) else "may be a whole number that was rounded"
+            raise pa.ArrowInvalid(f"{first!r} {why}")
     fitted: Column = column.cast(target, safe=True)
     if _is.is_float64(column.type) and _is.is_float32(target):
         # "safe" says nothing of it
@@ -289,7 +296,9 @@ def _check_nulls(column: Column, field: Field, first_row: int | None) -> None:
         row = pc.index(pc.is_null(column), True).as_py() + (first_row or 0)
         of = " of a batch" if first_row is None else ""
         raise InvalidData(
-            f"column {field.name!r} must not be null, but is in row {row:,}{of} (counted from 0)"
+            f"column {field.name!r} must not be null, but is in row {row:,}{of} (counted from 0)",
+            column=field.name,
+            row=None if first_row is None else row,
         )
 
 
@@ -301,7 +310,8 @@ def _check_years(columns: Sequence[Column], schema: Schema) -> None:
             continue
         ends = pc.min_max(column)
         if not (limits[0] <= _number(ends["min"]) and _number(ends["max"]) <= limits[1]):
-            raise InvalidData(f"column {field.name!r} is a key, and has a {field.type} not of {_YEARS}")
+            said = f"column {field.name!r} is a key, and has a {field.type} not of {_YEARS}"
+            raise InvalidData(said, column=field.name)
 
 
 def _number(value: pa.Scalar) -> int:
@@ -315,7 +325,8 @@ def _check_values(column: Column, field: Field) -> None:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise InvalidData(f"column {field.name!r} is not valid {field.type}: {one_line(error)}") from None
+        said = f"column {field.name!r} is not valid {field.type}: {one_line(error)}"
+        raise InvalidData(said, column=field.name) from None
 
 
 def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

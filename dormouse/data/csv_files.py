@@ -20,7 +20,7 @@ from dormouse.data.text_format import (
     line_of,
     open_csv,
     opened,
-    told,
+    unfit,
 )
 from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, day_orders, read_types, typed
 from dormouse.errors import DependencyMissing, InvalidData
@@ -184,14 +184,18 @@ def _located(file: DataFile, how: TextFormat, rows: list[int]) -> Iterator[None]
     try:
         yield
     except UnfitRow as error:
-        line = line_of(file.path, how, rows[0] + error.row)
+        row = int(rows[0] + error.place)
+        line = line_of(file.path, how, row)
         advice = _ADVICE if isinstance(error, UnfitText) else ""
-        raise _Unreadable(f"line {line:,}: {error.after(rows[0])}{advice}") from None
+        said = f"line {line:,}: {error.after(rows[0])}{advice}"
+        raise _Unreadable(said, **error.data, line=line, row=row) from None
     except NeverClosed as error:
-        raise _Unreadable(f"line {last_line(file.path, how):,}: {error}") from None
+        line = last_line(file.path, how)
+        raise _Unreadable(f"line {line:,}: {error}", line=line) from None
     except UnicodeDecodeError:
         raise _Unreadable(f"is not {how.encoding}{_OTHER}") from None
     except pa.ArrowInvalid as error:
         text = str(error)
         advice = _ADVICE if "invalid value" in text else _OTHER * (_NOT_UTF8 in text)
-        raise _Unreadable(f"{told(error, file.path, how)}{advice}") from None
+        found = unfit(error, file.path, how)
+        raise _Unreadable(f"{found}{advice}", **found.data) from None

@@ -52,6 +52,8 @@ class Files:
     kind: Kind | None = None
     formats: Mapping[str, TextFormat] = field(default_factory=dict, repr=False)
     found: Sequence[DataFile] = field(default=(), repr=False)
+    is_inferred: bool = field(default=False, repr=False)
+    """Whether the types of columns, but for `types`, were inferred of the first file."""
 
     @property
     def says_format(self) -> bool:

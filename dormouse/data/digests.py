@@ -20,10 +20,15 @@ def digest_of_file(path: Path) -> bytes:
         return _digest(file)
 
 
-def digest_of_object(objects: ObjectStore, name: str) -> tuple[int, bytes]:
-    """An object's size and digest; every byte is read. `ObjectNotFound`, `ObjectStoreError`."""
+def digest_of_object(
+    objects: ObjectStore, name: str, go_on: Callable[[], object] = lambda: None
+) -> tuple[int, bytes]:
+    """Returns an object's size and digest; every byte is read, and `go_on` is called for each megabyte.
+
+    Raises `ObjectNotFound`, `ObjectStoreError`, and what `go_on` raises.
+    """
     with objects.reader(name) as file:
-        digest = _digest(file)
+        digest = _digest(file, lambda data: go_on())
         return file.tell(), digest
 
 

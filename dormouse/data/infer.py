@@ -159,7 +159,13 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
         for column, _ in file.folders
         if column not in columns
     }
-    return file.name, {**columns, **folders}, sample, replace(given, found=tuple(found)), unsure
+    return (
+        file.name,
+        {**columns, **folders},
+        sample,
+        replace(given, found=tuple(found), is_inferred=True),
+        unsure,
+    )
 
 
 def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str]]:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,23 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
 from dormouse.data.json_places import check_objects, is_empty, line_of_object
-from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, not_null, value_column
+from dormouse.data.odd_numbers import has_long_numbers
+from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, first_unkept, not_null, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
-from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LIST, LONG, STRING, STRUCT, TIMESTAMP, DataType, Field
+from dormouse.model.types import (
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LIST,
+    LONG,
+    STRING,
+    STRUCT,
+    TIMESTAMP,
+    DataType,
+    Field,
+)
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -35,6 +50,7 @@ _ADVICE = re.compile(r" (?:Try setting|LINE 1:) ")
 """What DuckDB adds for statements of ours, which no caller can change."""
 _OF_ENGINE = re.compile(r'^[A-Za-z ]+ Error: | in file "[^"]*"')
 
+_ROUNDED = {DOUBLE, FLOAT, INT, LONG, STRING}
 _OF_DUCKDB = {
     "BOOLEAN": BOOLEAN, "BIGINT": LONG, "DOUBLE": DOUBLE, "DATE": DATE, "TIMESTAMP": TIMESTAMP,
     "TIMESTAMP WITH TIME ZONE": TIMESTAMP,
@@ -87,9 +103,10 @@ def _json_types(file: DataFile) -> dict[str, DataType]:
 def inferred_json_types(file: DataFile) -> dict[str, DataType]:
     """Returns the types of `json_types` for a new table; `InvalidData`.
 
-    Columns with words that DuckDB takes for times, like infinity and epoch, are text.
+    Columns are text if they have words that DuckDB takes for times, like infinity and epoch, or numbers with
+    more digits than a double keeps.
     """
-    types = json_types(file)
+    types = _with_digits(file, json_types(file))
     times = [name for name, kind in types.items() if kind in TIMES]
     if not times:
         return types
@@ -99,6 +116,30 @@ def inferred_json_types(file: DataFile) -> dict[str, DataType]:
         statement = f"select {words} from read_json({_FILE}, columns = {texts})"
         found = connection.execute(statement, {"path": glob.escape(str(file.path))}).fetchall()[0]
     return types | {name: STRING for name, has_word in zip(times, found, strict=True) if has_word}
+
+
+def _with_digits(file: DataFile, types: Mapping[str, DataType]) -> dict[str, DataType]:
+    """Returns the types, with STRING for each DOUBLE that does not keep the digits of all its numbers."""
+    doubles = [Field(name, kind) for name, kind in types.items() if _has(kind, {DOUBLE})]
+    if not doubles or not has_long_numbers(file.path, even_whole=True):
+        return dict(types)
+    kept = {field.name: field.type for field in doubles}
+    for objects in _objects(file):
+        texts = _as_written(objects, doubles, {})
+        kept = {name: _with_kept(texts[name], kind) for name, kind in kept.items()}
+    return {**types, **kept}
+
+
+def _with_kept(texts: pa.Array, kind: DataType) -> DataType:
+    if kind.element is not None:
+        return LIST(_with_kept(texts.flatten(), kind.element))
+    if kind.parts:
+        parts = zip(kind.parts, texts.flatten(), strict=True)
+        return STRUCT([replace(part, type=_with_kept(some, part.type)) for part, some in parts])
+    if kind != DOUBLE:
+        return kind
+    numbers = texts.cast(pa.float64())
+    return DOUBLE if first_unkept(texts, numbers, DOUBLE, pc.is_valid(numbers)) < 0 else STRING
 
 
 def _is_renamed(name: str, names: Iterable[str]) -> bool:
@@ -140,7 +181,11 @@ def json_batches(
         reader = connection.execute(
             f"select * from read_json({_FILE}, columns = {_struct(columns)})", path
         ).to_arrow_reader(BATCH_ROWS)
-        exact = [field for field in fields if _has_decimals(field.type)]
+        is_odd = has_long_numbers(file.path)
+        exact = [
+            field for field in fields if _has_decimals(field.type) or (is_odd and _has(field.type, _ROUNDED))
+        ]
+        inferred = file.given.is_inferred and is_odd
         objects = _objects(file) if exact else repeat(None)
         given = {field: defaults[field.name] for field in fields if defaults.get(field.name) is not None}
         presence = _presence(file, list(given)) if given else repeat(None)
@@ -149,15 +194,24 @@ def json_batches(
             try:
                 found = {name: batch.column(name) for name in columns}
                 if texts is not None:
-                    found |= _decimals(texts, exact)
-                typed = {f.name: value_column(found[f.name], f, empties=False) for f in fields}
+                    found |= _as_written(texts, exact, found)
+                typed = {
+                    f.name: value_column(
+                        found[f.name],
+                        f,
+                        empties=False,
+                        keeps_digits=inferred and f.name not in file.given.types,
+                    )
+                    for f in fields
+                }
                 if there is not None:
                     typed |= _filled(typed, there, given)
                 arrays = [not_null(typed[f.name], f) for f in fields]
             except UnfitRow as error:
-                line = line_of_object(file.path, row + error.row)
-                where = f"object {row + error.row + 1:,}" if line is None else f"line {line:,}"
-                raise InvalidData(f"{where}: {error.after(row)}") from None
+                line = line_of_object(file.path, row + error.place)
+                where = f"object {row + error.place + 1:,}" if line is None else f"line {line:,}"
+                told = {**error.data, "line": line, "row": int(row + error.place)}
+                raise InvalidData(f"{where}: {error.after(row)}", **told) from None
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
             row += batch.num_rows
 
@@ -193,8 +247,13 @@ def _objects(file: DataFile) -> Iterator[pa.Array]:
             yield batch.column(0)
 
 
-def _decimals(objects: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]:
-    """These columns of objects, whose numbers are as they are written: DuckDB makes doubles of them first."""
+def _as_written(
+    objects: pa.Array, fields: Sequence[Field], read: Mapping[str, pa.Array]
+) -> dict[str, pa.Array]:
+    """These columns of objects, with numbers as they are written: DuckDB makes doubles of them first.
+
+    A value without decimals that is none of its column's type is as DuckDB `read` it, or null.
+    """
     parsed = [json.loads(text, parse_float=str, parse_int=str) for text in objects.to_pylist()]
     found = {}
     for field in fields:
@@ -202,8 +261,13 @@ def _decimals(objects: pa.Array, fields: Sequence[Field]) -> dict[str, pa.Array]
         try:
             found[field.name] = _exact_column(given, field)
         except _INEXACT:
-            row = next(row for row, one in enumerate(given) if not _is_exact(one, field))
-            raise UnfitText(field, given[row], row) from None
+            odd = [row for row, one in enumerate(given) if not _is_exact(one, field)]
+            if _has_decimals(field.type):
+                raise UnfitText(field, given[odd[0]], odd[0]) from None
+            texts = [None if row in odd else _exact(one, field.type) for row, one in enumerate(given)]
+            for row in odd if field.name in read else ():
+                texts[row] = read[field.name][row].as_py()
+            found[field.name] = pa.array(texts, _exact_type(field.type))
     return found
 
 
@@ -241,8 +305,16 @@ def _exact_type(kind: DataType) -> pa.DataType:
 
 
 def _has_decimals(kind: DataType) -> bool:
-    inner = ([] if kind.element is None else [kind.element]) + [part.type for part in kind.parts]
-    return kind.precision is not None or any(map(_has_decimals, inner))
+    return kind.precision is not None or any(map(_has_decimals, _inner(kind)))
+
+
+def _has(kind: DataType, wanted: set[DataType]) -> bool:
+    """Returns whether a type is, or has within, one of these."""
+    return kind in wanted or any(_has(inner, wanted) for inner in _inner(kind))
+
+
+def _inner(kind: DataType) -> list[DataType]:
+    return ([] if kind.element is None else [kind.element]) + [part.type for part in kind.parts]
 
 
 def _as_text(kind: DataType) -> str:

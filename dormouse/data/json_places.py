@@ -55,14 +55,17 @@ def check_objects(path: Path, fields: tuple[Field, ...] = ()) -> bool:
     has_keys = False
     for line, value in _values(path):
         if not isinstance(value, _Object):
-            raise InvalidData(f"line {line:,}: is {_named(value)}; each line, or each element, is an object")
+            said = f"line {line:,}: is {_named(value)}; each line, or each element, is an object"
+            raise InvalidData(said, line=line)
         if value.doubled is not None:
-            raise InvalidData(f"line {line:,}: has {value.doubled!r} twice")
+            raise InvalidData(f"line {line:,}: has {value.doubled!r} twice", line=line)
         has_keys = has_keys or bool(value)
         for field in fields:
             if (wrong := _misshapen(value.get(field.name), field.type)) is not None:
                 raise InvalidData(
-                    f"line {line:,}: column {field.name!r} is {field.type}, and has {_named(wrong)} there"
+                    f"line {line:,}: column {field.name!r} is {field.type}, and has {_named(wrong)} there",
+                    line=line,
+                    column=field.name,
                 )
     return has_keys
 
@@ -124,11 +127,13 @@ def _of_text(text: str, first_line: int, *, is_cut: bool = False) -> Iterator[tu
             if is_cut:
                 return
             there = line + text.count("\n", at, error.pos)
-            raise InvalidData(f"line {there:,}: is no JSON: {error.msg} {_seen(text, error.pos)}") from None
+            said = f"line {there:,}: is no JSON: {error.msg} {_seen(text, error.pos)}"
+            raise InvalidData(said, line=there) from None
         except RecursionError:
-            raise InvalidData(f"line {line:,}: is nested too deeply") from None
+            raise InvalidData(f"line {line:,}: is nested too deeply", line=line) from None
         if (wrong := _NO_UTF8.search(text, at, end)) is not None:
-            raise InvalidData(f"line {line + text.count(chr(10), at, wrong.start()):,}: is not UTF-8")
+            there = line + text.count("\n", at, wrong.start())
+            raise InvalidData(f"line {there:,}: is not UTF-8", line=there)
         yield line, value
         at = end
 

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
+from dormouse.data.known_files import KEPT
 from dormouse.data.object_access import parquet_object
+from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.keyed import DELETED_AT, SEQUENCE
+from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
 from dormouse.objects import ObjectStore
+
+WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
+"""Types whose smallest and largest values are exact in a footer, as integers."""
+
+
+class NewestBounds(NamedTuple):
+    """How new the rows of a file are: no row comes before `first` or after `last`.
+
+    Both have a number for each column that tells which row of a key is the newest.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
 
 
 class Places(NamedTuple):
@@ -34,6 +51,40 @@ def places_of(store: ObjectStore, name: str) -> Places:
         max(high for _, high in known) if is_known else None,
         any(_has_values(group.column(deleted_at)) for group in groups),
     )
+
+
+def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
+    """Returns how new the rows of a file are by columns of `WHOLE_NUMBERS`, as the file calls them.
+
+    Reads a footer once a process. Returns None where a column or its statistics are missing, or the file is.
+    """
+    key = (store.url, name, "newest", *columns)
+    found: NewestBounds | None = KEPT.get(key)
+    if found is None:
+        try:
+            found = _read_bounds(store, name, columns)
+        except (InvalidData, ObjectStoreError):
+            return None
+        if found is not None:
+            KEPT.put(key, found, len(name))
+    return found
+
+
+def _read_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
+    with parquet_object(store, name) as file:
+        metadata = file.metadata
+    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    if not all(column in names for column in columns) or not metadata.num_row_groups:
+        return None
+    lows, highs = [], []
+    for column in map(names.index, columns):
+        groups = [metadata.row_group(number).column(column) for number in range(metadata.num_row_groups)]
+        told = [one.statistics for one in groups]
+        if any(one is None or not one.has_min_max for one in told):
+            return None
+        lows.append(min(one.min_raw for one in told))
+        highs.append(max(one.max_raw for one in told))
+    return NewestBounds(tuple(lows), tuple(highs))
 
 
 def _bounds(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:

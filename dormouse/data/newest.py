@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,6 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.model.keyed import DELETED_AT
+
+_LISTED_SHARE = 1 / 128
+"""Rows looked for among those of a batch, from which on all keys of the batch become Python's objects."""
 
 
 class FirstOfKeys:
@@ -38,6 +42,111 @@ class FirstOfKeys:
 def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The first row of each key in batches that are in key order."""
     return map(FirstOfKeys(names).of, batches)
+
+
+def laid_over(
+    large: Iterable[pa.RecordBatch], small: Iterator[pa.RecordBatch], names: Sequence[str], gone: str
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of two streams in key order; of a key that both have, the row of `small`.
+
+    Both streams are in key order, and have each key once. Rows of `small` that are `gone`, a boolean column
+    that it has last, hide the other's row and are left out.
+    """
+    above = _Above(small, names)
+    for batch in large:
+        if batch.num_rows:
+            last = _Keys(batch.slice(batch.num_rows - 1), names)[0]
+            yield _replaced(batch, above.until(last), names, gone)
+    for rows in above.rest():
+        yield rows.filter(pc.invert(rows.column(gone))).drop_columns([gone])
+
+
+class _Keys(Sequence[Any]):
+    """The keys of a batch's rows, as values that compare as the keys do."""
+
+    def __init__(self, batch: pa.RecordBatch, names: Sequence[str]) -> None:
+        self._columns = [_comparable(batch.column(name)) for name in names]
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __getitem__(self, row: Any) -> Any:
+        return tuple(column[row].as_py() for column in self._columns)
+
+    def places_of(self, wanted: _Keys) -> np.ndarray[Any, Any]:
+        """Returns for each wanted key, in their order, how many keys are smaller."""
+        if len(self._columns) == 1 and pa.types.is_integer(self._columns[0].type):
+            places: np.ndarray[Any, Any] = np.searchsorted(
+                self._columns[0].to_numpy(), wanted._columns[0].to_numpy()
+            )
+            return places
+        among = self.listed() if len(wanted) > len(self) * _LISTED_SHARE else self
+        found, start = [], 0
+        for key in wanted.listed():
+            start = bisect_left(among, key, start)
+            found.append(start)
+        return np.array(found, np.int64)
+
+    def listed(self) -> list[Any]:
+        return list(zip(*(column.to_pylist() for column in self._columns), strict=True))
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """Returns numbers for times and dates, of which Python knows fewer."""
+    if pa.types.is_timestamp(column.type):
+        return column.view(pa.int64())
+    return column.view(pa.int32()) if pa.types.is_date32(column.type) else column
+
+
+class _Above:
+    """Batches in key order, taken up to a key at a time."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> None:
+        self._batches, self._names = batches, names
+        self._left: pa.RecordBatch | None = None
+
+    def until(self, key: tuple[Any, ...]) -> list[pa.RecordBatch]:
+        """Returns the rows that were not taken yet, up to a key."""
+        taken = []
+        for batch in self.rest():
+            end = bisect_right(_Keys(batch, self._names), key)
+            taken.append(batch.slice(0, end))
+            if end < batch.num_rows:
+                self._left = batch.slice(end)
+                break
+        return [batch for batch in taken if batch.num_rows]
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        """Yields all rows that were not taken yet."""
+        left, self._left = self._left, None
+        if left is not None:
+            yield left
+        yield from self._batches
+
+
+def _replaced(
+    batch: pa.RecordBatch, others: Sequence[pa.RecordBatch], names: Sequence[str], gone: str
+) -> pa.RecordBatch:
+    """Returns a batch with the other rows in their places, without its rows of equal keys."""
+    if not others:
+        return batch
+    rows = pa.concat_batches(others)
+    places = _Keys(batch, names).places_of(_Keys(rows, names))
+    ends = np.minimum(places, batch.num_rows - 1)
+    is_there = np.asarray(
+        reduce(
+            pc.and_,
+            (pc.equal(batch.column(name).take(pa.array(ends)), rows.column(name)) for name in names),
+        ).to_numpy(zero_copy_only=False)
+    )
+    stays = np.ones(batch.num_rows, bool)
+    stays[ends[is_there]] = False
+    left = np.flatnonzero(~rows.column(gone).to_numpy(zero_copy_only=False))
+    numbers = np.insert(np.arange(batch.num_rows), places[left], left + batch.num_rows)
+    chosen = numbers[np.insert(stays, places[left], True)]
+    columns = [rows.column(name) for name in batch.schema.names]
+    both = pa.concat_batches([batch, pa.RecordBatch.from_arrays(columns, schema=batch.schema)])
+    return both.take(pa.array(chosen))
 
 
 def without_values(column: pa.Array, there: pa.Array) -> pa.Array:

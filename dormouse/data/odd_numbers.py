@@ -1,10 +1,14 @@
-"""Numbers of CSV that Arrow's reader changes: codes, hexadecimal, more digits than a double has, 1e400."""
+"""Numbers that readers change: codes, hexadecimal, more digits than a double has, 1e400.
+
+Arrow's reader of CSV takes all of them for others, and DuckDB's of JSON makes doubles first.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -12,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.data_files import Files
-from dormouse.data.text_format import TextFormat
+from dormouse.data.text_format import TextFormat, opened
 from dormouse.data.text_values import LEADING_ZERO, UnfitText, are_large, check_exact, first_unkept
 from dormouse.model.schema import Field
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG
@@ -30,6 +34,7 @@ _TAIL_BYTES = 1024
 _UNKNOWN = b"?"
 """Stands for what comes next: no end of a cell."""
 _ZERO, _TEN = ord("0"), 10
+_NUMBER_BYTES_MAX, _BLOCK_BYTES = 1 << 10, 1 << 20
 
 
 def _table(characters: str) -> npt.NDArray[np.bool_]:
@@ -41,6 +46,8 @@ def _table(characters: str) -> npt.NDArray[np.bool_]:
 _PADDING = _table("+- \t")
 _BLANKS = _table(" \t")
 _DIGITS = _table("0123456789")
+_OF_NUMBERS = _table("0123456789+-.eE")
+_AROUND_NUMBERS = _table(" \t\r\n:,[]{}")
 
 
 class WatchedNumbers:
@@ -124,6 +131,41 @@ class WatchedNumbers:
             check_exact(column, numbers, field)
             if name in self._inferred and field.type == DOUBLE:
                 _check_kept(column, numbers, field)
+
+
+def has_long_numbers(path: Path, *, even_whole: bool = False) -> bool:
+    """Returns whether a file of JSON has a number with an exponent, or with more digits than a double keeps.
+
+    Whole numbers count only with `even_whole`. A number within a text may count, too.
+    """
+    tail = b"\n"
+    with opened(path) as stream:
+        while block := bytes(stream.read(_BLOCK_BYTES)):
+            if _long_in(tail + block, even_whole):
+                return True
+            tail = (tail + block)[-_NUMBER_BYTES_MAX:]
+    return _long_in(tail + b"\n", even_whole)
+
+
+def _long_in(text: bytes, even_whole: bool) -> bool:
+    codes = np.frombuffer(text, np.uint8)
+    others = np.flatnonzero(~_OF_NUMBERS[codes])
+    begins, ends = others[:-1] + 1, others[1:]
+    lengths = ends - begins
+    is_apart = _AROUND_NUMBERS[codes]
+    at = (lengths > 0) & is_apart[begins - 1] & is_apart[ends]
+    begins, ends, lengths = begins[at], ends[at], lengths[at]
+    if even_whole and bool((lengths >= _DIGITS_MAX).any()):
+        return True
+    marks = np.flatnonzero(((codes[1:] | 32) == ord("e")) & _DIGITS[codes[:-1]]) + 1
+    points = np.flatnonzero(codes == ord("."))
+    is_long = lengths > _DIGITS_MAX
+    return _any_in(marks, begins, ends) or _any_in(points, begins[is_long], ends[is_long])
+
+
+def _any_in(at: npt.NDArray[np.intp], begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]) -> bool:
+    """Returns whether a number, of those that begin and end there, has one of these places within."""
+    return bool(len(at) and (np.searchsorted(at, begins) < np.searchsorted(at, ends)).any())
 
 
 def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:

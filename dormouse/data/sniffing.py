@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
-from dormouse.data.text_format import UTF_8, TextFormat, column_of, header_of, open_csv, opened, told
+from dormouse.data.text_format import UTF_8, TextFormat, column_of, header_of, open_csv, opened, unfit
 from dormouse.data.text_values import (
     HEXADECIMAL,
     LEADING_ZERO,
@@ -306,7 +306,7 @@ def _texts(sample: Path, how: TextFormat, names: Sequence[str]) -> pa.Table:
         with sample.open("rb") as stream, _reader(stream, how, plain) as reader:
             return reader.read_all()
     except pa.ArrowInvalid as error:
-        raise InvalidData(told(error, sample, how)) from None
+        raise unfit(error, sample, how) from None
 
 
 def _reader(stream: Any, how: TextFormat, types: Mapping[str, pa.DataType]) -> Any:
@@ -347,7 +347,7 @@ def _confirmed(
         except pa.ArrowInvalid as error:
             number = column_of(error)
             if number is None:
-                raise InvalidData(told(error, sample, how)) from None
+                raise unfit(error, sample, how) from None
             found[list(found)[number]] = STRING
         else:
             return found

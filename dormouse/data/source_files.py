@@ -197,10 +197,11 @@ def _folder_values(file: DataFile, schema: Schema) -> Mapping[str, pa.Scalar]:
     found = {}
     for name, text in file.folders:
         if name not in schema:
-            raise InvalidData(f"column {name!r}, which its folder tells, is not in the schema")
+            said = f"column {name!r}, which its folder tells, is not in the schema"
+            raise InvalidData(said, column=name)
         field = schema.field(name)
         if text is not None and field.type.name in _NUMBERS and not _NUMBER.fullmatch(text):
-            raise InvalidData(f"its folder says {name}={text}, and {name!r} is {field.type}")
+            raise InvalidData(f"its folder says {name}={text}, and {name!r} is {field.type}", column=name)
         try:
             value = None if text is None else value_of_text(field, text)
             found[name] = pa.scalar(value, arrow_type(field.type))
@@ -225,6 +226,6 @@ def naming(file: DataFile) -> Iterator[None]:
     except InvalidData as error:
         text = str(error)
         between = ", " if text.startswith("line ") else " " if text.startswith(("is ", "has ")) else ": "
-        raise InvalidData(f"file {file.name!r}{between}{text}") from None
+        raise InvalidData(f"file {file.name!r}{between}{text}", **{**error.data, "file": file.name}) from None
     except (pa.ArrowException, OSError) as error:
-        raise InvalidData(f"file {file.name!r} cannot be read: {one_line(error)}") from None
+        raise InvalidData(f"file {file.name!r} cannot be read: {one_line(error)}", file=file.name) from None

@@ -220,19 +220,20 @@ def open_csv(
     )
 
 
-def told(error: Exception, path: Path, how: TextFormat) -> str:
-    """What Arrow says of a file of CSV, with the line and the name of the column."""
+def unfit(error: Exception, path: Path, how: TextFormat) -> InvalidData:
+    """Returns an error for what Arrow says of a file of CSV, with the line and the name of the column."""
     text = one_line(error)
     row, column = _ROW.search(text), _CSV_COLUMN.search(text)
     rest = _CSV_COLUMN.sub("", _ROW.sub("", text)).strip()
-    at = f"line {_line(path, how, int(row[1])):,}: " if row else ""
+    line = _line(path, how, int(row[1])) if row else None
+    at = "" if line is None else f"line {line:,}: "
     name = _column_name(path, how, int(column[1])) if column else None
     if name is None:
-        return f"{at}{rest}"
+        return InvalidData(f"{at}{rest}", line=line)
     cell = _CELL.search(str(error))
     value = None if cell is None else f"{' '.join(cell[1].split())[:100]!r}"
     kind = "" if cell is None else f" is {value}, which does not fit {_kind(rest)}"
-    return f"{at}column {name!r}{kind or f': {rest}'}"
+    return InvalidData(f"{at}column {name!r}{kind or f': {rest}'}", line=line, column=name)
 
 
 def column_of(error: Exception) -> int | None:

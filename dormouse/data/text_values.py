@@ -39,15 +39,15 @@ _SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
 
 
 class UnfitRow(InvalidData):
-    """A value that its column cannot have; `row` is its row in the batch."""
+    """A value that its column cannot have; `place` is its row in the batch."""
 
-    def __init__(self, message: str, row: int) -> None:
-        super().__init__(message)
-        self.row = row
+    def __init__(self, message: str, field: Field, place: int) -> None:
+        super().__init__(message, column=field.name)
+        self.place = place
 
     def after(self, rows: int) -> str:
         """Returns the message for a batch that so many rows of its file came before."""
-        return f"{self} in row {rows + self.row:,} (counted from 0)"
+        return f"{self} in row {rows + self.place:,} (counted from 0)"
 
 
 class UnfitText(UnfitRow):
@@ -55,7 +55,9 @@ class UnfitText(UnfitRow):
 
     def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
         shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
-        super().__init__(f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", row)
+        super().__init__(
+            f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", field, row
+        )
 
     def after(self, rows: int) -> str:
         """Returns the message, which has the value in place of the row."""
@@ -67,7 +69,7 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
     if field.nullable or not column.null_count:
         return column
     row = pc.index(column.is_null(), True).as_py()
-    raise UnfitRow(f"column {field.name!r} must not be null, but is", row)
+    raise UnfitRow(f"column {field.name!r} must not be null, but is", field, row)
 
 
 def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
@@ -93,14 +95,20 @@ def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBa
 
 
 def value_column(  # noqa: PLR0911 one a kind
-    column: pa.Array, field: Field, time_format: str | None = None, *, empties: bool = True
+    column: pa.Array,
+    field: Field,
+    time_format: str | None = None,
+    *,
+    empties: bool = True,
+    keeps_digits: bool = False,
 ) -> pa.Array:
     """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`.
 
-    `empties`: what is null was an empty text, and is one where it must not be null.
+    - `empties`: what is null was an empty text, and is one where it must not be null.
+    - `keeps_digits`: as of `check_exact`.
     """
     if field.type.is_nested and column.type != arrow_type(field.type):
-        return _nested(column, field)
+        return _nested(column, field, keeps_digits=keeps_digits)
     if not pa.types.is_string(column.type):
         return column
     if time_format is not None and field.type in TIMES:
@@ -112,29 +120,40 @@ def value_column(  # noqa: PLR0911 one a kind
     if field.type == STRING:
         return pc.fill_null(column, "") if empties and not field.nullable else column
     numbers = _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
-    check_exact(column, numbers, field)
+    check_exact(column, numbers, field, keeps_digits=keeps_digits)
     return numbers
 
 
-def check_exact(texts: pa.Array, numbers: pa.Array, field: Field, inner: DataType | None = None) -> None:
+def check_exact(
+    texts: pa.Array,
+    numbers: pa.Array,
+    field: Field,
+    inner: DataType | None = None,
+    *,
+    keeps_digits: bool = False,
+) -> None:
     """Raises `UnfitText` for a number that its text does not say, also in lists and structs.
 
     - A whole number is not written in hexadecimal.
     - A floating number is infinite, or zero, only where the text says so.
-    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `is_kept`.
+    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `is_kept`. With
+      `keeps_digits` every DOUBLE has them: its type was inferred.
     """
     kind = inner or field.type
     if kind.element is not None:
-        check_exact(texts.flatten(), numbers.flatten(), field, kind.element)
+        check_exact(texts.flatten(), numbers.flatten(), field, kind.element, keeps_digits=keeps_digits)
     if kind.parts:
         for part, some, read in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
-            check_exact(some, read, field, part.type)
+            check_exact(some, read, field, part.type, keeps_digits=keeps_digits)
     if not pa.types.is_string(texts.type):
         return
     if kind in (INT, LONG):
         if (row := pc.index(pc.match_substring_regex(texts, HEXADECIMAL), True).as_py()) >= 0:
             raise UnfitText(field, texts[row].as_py(), row, ": it is hexadecimal")
-    elif kind in _EXACT_MAX and (row := first_unkept(texts, numbers, kind, are_large(numbers, kind))) >= 0:
+    elif kind in _EXACT_MAX:
+        watched = pc.is_valid(numbers) if keeps_digits and kind == DOUBLE else are_large(numbers, kind)
+        if (row := first_unkept(texts, numbers, kind, watched)) < 0:
+            return
         raise UnfitText(field, texts[row].as_py(), row, " exactly: decimal or string keeps it")
 
 
@@ -197,20 +216,20 @@ def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> i
     return low
 
 
-def _nested(column: pa.Array, field: Field) -> pa.Array:
+def _nested(column: pa.Array, field: Field, *, keeps_digits: bool) -> pa.Array:
     """Lists and structs of texts."""
 
     def convert(some: pa.Array) -> pa.Array:
         if len(some) < len(column):  # a cast would be of all elements, those of other rows, too
             some = some.take(pa.array(range(len(some))))
         values = some.cast(arrow_type(field.type))
-        check_exact(some, values, field)
+        check_exact(some, values, field, keeps_digits=keeps_digits)
         return values
 
     try:
         return convert(column)
     except UnfitText as error:
-        error.row = _first_unfit(column, convert)  # that of a list, not of its element
+        error.place = _first_unfit(column, convert)  # that of a list, not of its element
         raise
     except _FAILED:
         row = _first_unfit(column, convert)

@@ -142,6 +142,14 @@ def _time_texts(column: pa.Array) -> pa.Array:
     return pc.replace_with_mask(texts, pc.fill_null(far, False), pa.array(shown, _TEXT))
 
 
+def moment_texts(column: pa.Array) -> pa.Array:
+    """Returns milliseconds since 1970 in ISO 8601, in UTC; those outside the years 1 to 9999 as numbers."""
+    first, end = (days * _OF_DAY["ms"] for days in _DAYS)
+    far = pc.or_(pc.less(column, first), pc.greater_equal(column, end))
+    near = pc.if_else(far, pa.scalar(0, column.type), column)
+    return pc.if_else(far, column.cast(_TEXT), _time_texts(near.cast(pa.timestamp("ms", "UTC"))))
+
+
 def _far_text(count: int, of_day: int, endless: int, ends: str) -> str:
     """Returns a day, or a time, in any year; years before 1 are 0, -1 and so on. Infinity is DuckDB's."""
     if abs(count) == endless:

@@ -24,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from dormouse.datasource.options import TableOptions
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model.reshaping import Evolve
 from dormouse.model.values import json_value
 from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
@@ -65,14 +66,16 @@ def ingest(given: argparse.Namespace) -> _Done:
     """Adds the rows of files to a table: all or none, with an id once."""
     with _options(given).open(writes=True) as table:
         _session(given)
-        return dataclasses.asdict(table.ingest(given.paths, ingest_id=given.ingest_id, engine="spark")), None
+        evolve: Evolve | None = "add" if given.add_columns else None
+        report = table.ingest(given.paths, ingest_id=given.ingest_id, engine="spark", evolve=evolve)
+    return dataclasses.asdict(report), None
 
 
 def compact(given: argparse.Namespace) -> _Done:
     """A round of compaction: makes jobs, and runs what is due as tasks."""
     with _options(given).open(writes=True) as table:
         _session(given)
-        report = table.compact(engine="spark")
+        report = table.compact(engine="spark", full=given.full)
     failure = f"given up: {report.given_up} jobs; the first: {report.errors[0]}" if report.given_up else None
     return dataclasses.asdict(report), failure
 
@@ -110,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     for each in (of_table[0], points):
         each.add_argument("paths", nargs="+", metavar="PATH", help="files, folders, or URLs of Parquet")
     of_table[0].add_argument("--ingest-id", help="the same id again adds nothing")
+    of_table[0].add_argument(
+        "--add-columns", action="store_true", help="add the columns that the table lacks"
+    )
+    of_table[1].add_argument("--full", action="store_true", help="make each leaf one file")
     points.add_argument("--row-key", required=True, help="the first row key of the table")
     points.add_argument("--leaves", type=int, required=True, help="how many the table is divided into")
     return parser

@@ -29,7 +29,7 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.query.reshaping import add_missing
 from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, commit_files, commit_id, refusals_named
+from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, commit_files, commit_id
 from dormouse.rounds.row_counts import check_ingested
 from dormouse.spark.ingest import check_fits, columns_of
 from dormouse.spark.worker import check_arrived, check_seen, partition_number
@@ -160,9 +160,8 @@ class TableWriter(DataSourceArrowWriter):
         files = files_of(told(Written, messages), objects, self.load.properties)
         with self.of.open(writes=True) as table:
             context = table.context
-            with refusals_named(context, self.ingest_id, attempt.schema_version):
-                # a task that Spark repeated, or ran twice, may still write
-                applied = commit_files(context, attempt, files, self.ingest_id, leftovers=True)
+            # a task that Spark repeated, or ran twice, may still write
+            applied = commit_files(context, attempt, files, self.ingest_id, leftovers=True)
             if applied:
                 context.attempts.delete_leftovers(attempt, context.store.own)
                 note_if_shared(context.objects)

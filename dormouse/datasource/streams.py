@@ -22,14 +22,7 @@ from dormouse.datasource.changes import ChangesTask, tasks_of
 from dormouse.datasource.columns import changed_columns, check_given
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, check_takes, evolved, files_of, told
-from dormouse.errors import (
-    AttemptAbandoned,
-    InvalidInput,
-    InvalidSchema,
-    JobFailed,
-    SchemaChanged,
-    TableNotFound,
-)
+from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
@@ -41,7 +34,7 @@ from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared
 from dormouse.query.schemas import seen_by
-from dormouse.rounds.ingest_commit import refusals_named, with_place
+from dormouse.rounds.ingest_commit import with_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,16 +188,14 @@ class StreamWriter(DataSourceStreamWriter, DataSourceArrowWriter):
             placed = [replace(p.written, files=with_place(p.attempt, p.written.files)) for p in parts]
             files = files_of(placed, context.objects, context.properties)
             batch_of = StreamBatch(self._options.stream, parts[0].query_id, batchId)
-            named = f"batch {batchId} of {self._options.stream}"
             try:
-                with refusals_named(context, named, min(one.schema_version for one in attempts)):
-                    is_new = commit_batch(
-                        context.supplier, context.store, batch_of, files, [one.attempt_id for one in attempts]
-                    )
+                is_new = commit_batch(
+                    context.supplier, context.store, batch_of, files, [one.attempt_id for one in attempts]
+                )
             except InvalidInput:
                 _discard(context, attempts)
                 raise
-            except (AttemptAbandoned, SchemaChanged):
+            except AttemptAbandoned:
                 for one in attempts:
                     context.attempts.withdraw(one)
                 raise

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from dormouse.durability.instance_rounds import Alone, InstanceRounds
 from dormouse.errors import InstanceReadOnly, MaintenanceTakenOver, TableNotFound, one_line
 from dormouse.model.properties import TableProperties
-from dormouse.partitions.leaves import REST_SECONDS
+from dormouse.partitions.leaves import REST_SECONDS, of_one_key
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 
@@ -25,6 +25,8 @@ CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
 DAY_SECONDS = 86_400.0
 HOUR_SECONDS = 3_600.0
+LINES_MAX = 100
+"""Of failures, and of partitions, that a report keeps."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,11 @@ class Maintained(Protocol):
 
 @dataclass(slots=True)
 class Maintenance:
-    """What was done, in all; `failures` are the last, at most a hundred, one line each."""
+    """What was done, in all; `failures` are the last, at most a hundred, one line each.
+
+    `one_key_partitions` has a line for each full leaf that was found to have rows of one key, and cannot be
+    divided: the last hundred.
+    """
 
     cycles: int = 0
     partitions_split: int = 0
@@ -56,6 +62,7 @@ class Maintenance:
     files_deleted: int = 0
     failed: int = 0
     failures: list[str] = field(default_factory=list)
+    one_key_partitions: list[str] = field(default_factory=list)
 
 
 class Maintainer:
@@ -108,23 +115,25 @@ class Maintainer:
                     self._try(kind, lambda kind=kind, work=work: self._rounds.run(kind, work))  # type: ignore[misc]
 
     def _table(self, table: Maintained, *, all_is_due: bool) -> None:
-        self._try(f"{table.name}: cut", table.history.record_if_due)
-        if split := self._try(f"{table.name}: split", table.split):
+        name = table.name  # each look at it asks the database
+        self._try(f"{name}: cut", table.history.record_if_due)
+        if split := self._try(f"{name}: split", table.split):
             self.done.partitions_split += len(split.partitions_split)
-            self._note(f"{table.name}: split", split.errors)
-        if merged := self._try(f"{table.name}: merge", lambda: self._merge(table)):
+            self._note(f"{name}: split", split.errors)
+            self._note_one_key(name, split.one_key_partitions)
+        if merged := self._try(f"{name}: merge", lambda: self._merge(table)):
             self.done.partitions_merged += len(merged.partitions_merged)
-            self._note(f"{table.name}: merge", merged.errors)
-        if compacted := self._try(f"{table.name}: compaction", table.compact):
+            self._note(f"{name}: merge", merged.errors)
+        if compacted := self._try(f"{name}: compaction", table.compact):
             self.done.jobs_run += compacted.jobs_run
-            self._note(f"{table.name}: compaction", compacted.errors if compacted.given_up else ())
-        since = time.monotonic() - self._collected_at.get(table.name, float("-inf"))
+            self._note(f"{name}: compaction", compacted.errors if compacted.given_up else ())
+        since = time.monotonic() - self._collected_at.get(name, float("-inf"))
         if all_is_due or since >= COLLECTION_SECONDS:
-            self._collected_at[table.name] = time.monotonic()
-            self._try(f"{table.name}: retention", table.history.apply_retention)
-            if collected := self._try(f"{table.name}: collection", table.collect_garbage):
+            self._collected_at[name] = time.monotonic()
+            self._try(f"{name}: retention", table.history.apply_retention)
+            if collected := self._try(f"{name}: collection", table.collect_garbage):
                 self.done.files_deleted += collected.deleted
-                self._note(f"{table.name}: collection", [f"{name}: {why}" for name, why in collected.failed])
+                self._note(f"{name}: collection", [f"{file}: {why}" for file, why in collected.failed])
 
     def _merge(self, table: Maintained) -> Any:
         wanted = table.properties.merge_threshold_rows is not None
@@ -148,8 +157,14 @@ class Maintainer:
             self._note(what, [one_line(error)])
             return None
 
+    def _note_one_key(self, table: str, partition_ids: Sequence[str]) -> None:
+        for partition_id in partition_ids:
+            known = self.done.one_key_partitions
+            self.done.one_key_partitions = [*known[-(LINES_MAX - 1) :], f"{table}: {partition_id}"]
+            self._tell(f"{table}: {of_one_key(partition_id)}")
+
     def _note(self, what: str, errors: Sequence[str]) -> None:
         for error in errors:
             self.done.failed += 1
-            self.done.failures = [*self.done.failures[-99:], f"{what}: {error}"]
+            self.done.failures = [*self.done.failures[-(LINES_MAX - 1) :], f"{what}: {error}"]
             self._tell(self.done.failures[-1])

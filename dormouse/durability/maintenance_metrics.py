@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dormouse.durability.instance_rounds import InstanceRound
 from dormouse.durability.maintaining import Maintenance
 from dormouse.errors import not_installed
+from dormouse.payloads.status import STATES
 
 if TYPE_CHECKING:
     from dormouse.payloads import PayloadStore
@@ -48,9 +48,9 @@ def payload_numbers(payloads: PayloadStore) -> Iterator[Number]:
     now = payloads.status()
     for name, what in _OF_PAYLOADS.items():
         yield Number(f"payload_{name}", what, getattr(now, name))
-    states = Counter(one.state for one in payloads.days())
-    for state in ("open", "offloaded", "folding", "folded"):
-        yield Number("payload_days", "Days of payloads, by state.", states[state], {"state": state})
+    for state in STATES:
+        count = getattr(now, f"{state}_days")
+        yield Number("payload_days", "Days of payloads, by state.", count, {"state": state})
 
 
 def write_metrics(

@@ -55,7 +55,6 @@ DormouseError
 │   ├── CommitRejected               what the committer answered, with its reason
 │   ├── CommitQueueFull              the queue stayed above its high mark for too long
 │   ├── AttemptAbandoned             a writer so late that its files were collected
-│   ├── SchemaChanged                a writer of rows that lack a new column which must not be null
 │   ├── TooManyRetries
 │   └── ConnectionsExhausted         no connection became free within the bound
 ├── CommitOutcomeUnknown             applied or not: ask by commit id before cleaning up
@@ -107,6 +106,7 @@ from __future__ import annotations
 from typing import Any
 
 from dormouse.errors.base import DormouseError as DormouseError
+from dormouse.errors.base import Told
 from dormouse.errors.checks import CheckFailed as CheckFailed
 from dormouse.errors.extras import DependencyMissing as DependencyMissing
 from dormouse.errors.extras import names_what_is_missing as names_what_is_missing
@@ -156,9 +156,18 @@ class CommitRequestTooNew(InvalidCommitRequest):
 class InvalidData(InvalidInput):
     """The data does not fit the table's schema."""
 
+    file = Told[str]()
+    line = Told[int]()
+    row = Told[int]()
+    column = Told[str]()
+    columns = Told[list[str]]()
+
 
 class InvalidQuery(InvalidInput):
     """The query does not fit the table's schema."""
+
+    table = Told[str]()
+    column = Told[str]()
 
 
 class InvalidPayload(InvalidInput):
@@ -168,10 +177,12 @@ class InvalidPayload(InvalidInput):
 class TableNotFound(DormouseError, LookupError):
     """The table does not exist."""
 
+    table = Told[str]()
+
     @classmethod
     def gone(cls, table: str) -> TableNotFound:
         """Of one that was there."""
-        return cls(f"table {table!r} does not exist any more")
+        return cls(f"table {table!r} does not exist any more", table=table)
 
 
 class TableOfAnotherTimeline(TableNotFound):
@@ -181,9 +192,13 @@ class TableOfAnotherTimeline(TableNotFound):
 class TableAlreadyExists(DormouseError):
     """A table of this name exists already."""
 
+    table = Told[str]()
+
 
 class TableBusy(DormouseError):
     """Other transactions use the table all the time; nothing was changed."""
+
+    table = Told[str]()
 
 
 class InstanceError(DormouseError):
@@ -235,9 +250,15 @@ class PartitionError(DormouseError):
 class PartitionNotFound(PartitionError, LookupError):
     """The table has no such partition."""
 
+    table = Told[str]()
+    partition_id = Told[str]()
+
 
 class PartitionNotActive(PartitionError):
     """The partition is not a leaf any more."""
+
+    table = Told[str]()
+    partition_id = Told[str]()
 
 
 class ConcurrentScale(PartitionNotActive):
@@ -259,6 +280,9 @@ class CommitFailed(DormouseError):
 class CommitIdReused(CommitFailed):
     """Another commit with this id is applied already; nothing of this one was applied."""
 
+    commit_id = Told[str]()
+    table = Told[str]()
+
 
 class CommitRejected(CommitFailed):
     """The committer refused the request; nothing was applied."""
@@ -270,10 +294,6 @@ class CommitQueueFull(CommitFailed):
 
 class AttemptAbandoned(CommitFailed):
     """The write attempt took so long that its files were collected."""
-
-
-class SchemaChanged(CommitFailed):
-    """A column that must not be null was added while rows without it were written; nothing was applied."""
 
 
 class TooManyRetries(CommitFailed):
@@ -299,6 +319,9 @@ class ObjectStoreError(DormouseError):
 class ObjectNotFound(ObjectStoreError, LookupError):
     """The object does not exist."""
 
+    table = Told[str]()
+    filename = Told[str]()
+
 
 class QueryOvertaken(ObjectNotFound):
     """Files of the query were collected while it ran, and the table's rows are others now, or may be."""
@@ -307,17 +330,21 @@ class QueryOvertaken(ObjectNotFound):
 class ObjectDamaged(ObjectStoreError):
     """A table's file is not what was written; `fault` says of the file why."""
 
+    table = Told[str]()
+    partition_id = Told[str]()
+    filename = Told[str]()
+    fault = Told[str]()
+
     def __init__(
         self, table: str = "", partition_id: str = "", filename: str = "", fault: str = "is not known"
     ) -> None:
-        self.table = table
-        self.partition_id = partition_id
-        self.filename = filename
-        self.fault = fault
-        self.data = {"table": table, "partition_id": partition_id, "filename": filename}
         super().__init__(
             f"file {filename!r} of table {table!r}, partition {partition_id!r}, {fault}: "
-            "'dormouse check --deep' lists what is damaged; bring it back from a backup"
+            "'dormouse check --deep' lists what is damaged; bring it back from a backup",
+            table=table,
+            partition_id=partition_id,
+            filename=filename,
+            fault=fault,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -346,6 +373,8 @@ class EngineFailed(DormouseError):
 
 class JobFailed(DormouseError):
     """The job failed; nothing refers to what it wrote."""
+
+    job_id = Told[str]()
 
 
 def one_line(error: BaseException) -> str:

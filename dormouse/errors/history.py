@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from dormouse.errors.base import DormouseError
+from dormouse.errors.base import DormouseError, Told
 
 __all__ = ["ConsumerExpired", "ConsumerOvertaken", "CutExpired", "EpochNotFound"]
 
@@ -16,14 +17,21 @@ class EpochNotFound(DormouseError, LookupError):
 class CutExpired(DormouseError):
     """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
 
-    def __init__(self, message: str = "", oldest: datetime | None = None) -> None:
-        super().__init__(message)
-        self.oldest = oldest
+    table = Told[str]()
+    oldest = Told(datetime.fromisoformat)
+
+    def __init__(self, message: str = "", oldest: datetime | None = None, **data: Any) -> None:
+        super().__init__(message, oldest=None if oldest is None else oldest.isoformat(), **data)
 
 
 class ConsumerExpired(CutExpired):
     """A consumer did not acknowledge for so long that its files were not kept."""
 
+    consumer = Told[str]()
+
 
 class ConsumerOvertaken(DormouseError):
     """Another reader of the consumer has acknowledged what this one read."""
+
+    table = Told[str]()
+    consumer = Told[str]()

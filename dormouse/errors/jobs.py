@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dormouse.errors.base import DormouseError
+from dormouse.errors.base import DormouseError, Told
 
 __all__ = [
     "JobCancelled", "JobError", "JobForbidden", "JobIdTaken", "JobLost", "JobNotEnded", "JobNotFound",
@@ -11,6 +11,8 @@ __all__ = [
 
 class JobError(DormouseError):
     """The job does not allow it."""
+
+    job_id = Told[str]()
 
 
 class JobNotFound(JobError, LookupError):
@@ -35,3 +37,5 @@ class JobLost(JobError):
 
 class JobForbidden(JobError):
     """The holder of this token may not start this kind of job."""
+
+    kind = Told[str]()

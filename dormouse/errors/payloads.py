@@ -35,6 +35,8 @@ class PayloadDayBusy(DormouseError):
 class PayloadsDiffer(DormouseError):
     """A day's copy is not what the day has, and did not take its place; `keys` are the first that differ."""
 
+    keys: tuple[Any, ...] = ()
+
     def __init__(self, message: str = "", keys: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.keys = keys

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-from dormouse.errors.base import DormouseError
+from dormouse.errors.base import DormouseError, Told
 
 __all__ = [
     "BatchFailed", "DeletionsNotApplied", "FileAlreadyExists", "FileHasReferences", "FileNotFound",
@@ -18,6 +18,11 @@ __all__ = [
 class FileReferenceError(DormouseError):
     """The file reference store refuses the update."""
 
+    table = Told[str]()
+    filename = Told[str]()
+    partition_id = Told[str]()
+    job_id = Told[str]()
+
     def __init__(
         self,
         table: str | None = None,
@@ -25,14 +30,16 @@ class FileReferenceError(DormouseError):
         partition_id: str | None = None,
         job_id: str | None = None,
     ) -> None:
-        self.table = table
-        self.filename = filename
-        self.partition_id = partition_id
-        self.job_id = job_id
         about = {"table": table, "file": filename, "partition": partition_id, "job": job_id}
         what = ", ".join(f"{name} {value!r}" for name, value in about.items() if value is not None)
         reason = (type(self).__doc__ or "").splitlines()[0].rstrip(".")
-        super().__init__(f"{reason}: {what}" if what else reason)
+        super().__init__(
+            f"{reason}: {what}" if what else reason,
+            table=table,
+            filename=filename,
+            partition_id=partition_id,
+            job_id=job_id,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.table, self.filename, self.partition_id, self.job_id)

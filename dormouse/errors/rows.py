@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, Self
 
-from dormouse.errors.base import DormouseError
+from dormouse.errors.base import DormouseError, Told
 
 __all__ = [
     "AmbiguousRows", "IndexNotReady", "InvalidColumn", "InvalidPage", "InvalidRow", "NotARowTable",
@@ -19,6 +18,10 @@ ROWS_TOLD_MAX = 1_000
 """How many rows of a conflict another process is told."""
 
 
+def _conflicts(rows: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    return [(row_id, sent, now) for row_id, sent, now in rows]
+
+
 class RowError(DormouseError):
     """The row table does not allow it."""
 
@@ -26,9 +29,13 @@ class RowError(DormouseError):
 class InvalidRow(RowError, ValueError):
     """A row that cannot be: a value that does not fit, a repeated or unknown id, a missing version."""
 
+    column = Told[str]()
+
 
 class InvalidColumn(RowError, ValueError):
     """A column that cannot be, or values that would not fit it; nothing was changed."""
+
+    column = Told[str]()
 
 
 class InvalidPage(RowError, ValueError):
@@ -42,32 +49,36 @@ class AmbiguousRows(RowError, ValueError):
 class NotARowTable(RowError, ValueError):
     """The table is not a row table, or it is one and is changed by its rows alone."""
 
+    table = Told[str]()
+
 
 class RowNotFound(RowError, LookupError):
     """The table has no such row, or not that version of it."""
 
+    table = Told[str]()
+    row_id = Told[int]()
+    version = Told[int]()
+
 
 class RowConflict(RowError):
-    """Rows were changed since they were read: `rows` has (row id, version that was sent, version of now)."""
+    """Rows were changed since they were read: `rows` has (row id, version that was sent, version of now).
+
+    Of a conflict that another process met, the first 1,000.
+    """
+
+    table = Told[str]()
+    rows = Told(_conflicts)
 
     def __init__(self, table: str = "", rows: Sequence[tuple[int, int, int]] = ()) -> None:
-        self.table = table
-        self.rows = list(rows)
-        self.data = {"table": table, "rows": [list(row) for row in self.rows[:ROWS_TOLD_MAX]]}
-        named = ", ".join(f"row {i} (sent {sent}, now {now})" for i, sent, now in self.rows[:_NAMED_MAX])
-        more = f" and {len(self.rows) - _NAMED_MAX:,} more" if len(self.rows) > _NAMED_MAX else ""
+        named = ", ".join(f"row {i} (sent {sent}, now {now})" for i, sent, now in rows[:_NAMED_MAX])
+        more = f" and {len(rows) - _NAMED_MAX:,} more" if len(rows) > _NAMED_MAX else ""
         super().__init__(
             f"table {table!r}: changed since they were read: {named}{more}; nothing was changed: read them "
-            "again, and send the change with their versions of now"
+            "again, and send the change with their versions of now",
+            table=table,
+            rows=[list(row) for row in rows[:ROWS_TOLD_MAX]],
         )
-
-    @classmethod
-    def told(cls, message: str, data: Mapping[str, Any] = MappingProxyType({})) -> Self:
-        """Returns a conflict that another process met; it has the first 1,000 of its rows."""
-        error = super().told(message, data)
-        error.table = str(data.get("table", ""))
-        error.rows = [(row_id, sent, now) for row_id, sent, now in data.get("rows", ())]
-        return error
+        vars(self)["rows"] = list(rows)  # here all of them are known
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.table, self.rows)
@@ -76,22 +87,43 @@ class RowConflict(RowError):
 class RowLockHeld(RowError):
     """Another worker holds the table's lock: try again when it is done."""
 
+    table = Told[str]()
+    holder = Told[str]()
+
 
 class RowLockLost(RowError):
     """The table's lock was given to another worker; nothing was changed."""
+
+    table = Told[str]()
 
 
 class IndexNotReady(RowError):
     """The index is behind the table's rows: it is being worked on, ask again."""
 
+    table = Told[str]()
+    seconds = Told[float]()
+
 
 class PageExpired(RowError):
     """The rows of the page's version are kept no longer: begin the query again."""
+
+    table = Told[str]()
+
+    @classmethod
+    def of(cls, table: str, why: str) -> Self:
+        """Returns the error of a table's page."""
+        return cls(f"table {table!r}: {why}", table=table)
 
 
 class SnapshotNotFound(RowError, LookupError):
     """The table has no snapshot of this name."""
 
+    table = Told[str]()
+    snapshot = Told[str]()
+
 
 class SnapshotExists(RowError):
     """The table has a snapshot of this name already."""
+
+    table = Told[str]()
+    snapshot = Told[str]()

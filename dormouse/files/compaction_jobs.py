@@ -16,6 +16,7 @@ from dormouse.files.last_rounds import count_given_up
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.store import FileReferenceStore
 from dormouse.files.watermarks import look
+from dormouse.model.keyed import is_keyed
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import COMPACTION_SECONDS
@@ -28,6 +29,9 @@ LEASE_SECONDS = COMPACTION_SECONDS
 RELEASE_BATCH_JOBS = 10_000
 OLD_SECONDS = 7 * 24 * 3600.0
 """A deletion that is pending for longer is worth merging each file that has rows of it."""
+
+KEYED_SIZE_RATIO_MAX = 0.25
+"""Rows of a keyed table's other files, in those of the largest, from which on a leaf becomes one file."""
 
 REREAD_SECONDS = 3600.0
 LOOKED_UP_MAX = 10_000
@@ -153,6 +157,9 @@ class CompactionJobs:
             "batch_files": properties.compaction_batch_files,
             "size_ratio": properties.size_ratio if properties.size_ratio < others else others / 2,
         }
+        if is_keyed(properties):
+            # readers look for each row's key in the other files: one file is worth more rewriting
+            chosen_by["size_ratio"] = min(chosen_by["size_ratio"], KEYED_SIZE_RATIO_MAX)
         if full:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
         values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max), **_OF_NO_RUN}

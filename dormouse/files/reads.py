@@ -151,13 +151,13 @@ class FileReferenceReads:
     ) -> tuple[int, int, int, bool, str, PlannedRows]:
         """The table's epoch, when that was made, the schema's version, and references.
 
-        Before these, whether the properties by which rows are merged and hidden are still those that are
-        known, and the snapshot.
+        Before these, whether the properties by which rows are merged, hidden and verified are still those
+        that are known, and the snapshot.
         All of one moment; those of some partitions, and the pending deletions that may be of rows within the
         bounds. One statement; `conn` is as `following` wants it.
         """
         known = self.table.properties
-        shown_by = json.dumps([known.aggregate, known.filter, known.newest_by])
+        shown_by = json.dumps([known.aggregate, known.filter, known.newest_by, known.verify_reads or None])
         values = {"partition_ids": partition_ids, "shown_by": shown_by, **bounds.arrays()}
         head, *rows = self._execute(conn, "plan", values).fetchall() or (None,)
         if head is None or head[0] is None:

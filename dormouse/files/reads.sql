@@ -20,7 +20,7 @@ order by f.filename, r.partition_id;
 
 -- name: plan
 -- What a query is planned on, of one moment: first the table's epoch, the snapshot, and for bytes when the epoch was
--- made, in microseconds, the pending deletions that may meet some keys, whether rows are merged and hidden as is known,
+-- made, in microseconds, the pending deletions that may meet some keys, whether the properties of reading are those known,
 -- and last the version of the schema; then the references of some partitions with what is known of their files.
 select t.epoch,
     (case when pg_is_in_recovery() then replayed_snapshot(t.table_id) else pg_current_snapshot() end)::text as snapshot, (
@@ -28,8 +28,9 @@ select t.epoch,
         from deletion d
         where d.table_id = %(table_id)s and d.retired_xid is null and {may_meet}
     ) as deletions, null as partition_id, null as filename,
-    jsonb_build_array(t.properties -> 'aggregate', t.properties -> 'filter', t.properties -> 'newest_by')
-        = %(shown_by)s::jsonb as only_contains_data,
+    jsonb_build_array(
+        t.properties -> 'aggregate', t.properties -> 'filter', t.properties -> 'newest_by', t.properties -> 'verify_reads'
+    ) = %(shown_by)s::jsonb as only_contains_data,
     (extract(epoch from e.created_at) * 1000000)::bigint as byte_count, null::bytea as min_key,
     null::bytea as max_key, t.schema_version::bigint as deletions_till, null::bigint[] as deletions_left, true as is_known
 from tables t

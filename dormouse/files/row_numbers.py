@@ -64,7 +64,8 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
                 if time.monotonic() > deadline:
                     raise TableBusy(
                         f"table {table.name!r}: another load gives its rows running numbers for more than "
-                        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later"
+                        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
+                        table=table.name,
                     )
                 time.sleep(_AGAIN_SECONDS)
             run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")

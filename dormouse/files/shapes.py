@@ -41,11 +41,10 @@ class Then(NamedTuple):
 
 
 class NextShape(NamedTuple):
-    """What a change makes of a table; with `refuses_writers`, those that began before it commit nothing."""
+    """A table as a change makes it, and the change in words."""
 
     table: TableRecord
     change: str
-    refuses_writers: bool = False
 
 
 Change = Callable[[TableRecord, psycopg.Connection[Any]], NextShape]
@@ -96,7 +95,7 @@ class Shapes:
     def change_in(self, conn: psycopg.Connection[Any], change: Change) -> TableRecord:
         """As `change`, as a part of a transaction."""
         now = self._held("held", conn)
-        made, said, refuses_writers = change(now, conn)
+        made, said = change(now, conn)
         values = {
             "schema": Jsonb(made.schema.to_record()),
             "properties": Jsonb(made.properties.model_dump(exclude_defaults=True)),
@@ -105,8 +104,6 @@ class Shapes:
             "change": said,
         }
         conn.execute(_QUERIES["change"].on(), {**self._key, **values})
-        if refuses_writers:
-            conn.execute(_QUERIES["abandon_writers"].on(), self._key)
         return made
 
     def try_change(self, change: Change) -> None:

@@ -36,11 +36,6 @@ with changed as (
 insert into schema_change (table_id, version, was, change)
 values (%(table_id)s, %(version)s, %(was)s, %(change)s);
 
--- name: abandon_writers
--- Writers that began with an older schema commit nothing.
-update write_attempt set abandoned_at = clock_timestamp()
-where table_id = %(table_id)s and abandoned_at is null and finished_at is null;
-
 -- name: conditions
 -- The conditions of deletions that readers apply.
 select deletion_id, condition from deletion where table_id = %(table_id)s and retired_xid is null order by deletion_id;

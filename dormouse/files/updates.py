@@ -275,10 +275,10 @@ class _Batch:
             for n in before:
                 self._recall(commits[n - 1], (refused_before or {}).get(str(n)))
             for number in (commits[n - 1] for n in reused):
-                self._failed[number][0] = CommitIdReused(
-                    f"commit id {self._ids[number]!r} is that of another commit to table "
-                    f"{self._store.table.name!r}, which is applied; nothing of this one was applied"
-                )
+                commit_id, name = self._ids[number], self._store.table.name
+                said = f"commit id {commit_id!r} is that of another commit to table {name!r}, which is "
+                said += "applied; nothing of this one was applied"
+                self._failed[number][0] = CommitIdReused(said, commit_id=commit_id, table=name)
             return [unit for unit in units if unit.commit not in done]
         self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}
         late, refused = self._in_place([u for u, ok in zip(units, verdict, strict=True) if not ok], row, conn)

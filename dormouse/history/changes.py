@@ -234,4 +234,5 @@ def expired(context: TableContext, position: Position) -> CutExpired:
         f"{since}: files of then were collected; name a cut to keep its files, or raise the table's property "
         "history_retention_seconds",
         since,
+        table=context.table.name,
     )

@@ -85,7 +85,8 @@ class Consumers:
         if not self._change("create", name, self._moment(begin)) and self.find(name) is None:
             raise CutExpired(
                 f"consumer {name!r} cannot begin at {begin and begin.at}: the history of table "
-                f"{self._table.name!r} does not reach back to it any more; begin at a later moment"
+                f"{self._table.name!r} does not reach back to it any more; begin at a later moment",
+                table=self._table.name,
             )
 
     def find(self, name: str) -> ConsumerState | None:
@@ -137,7 +138,9 @@ class Consumers:
         if now.version != read.version:
             raise ConsumerOvertaken(
                 f"another reader of consumer {read.name!r} of table {self._table.name!r} has acknowledged "
-                "what this one read: drop what was made of it, and read again"
+                "what this one read: drop what was made of it, and read again",
+                table=self._table.name,
+                consumer=read.name,
             )
         self.checked(now)
         raise self._expired(now)  # a moment ago
@@ -173,13 +176,17 @@ class Consumers:
         return ConsumerExpired(
             f"consumer {state.name!r} of table {self._table.name!r} is expired: it acknowledged last at "
             f"{state.acknowledged_at}, longer ago than consumer_expiry_seconds, and what came since "
-            f"{state.position_at} may not be all there any more. {self.how_to_go_on(state.name)}"
+            f"{state.position_at} may not be all there any more. {self.how_to_go_on(state.name)}",
+            table=self._table.name,
+            consumer=state.name,
         )
 
     def _of_another_cluster(self, state: ConsumerState) -> ConsumerExpired:
         return ConsumerExpired(
             f"consumer {state.name!r} of table {self._table.name!r} is from before the database was copied "
-            f"by pg_dump, which keeps no positions. {self.how_to_go_on(state.name)}"
+            f"by pg_dump, which keeps no positions. {self.how_to_go_on(state.name)}",
+            table=self._table.name,
+            consumer=state.name,
         )
 
     @staticmethod

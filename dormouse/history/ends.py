@@ -105,6 +105,7 @@ class Ends:
                 "cannot be told here: the database came from a logical copy (pg_dump); the oldest moment "
                 f"that can be read is {text_of(found.since)}",
                 found.since,
+                table=table,
             )
         if reads and end is not Known.NOW:
             refuse_before(self._context, found.at, found.since, what)
@@ -131,6 +132,7 @@ class Ends:
                 f"more, but to {text_of(since)}: read what the table has by a query as of a cut, and its "
                 "changes after that cut",
                 since.astimezone(UTC),
+                table=self._context.table.name,
             )
         assert isinstance(end, Cut | str | int)  # noqa: S101 all else is there
         return no_cut(self._context, end)
@@ -157,6 +159,7 @@ def refuse_before(context: TableContext, at: datetime, since: datetime, what: st
             f"{what} of table {context.table.name!r} cannot be read any more; the oldest moment that can is "
             f"{text_of(since)}",
             since.astimezone(UTC),
+            table=context.table.name,
         )
 
 

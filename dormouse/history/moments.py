@@ -135,6 +135,7 @@ def expired_by_erasure(
         f"{found.deletion_id}), with the files that had them; other keys can be read, and these from "
         f"{text_of(found.ended_at)} on",
         found.ended_at.astimezone(UTC),
+        table=context.table.name,
     )
 
 
@@ -159,7 +160,8 @@ def _position_at(context: TableContext, at: datetime) -> Position:
         raise CutExpired(
             f"{what} of table {context.table.name!r} cannot be told: the database does not know the times of "
             "all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
-            "that it has forgotten them): name a cut; times from the next one on can be read"
+            "that it has forgotten them): name a cut; times from the next one on can be read",
+            table=context.table.name,
         )
     if not is_once:
         raise InvalidCut(
@@ -190,7 +192,8 @@ def _when_finished(context: TableContext, at: datetime) -> datetime:
             if time.monotonic() > give_up:
                 raise TableBusy(
                     f"a transaction that may be of the moment {text_of(at)} has been changing table "
-                    f"{context.table.name!r} for {UNFINISHED_SECONDS_MAX:g} s since; try again later"
+                    f"{context.table.name!r} for {UNFINISHED_SECONDS_MAX:g} s since; try again later",
+                    table=context.table.name,
                 )
         time.sleep(max(ahead + 0.001, backoff_seconds(min(attempt, 5))))
 

@@ -101,7 +101,8 @@ def _gone_since(context: TableContext, position: Position, conn: Any) -> list[Fi
     values = {"table_id": context.table.table_id, "snapshot": position.snapshot}
     if conn.execute(context.store.own.on(_QUERIES["erased_since"]), values).fetchall() != [(False,)]:
         raise expired_by_erasure(context, position.at) or CutExpired(
-            f"rows of table {context.table.name!r} of {position.at} are being erased"
+            f"rows of table {context.table.name!r} of {position.at} are being erased",
+            table=context.table.name,
         )
     return context.store.gone_since(position.snapshot, conn)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import randbits
 from typing import Literal, get_args
@@ -15,6 +16,7 @@ from dormouse.model.text import check_printed, check_text, narrow_id
 
 JobState = Literal["PROCESSING", "COMPLETE", "FAILED", "CANCELLED"]
 STATES: tuple[JobState, ...] = get_args(JobState)
+ENDED_STATES = STATES[1:]
 
 JOB_ID_BYTES_MAX = 200
 TEXT_CHARACTERS_MAX = 1_000
@@ -123,7 +125,9 @@ class Claim:
 class KindOfJob:
     """A kind of job: how many wait (at most 10,000 are counted) and run, and how many workers have it.
 
-    `running_max` is its limit across the cluster; None: there is none.
+    `running_max` is its limit across the cluster; None: there is none. The oldest job that waits does so for
+    `oldest_waiting_seconds`; None: none waits. `ended` are the jobs that ended within a day, by state (at
+    most 10,000 are counted).
     """
 
     kind: str
@@ -131,6 +135,8 @@ class KindOfJob:
     waiting: int
     running: int
     workers: int
+    oldest_waiting_seconds: float | None
+    ended: Mapping[str, int] = field(hash=False)
 
 
 def check_kind(kind: object) -> None:

@@ -174,7 +174,7 @@ with changed as (
 select pg_notify('dormouse_jobs', 'limits');
 
 -- name: kinds
--- The kinds, and who works on each.
+-- The kinds, the workers of each, how long its oldest waiting job waits, and how many of its jobs ended lately.
 select k.name, k.running_max,
     (
         select count(*)
@@ -185,6 +185,25 @@ select k.name, k.running_max,
     (select count(*) from job j where j.kind_id = k.kind_id and j.worker_id is not null),
     (
         select count(*) from job_worker a where {works}
+    ),
+    (
+        select greatest(extract(epoch from clock_timestamp() - j.started_at), 0)::float8
+        from job j
+        where j.kind_id = k.kind_id and j.worker_id is null
+        order by j.job_number
+        limit 1
+    ),
+    (
+        select jsonb_object_agg(s.state, (
+            select count(*)
+            from (
+                select
+                from ended_job e
+                where e.kind_id = k.kind_id and e.state = s.state and e.ended_at > now() - interval '1 day'
+                limit %(counted_max)s
+            ) e
+        ))
+        from unnest(%(states)s::text[]) s (state)
     )
 from job_kind k
 where k.kind_id > 0

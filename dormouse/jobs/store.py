@@ -26,6 +26,7 @@ from dormouse.jobs.answers import compared
 from dormouse.jobs.claims import Claims
 from dormouse.jobs.expiry import expire
 from dormouse.jobs.job import (
+    ENDED_STATES,
     Job,
     JobPlace,
     JobState,
@@ -149,14 +150,14 @@ class JobStore:
         """
         job = self._found(job_id, owner)
         if not job.has_ended:
-            raise JobNotEnded(f"job {job_id!r} has not ended: ask again later")
+            raise JobNotEnded(f"job {job_id!r} has not ended: ask again later", job_id=job_id)
         if job.state == "CANCELLED":
-            raise JobCancelled(f"job {job_id!r} was cancelled")
+            raise JobCancelled(f"job {job_id!r} was cancelled", job_id=job_id)
         if job.state == "FAILED":
-            failed = JobFailed(f"job {job_id!r} failed: {job.error}")
-            with suppress(DormouseError):  # most have none
-                failed.data = documents.result_of(self._payloads, job)
-            raise failed
+            data: Any = {}
+            with suppress(DormouseError):  # many have none
+                data = documents.result_of(self._payloads, job)
+            raise JobFailed.told(f"job {job_id!r} failed: {job.error}", {**data, "job_id": job_id})
         return documents.result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:
@@ -176,8 +177,8 @@ class JobStore:
         return job
 
     def kinds(self) -> list[KindOfJob]:
-        """The kinds of jobs that there were, and who works on each."""
-        work = rows_of(_KINDS, {"counted_max": COUNTED_MAX})
+        """Returns the kinds of jobs that there were: their workers, what waits, runs and ended in a day."""
+        work = rows_of(_KINDS, {"counted_max": COUNTED_MAX, "states": list(ENDED_STATES)})
         return [KindOfJob(*row) for row in run_lookup(self._supplier, work, operation="list kinds of jobs")]
 
     def list(
@@ -285,13 +286,13 @@ class JobStore:
         rows = run_lookup(self._supplier, work, operation="look for a job")
         found = _job(rows[0], owner) if rows else None
         if found is None or (owner is not None and found.owner != owner):
-            raise JobNotFound(f"there is no job {job_id!r}, or it is another owner's")
+            raise JobNotFound(f"there is no job {job_id!r}, or it is another owner's", job_id=job_id)
         return found
 
     def _check_same(self, job_id: str, kind: str, owner: str | None, text: str) -> None:
         found = self._found(job_id, None)
         if (found.kind, found.owner) != (kind, owner):
-            raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own")
+            raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own", job_id=job_id)
         try:
             before = documents.request_of(self._payloads, found)
         except (PayloadExpired, PayloadNotFound):
@@ -299,7 +300,8 @@ class JobStore:
         if compared(kind, before) != compared(kind, decode(text)):
             raise CommitIdReused(
                 f"the id {job_id!r} is that of a job with another request; nothing was started: give each "
-                "job its own"
+                "job its own",
+                commit_id=job_id,
             )
 
     def _kind_id(self, kind: str) -> int:

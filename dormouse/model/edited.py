@@ -44,5 +44,6 @@ def check_not_edited(name: str, properties: TableProperties, instead: str) -> No
     """`NotARowTable` for what would leave the versions of rows wrong; `instead` is what to do."""
     if is_edited(properties):
         raise NotARowTable(
-            f"table {name!r} is a row table, whose rows and columns are changed as such alone: {instead}"
+            f"table {name!r} is a row table, whose rows and columns are changed as such alone: {instead}",
+            table=name,
         )

@@ -45,7 +45,7 @@ class TableProperties(BaseModel):
         3,
         gt=0,
         description="what the other files must add up to, in the largest; half of their number, where a job "
-        "cannot have so many",
+        "cannot have so many; at most 0.25 in a keyed table",
     )
     deletions_max: int = Field(
         100, ge=1, le=INT_MAX, description="pending deletions of a file's keys; with more it is compacted"
@@ -123,6 +123,11 @@ class TableProperties(BaseModel):
         "that is visible; elsewhere, in Spark, and when sync, each in a transaction of its own",
     )
     isolation: Literal["read committed", "serializable"] = "read committed"
+    verify_reads: bool = Field(
+        False,
+        description="true: each process compares the digest of a file before it first reads rows of it; a "
+        "damaged file is an error, and never other rows",
+    )
 
     @property
     def files_kept_seconds(self) -> float:
@@ -169,6 +174,8 @@ def allowed_values(name: str) -> str:
     if get_origin(field.annotation) is Literal:
         *others, last = get_args(field.annotation)
         return f"{', '.join(others)} or {last}"
+    if field.annotation is bool:
+        return "true or false"
     if int not in (kinds := get_args(field.annotation) or (field.annotation,)) and float not in kinds:
         return "text"
     limits = {

@@ -17,7 +17,7 @@ def taken(name: str, store: str) -> ObjectAlreadyExists:
 
 
 def missing(name: str, store: str) -> ObjectNotFound:
-    return ObjectNotFound(f"Object {name!r} does not exist in {store}")
+    return ObjectNotFound(f"Object {name!r} does not exist in {store}", filename=name)
 
 
 def failed(verb: str, name: str, store: str, cause: str) -> ObjectStoreError:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 STORE = "the object store"
@@ -30,9 +33,28 @@ def hiding(url: str) -> Callable[[str], str]:
     for folder in dict.fromkeys((tempfile.gettempdir(), str(Path(tempfile.gettempdir()).resolve()))):
         folders.append((re.compile(r"(?<![\w/])" + re.escape(folder) + _REST), "a temporary file"))
 
+    for folder in _code_folders():
+        folders.append((re.compile(r"(?<![\w/])" + re.escape(folder) + "/"), ""))
+
     def hide(text: str) -> str:
         for pattern, instead in folders:
             text = pattern.sub(instead, text)
         return text
 
     return hide
+
+
+def _code_folders() -> list[str]:
+    """Returns the folders in which tracebacks find code, those within others first."""
+    package = Path(__file__).parents[2]
+    found = {str(package), sys.prefix, sys.base_prefix, *filter(os.path.isabs, sys.path)}
+    return sorted((one.rstrip("/") for one in found if len(Path(one).parts) > 2), key=len, reverse=True)
+
+
+def without_paths(found: Any, hide: Callable[[str], str]) -> Any:
+    """Returns a JSON value whose texts name no path of this machine."""
+    if isinstance(found, str):
+        return hide(found)
+    if isinstance(found, Mapping):
+        return {name: without_paths(value, hide) for name, value in found.items()}
+    return [without_paths(one, hide) for one in found] if isinstance(found, list | tuple) else found

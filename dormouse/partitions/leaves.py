@@ -24,6 +24,7 @@ from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
 
 PAGE_ROWS = 10_000
+ONE_KEY_LEAVES_MAX = 1_000
 REST_SECONDS = 900.0
 """How long maintenance does not merge leaves that were just made: they may be about to be filled."""
 
@@ -72,6 +73,11 @@ def rows_to_merge(properties: TableProperties) -> int | None:
     """Leaves with fewer rows together are merged: so few that they are not soon split again. None: never."""
     wanted = properties.merge_threshold_rows
     return None if wanted is None else min(wanted, rows_to_split(properties) * 3 // 4)
+
+
+def of_one_key(partition_id: str) -> str:
+    """Returns a line about a full leaf that cannot be divided."""
+    return f"partition {partition_id} is full and cannot be divided: all its rows have one key"
 
 
 class Leaves:
@@ -157,6 +163,21 @@ class Leaves:
         """What has these marks is dealt with: it is due again only when it changes, or after a day."""
         work = rows_of(_QUERIES["settle"], {"marks": list(marks)})
         run_transaction(self._supplier, work, operation="settle a leaf")
+
+    def note_one_key(self, partition_id: str, *, is_one_key: bool) -> None:
+        """Notes whether all rows of a full leaf have one key, so that it cannot be divided."""
+        key = {"table_id": self._table.table_id, "partition_id": partition_id}
+        work = rows_of(_QUERIES["note_one_key"], {**key, "is_one_key": is_one_key})
+        run_transaction(self._supplier, work, operation="note a leaf")
+
+    def one_key_leaves(self) -> tuple[str, ...]:
+        """Returns the ids of full leaves of which all rows have one key, at most `ONE_KEY_LEAVES_MAX`.
+
+        A leaf to which rows of other keys were added since is among them until a round of splits looks at it.
+        """
+        row_count_min = rows_to_split(self._table.properties)
+        found = self._rows("one_key_leaves", row_count_min=row_count_min, limit=ONE_KEY_LEAVES_MAX)
+        return tuple(partition_id for (partition_id,) in found)
 
     def count_above_leaves(self) -> int:
         """How many references `references_above_leaves` would give now."""

@@ -132,6 +132,33 @@ with a as materialized (
 -- Removes marks of what is dealt with.
 delete from dirty_partition where mark_id = any(%(marks)s);
 
+-- name: note_one_key
+-- Notes whether all rows of a full leaf have one key; forgets what was noted of it, and of partitions that are no leaf.
+with forgotten as (
+    delete from dirty_partition d
+    where d.table_id = %(table_id)s and d.purpose = 'one_key' and (
+        d.partition_id = %(partition_id)s or not exists (
+            select from partition p
+            where p.table_id = d.table_id and p.partition_id = d.partition_id and p.sealed_epoch is null
+        )
+    )
+)
+insert into dirty_partition (table_id, purpose, partition_id)
+select %(table_id)s, 'one_key', %(partition_id)s
+where %(is_one_key)s;
+
+-- name: one_key_leaves
+-- The leaves that were noted so, and have as many rows still.
+select p.partition_id
+from (select distinct partition_id from dirty_partition where table_id = %(table_id)s and purpose = 'one_key') c
+{its_partition}
+cross join lateral (
+    select sum(r.row_count) as row_count from {file_reference} r where r.partition_id = p.partition_id offset 0
+) r
+where p.sealed_epoch is null and r.row_count >= %(row_count_min)s
+order by p.partition_id
+limit %(limit)s;
+
 -- name: look_for_references_above
 -- Marks the partitions that were divided and have unassigned references, among those to look at; gives the snapshot.
 with {changed}, due as materialized (

@@ -281,15 +281,18 @@ class _Scale:
         found = {one.partition.partition_id: one for one in self._by_id(conn, self._ids)}
         for partition_id in self._ids:
             if partition_id not in found:
-                raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
+                said = f"table {self._table.name!r} has no partition {partition_id!r}"
+                raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
             one = found[partition_id]
             if one.sealed_epoch is None:
                 continue
             how = "merged" if one.partition.is_leaf else "divided"
             about = f"partition {partition_id!r} of table {self._table.name!r} was {how}"
             if self._began is not None and one.sealed_epoch > self._began:
-                raise ConcurrentScale(f"{about} by another request meanwhile; this one changed nothing")
-            raise PartitionNotActive(f"{about} already")
+                said = f"{about} by another request meanwhile; this one changed nothing"
+                raise ConcurrentScale(said, table=self._table.name, partition_id=partition_id)
+            said = f"{about} already"
+            raise PartitionNotActive(said, table=self._table.name, partition_id=partition_id)
         return [found[partition_id] for partition_id in self._ids]
 
     def _family(self, conn: psycopg.Connection[Any], leaves: Sequence[_Stored]) -> _Family:

@@ -207,7 +207,8 @@ class PartitionStore(Leaves):
         possible = partition_id if is_text(partition_id) else ""
         row = self._execute(conn, "partition", partition_id=possible).fetchone()
         if row is None:
-            raise PartitionNotFound(f"table {self._table.name!r} has no partition {partition_id!r}")
+            said = f"table {self._table.name!r} has no partition {partition_id!r}"
+            raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
         return partition_from_row(self._schema, row)
 
     def _execute(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> psycopg.Cursor[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from dormouse.errors import InvalidPayload
-from dormouse.payloads.keys import PayloadKey
+from dormouse.payloads.keys import PayloadKey, checked
 
 CONTENT_BYTES_MAX = 64 * 2**20
 """Of a payload's JSON in UTF-8."""
@@ -20,6 +21,14 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
 _EXPONENTS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d(?:\.\d+)?e\+\d+)')
 _SIMPLE = (str, int, float, bool, type(None))
+
+
+def encode_given(given: object) -> tuple[PayloadKey, str]:
+    """Returns the key and the JSON of (tenant, id, inserted_at, kind, content). Raises `InvalidPayload`."""
+    if not isinstance(given, Sequence) or len(given) != 5:
+        raise InvalidPayload(f"a payload is (tenant, id, inserted_at, kind, content), not {given!r}")
+    key = checked(given[:4])
+    return key, encode(key, given[4])
 
 
 def encode(key: PayloadKey, content: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
@@ -14,6 +15,8 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
 _QUERIES = load(__package__ or "", "status")
+STATES = ("open", "offloaded", "folding", "folded")
+"""Of the days that there are payloads of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +58,18 @@ class PayloadDay:
 
 @dataclass(frozen=True, slots=True)
 class PayloadStatus:
-    """How far the payloads are cooled down. Of the rows of a day that waits, their number is an estimate.
+    """How far the payloads are cooled down: days by state, and the backlog.
 
+    Of the rows of a day that waits, their number is an estimate.
     `oldest_waiting` is the oldest day of the backlog. The rates are those of the last days that were done.
     Cold reads, and `mismatches`, which are payloads that were not what was written, are of the store that is
     asked: its last thousand reads, and all that it found.
     """
 
+    open_days: int
+    offloaded_days: int
+    folding_days: int
+    folded_days: int
     backlog_days: int
     backlog_rows: int
     backlog_bytes: int
@@ -108,9 +116,9 @@ def count_rows(supplier: Supplier, day: date, limit: int) -> int:
     return found
 
 
-def cools_at(supplier: Supplier, hot_seconds: float) -> datetime | None:
-    """Returns when the next day that has payloads and is hot now will be cool; None: there is none."""
-    for one in days(supplier, hot_seconds):
+def cools_at(supplier: Supplier, found: Iterable[PayloadDay], hot_seconds: float) -> datetime | None:
+    """Returns when the next of these days that has payloads and is hot will be cool; None: there is none."""
+    for one in found:
         if one.state == "open" and not one.is_cool and has_rows(supplier, one.day):
             ends = datetime.combine(one.day + timedelta(days=1), datetime.min.time(), UTC)
             return ends + timedelta(seconds=hot_seconds)
@@ -118,10 +126,9 @@ def cools_at(supplier: Supplier, hot_seconds: float) -> datetime | None:
 
 
 def status(
-    supplier: Supplier, objects: PayloadObjects, hot_seconds: float, reads: ColdReads | None = None
+    found: Sequence[PayloadDay], objects: PayloadObjects, reads: ColdReads | None = None
 ) -> PayloadStatus:
-    """Of all days, in one look; and of a store's reads."""
-    found = days(supplier, hot_seconds)
+    """Returns the status of all days, as they were found in one look, and of a store's reads."""
     waiting = [one for one in found if one.waits]
     done = [one for one in found if one.work is None and one.work_payloads and one.work_seconds][-7:]
     payloads = sum(one.work_payloads or 0 for one in done)
@@ -132,7 +139,9 @@ def status(
     in_objects = sum(one.payloads for one in found)
     orphaned_objects, orphaned_bytes = objects.orphaned()
     count = sum(one.objects for one in found)
+    states = Counter(one.state for one in found)
     return PayloadStatus(
+        **{f"{state}_days": states[state] for state in STATES},
         backlog_days=len(waiting),
         backlog_rows=sum(one.rows for one in waiting),
         backlog_bytes=sum(one.postgres_bytes for one in waiting),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
-from dormouse.errors import DormouseError, InvalidInput, InvalidPayload
+from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.properties import SECONDS_MAX
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
 from dormouse.payloads.application import ApplicationWrites
-from dormouse.payloads.content import encode
+from dormouse.payloads.content import encode_given
 from dormouse.payloads.cooling import OffloadReport
 from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.expiry import expire
@@ -84,10 +84,8 @@ class PayloadStore:
         """
         contents: dict[PayloadKey, str] = {}
         for given in payloads:
-            if not isinstance(given, Sequence) or len(given) != 5:
-                raise InvalidPayload(f"a payload is (tenant, id, inserted_at, kind, content), not {given!r}")
-            key = checked(given[:4])
-            contents[key] = encode(key, given[4])
+            key, text = encode_given(given)
+            contents[key] = text
         self._check_writable()
         if conn is not None:
             self._in_applications.put(conn, contents)
@@ -206,7 +204,7 @@ class PayloadStore:
 
     def status(self) -> PayloadStatus:
         """How much waits to be cooled down, and how the last days went."""
-        return status(self._supplier, self._known, self._options.hot_seconds, self._lookup.cold_reads)
+        return status(self.days(), self._known, self._lookup.cold_reads)
 
     def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
         """Deletes the objects that no payload has needed for a day, or another time, and that are not held.

@@ -91,7 +91,8 @@ def _round(
     tools: Tools, expired: int, reports: tuple[cooling.OffloadReport, ...], deleted: int, errors: list[str]
 ) -> PayloadRound:
     may_look = DAYS.may_roll(tools.supplier)  # into days of any owner
-    now = status(tools.supplier, tools.known, tools.options.hot_seconds)
+    days = tools.days()
+    now = status(days, tools.known)
     return PayloadRound(
         days_expired=expired,
         days_done=sum(one.finished for report in reports for one in report.days),
@@ -99,7 +100,7 @@ def _round(
         payloads=sum(report.payloads for report in reports),
         objects_deleted=deleted,
         backlog_days=now.backlog_days,
-        cools_at=cools_at(tools.supplier, tools.options.hot_seconds) if may_look else None,
+        cools_at=cools_at(tools.supplier, days, tools.options.hot_seconds) if may_look else None,
         orphaned_bytes=now.orphaned_bytes,
         errors=tuple(errors),
     )

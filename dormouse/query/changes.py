@@ -299,7 +299,7 @@ class _Reading:
     ) -> Iterator[pa.RecordBatch]:
         """`may_search`: many rows may be read for one that is told."""
         with named_failures(self._context, scans, self._transform):
-            plan = planned(self._context, scans, physical)
+            plan = planned(self._context, scans, physical, self._interruption)
             stream = key_session(self._context.objects).execute(plan, 0)
             for batch in interruptible(stream, self._interruption) if may_search else stream:
                 self._interruption.check()

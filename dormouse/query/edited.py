@@ -10,15 +10,18 @@ from operator import and_
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datafusion import RuntimeEnvBuilder, SessionContext
 
 from dormouse.context import TableContext
-from dormouse.data.datafusion_session import open_session
+from dormouse.data.datafusion_session import sorted_session
 from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.query.predicates import meets
 from dormouse.query.where import Question
 
-_BATCH = "batch"
+FILTERED_BATCHES_MAX = 32
+FILTERED_BYTES_MAX = 16 * 1024 * 1024
+"""What is filtered at once."""
+
+_BATCHES = "batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,34 +43,52 @@ class CurrentRows:
         left = self.asked.limit
         if left == 0:
             return
-        session = open_session({}, RuntimeEnvBuilder(), None) if self.asked.conditions else None
-        for batch in newest_versions(batches):
-            found = batch.filter(pc.invert(batch.column(ROW_DELETED)))
-            if session is not None and found.num_rows:
-                found = self._meeting(session, found)
+        for batch in self._found(_without_deleted(newest_versions(batches))):
+            found = batch if left is None else batch.slice(0, left)
             if left is not None:
-                found = found.slice(0, left)
                 left -= found.num_rows
             if found.num_rows:
                 yield found
             if left == 0:
                 return
 
-    def _meeting(self, session: SessionContext, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows that meet the conditions, which DataFusion compares as it does those of files."""
+    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
+        if not self.asked.conditions:
+            yield from batches
+            return
+        session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
         wanted = reduce(and_, map(meets, self.asked.conditions))
-        frame = session.create_dataframe([[batch]], _BATCH).filter(wanted)
-        found = pa.Table.from_batches(frame.collect(), frame.schema()).combine_chunks()
-        session.deregister_table(_BATCH)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.concat_arrays(found.column(name).chunks)
-                if found.num_rows
-                else batch.column(name).slice(0, 0)
-                for name in batch.schema.names
-            ],
-            schema=batch.schema,
-        )
+        for several in _growing(batches):
+            frame = session.create_dataframe([several], _BATCHES).filter(wanted)
+            for batch in frame.collect():
+                columns = [batch.column(name) for name in several[0].schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=several[0].schema)
+            session.deregister_table(_BATCHES)
+
+
+def _without_deleted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        found = batch.filter(pc.invert(batch.column(ROW_DELETED)))
+        if found.num_rows:
+            yield found
+
+
+def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields batches together, more and more of them: a plan costs more than the rows of one.
+
+    The first rows come at once, for questions with a limit.
+    """
+    several: list[pa.RecordBatch] = []
+    size, most = 0, 1
+    for batch in batches:
+        several.append(batch)
+        size += batch.nbytes
+        if len(several) >= most or size >= FILTERED_BYTES_MAX:
+            yield several
+            several, size, most = [], 0, min(2 * most, FILTERED_BATCHES_MAX)
+    if several:
+        yield several
 
 
 def newest_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -17,6 +17,7 @@ from datafusion.record_batch import RecordBatch
 from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
+from dormouse.data.newest import laid_over
 from dormouse.data.portions import portions
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
@@ -33,7 +34,7 @@ from dormouse.query.file_checks import FileGone, verify
 from dormouse.query.held_back import HeldBack, Reached
 from dormouse.query.interruptible import interruptible
 from dormouse.query.interruption import Interruption
-from dormouse.query.keyed import KeyedScans
+from dormouse.query.keyed import GONE, KeyedScans
 from dormouse.query.page_lookups import looked_up
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import from_key, meets
@@ -109,15 +110,21 @@ def _query(
 
 @dataclass(frozen=True)
 class Part:
-    """Some groups of a query's plan, which another process reads: `rows` of the moment of the plan."""
+    """Some groups of a query's plan, which another process reads: `rows` of the moment of the plan.
+
+    `digests` of the files where the query verifies: the process that reads compares them.
+    """
 
     asked: Question
     groups: tuple[tuple[Scan, ...], ...]
     now_ms: int
+    digests: Mapping[str, bytes | None] | None = None
 
     def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
         """In key order, the columns asked for. Needs no database; raises as a query does, and `FileGone`."""
         schema = columns_of(context.schema, self.asked.columns)
+        if self.digests is not None:
+            verify(context, [scan for group in self.groups for scan in group], digests=self.digests)
         read, wanted = read_from(context, self.asked)
         reading = _Execution(read, wanted, Moment(read.schema), Interruption(), None)
         reading.now_ms = self.now_ms
@@ -136,7 +143,9 @@ def parts(
     now_ms = milliseconds_at(at)
     planned_groups = plan_query(context, asked.ranges, at=at)
     for groups in portions(planned_groups, _bytes_of, bytes_max):
-        yield Part(asked, tuple(groups), now_ms)
+        names = {scan.filename for group in groups for scan in group} if context.verifies else None
+        digests = None if names is None else context.store.digests(sorted(names))
+        yield Part(asked, tuple(groups), now_ms, digests)
 
 
 def columns_of(schema: Schema, names: Sequence[str]) -> pa.Schema:
@@ -195,7 +204,7 @@ class _Execution:
             groups = None
             if missing is not None:
                 self._check_can_resume(missing, gone)
-                gone.add(missing.filename)
+                gone.add(str(missing.filename))
                 # rows of the newest key stay back: the new plan's files have them in another order
                 yield from self._limited(self._held.interrupt())
                 # a collector that is faster than the reader must not keep it planning for ever
@@ -234,7 +243,7 @@ class _Execution:
 
     def _verified(self, groups: Groups) -> Groups:
         for scans in groups:
-            verify(self._context, scans)
+            verify(self._context, scans, self._interruption)
             yield scans
 
     def _used(self, prepared: _Prepared) -> Iterator[pa.RecordBatch]:
@@ -252,10 +261,27 @@ class _Execution:
                         break
             yield from self._held.end()
 
+    def _planned(self, scans: Sequence[Scan], start: Reached | None) -> Iterator[pa.RecordBatch]:
+        """Plans how the rows of a group are read; raises for files that are gone or damaged."""
+        if not self._is_keyed:
+            plan = partial(self._physical, scans, start)
+            return self._executed(planned(self._context, scans, plan, self._interruption), scans)
+        keyed = self._keyed(scans)
+        if (both := keyed.layers(self._context.objects)) is None:
+            return self._newest(keyed, start)
+        large, small = (self._newest(one, start) for one in both)
+        return laid_over(large, small, keyed.schema.row_key_names, GONE)
+
+    def _newest(self, keyed: KeyedScans, start: Reached | None) -> Iterator[pa.RecordBatch]:
+        context, after = self._context, self._after(start)
+        plan = partial(keyed.plan, key_session(context.objects), context.objects, after)
+        return keyed.newest(
+            self._executed(planned(context, keyed.scans, plan, self._interruption), keyed.scans)
+        )
+
     def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
-        """What a plan gives, which begins when the first batch is asked for."""
-        batches = (batch.to_pyarrow() for batch in self._stream(physical, scans))
-        yield from self._keyed(scans).newest(batches) if self._is_keyed else batches
+        """Yields what a plan gives, which begins when the first batch is asked for."""
+        yield from (batch.to_pyarrow() for batch in self._stream(physical, scans))
 
     def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
         context, asked = self._context, self._asked
@@ -304,8 +330,7 @@ class _Execution:
             with self._naming(scans):
                 found = self._looked_up(scans, start)
                 if found is None:
-                    plan = planned(self._context, scans, partial(self._physical, scans, start))
-                    found = self._executed(plan, scans)
+                    found = self._planned(scans, start)
             yield scans, found
 
     def _begun(self, prepared: _Prepared) -> _Prepared:
@@ -335,11 +360,7 @@ class _Execution:
     def _physical(self, scans: Sequence[Scan], start: Reached | None) -> ExecutionPlan:
         schema, objects = self._moment.schema, self._context.objects
         ctx = key_session(objects)
-        after = None
-        if start is not None:
-            after = from_key(schema.key_fields, start.key, inclusive=not start.given)
-        if self._is_keyed:
-            return self._keyed(scans).plan(ctx, objects, after)
+        after = self._after(start)
         frame = rows(ctx, objects, replace(self._transform, schema=schema), scans, self.now_ms)
         if self._asked.conditions:
             frame = frame.filter(self._conditions)
@@ -348,6 +369,12 @@ class _Execution:
         frame = frame.sort(*key_order(schema.key_names))
         names = dict.fromkeys((*schema.key_names, *self._asked.columns))
         return frame.select(*map(column, names)).execution_plan()
+
+    def _after(self, start: Reached | None) -> Expr | None:
+        """Returns the condition of the keys that were not reached yet."""
+        if start is None:
+            return None
+        return from_key(self._moment.schema.key_fields, start.key, inclusive=not start.given)
 
     def _limited(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches up to the limit; DataFusion's own may skip row groups out of order below a merge."""

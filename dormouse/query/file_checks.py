@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Event, Lock
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +15,18 @@ from dormouse.data.digests import digest_of_object
 from dormouse.data.object_access import open_parquet
 from dormouse.data.written import check_stored
 from dormouse.errors import InvalidData, InvalidQuery, ObjectDamaged, ObjectNotFound, one_line
+from dormouse.objects import ObjectStore
+from dormouse.query.interruption import Interruption
 from dormouse.query.planner import Scan
 
 CHECKS_AT_ONCE_MAX = 16
 KNOWN_MAX = 100_000
-_known: set[tuple[str, str]] = set()
+_Seen = set[tuple[str | int, ...]]
+_known: _Seen = set()
 """Objects, by store and name, that are not on this machine and were found to be of their size."""
-_verified: set[tuple[str, str]] = set()
-"""Objects, by store and name, whose bytes were found to be those that were written."""
+_verified: _Seen = set()
+"""Objects whose bytes were found to be those that were written: by store and name, and on this machine by
+what tells one file from another of its name, so that a file that is replaced is verified anew."""
 _lock = Lock()
 
 
@@ -32,17 +36,18 @@ class FileGone(ObjectNotFound):
     def __init__(self, filename: str, table: str) -> None:
         super().__init__(
             f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
-            "run the query again"
+            "run the query again",
+            filename=filename,
+            table=table,
         )
-        self.filename = filename
-        self.table = table
 
     def lost(self) -> ObjectNotFound:
         """What it is when a plan that was made after the file was gone refers to it."""
         return ObjectNotFound(
             f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, "
             "not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
-            "instance, with 'dormouse restore-objects'"
+            "instance, with 'dormouse restore-objects'",
+            **self.data,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,13 +55,15 @@ class FileGone(ObjectNotFound):
 
 
 @contextmanager
-def checked_sizes(context: TableContext, scans: Sequence[Scan]) -> Iterator[None]:
+def checked_sizes(
+    context: TableContext, scans: Sequence[Scan], interruption: Interruption | None = None
+) -> Iterator[None]:
     """Holds the sizes of files against the plan; of objects elsewhere meanwhile, and once in a process.
 
     Raises `FileGone` or `ObjectDamaged`, at the end at the latest. Before all, verifies the files where the
     context does.
     """
-    verify(context, scans)
+    verify(context, scans, interruption)
     store = context.objects
     if store.url.startswith("file:"):
         check_there(context, scans)
@@ -75,51 +82,105 @@ def checked_sizes(context: TableContext, scans: Sequence[Scan]) -> Iterator[None
             pass
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-    _remember(_known, context, unknown)
+    _remember(_known, ((store.url, scan.filename) for scan in unknown))
 
 
-def verify(context: TableContext, scans: Sequence[Scan]) -> None:
-    """Compares the digests of files that this process did not verify yet, if the context verifies.
+def verify(
+    context: TableContext,
+    scans: Sequence[Scan],
+    interruption: Interruption | None = None,
+    digests: Mapping[str, bytes | None] | None = None,
+) -> None:
+    """Compares the digests of files that this process has not verified yet, if the context verifies.
 
-    Raises `FileGone` or `ObjectDamaged`, and `InvalidQuery` for a file that has no digest.
+    `digests` are those of the database by filename, if the caller has them; a process that has them needs
+    no database, and verifies whatever its context says. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery`
+    for a file that has no digest, and `DormouseError` at once when it is interrupted.
     """
-    if not context.verifies:
+    if not context.verifies and digests is None:
         return
-    url = context.objects.url
+    found = {_seen_as(context.objects, scan.filename): scan for scan in scans}
     with _lock:
-        found = {scan.filename: scan for scan in scans if (url, scan.filename) not in _verified}
-    unknown = list(found.values())
+        unknown = {seen: scan for seen, scan in found.items() if seen not in _verified}
     if not unknown:
         return
-    digests = context.store.digests(list(found))
+    recorded = (
+        context.store.digests([scan.filename for scan in unknown.values()]) if digests is None else digests
+    )
+    interruption, is_left = interruption or Interruption(), Event()
+
+    def go_on() -> None:
+        interruption.check()
+        if is_left.is_set():
+            raise CancelledError
 
     def check(scan: Scan) -> None:
-        if scan.filename not in digests:
+        if scan.filename not in recorded:
             raise FileGone(scan.filename, context.table.name)
-        digest = digests[scan.filename]
+        digest = recorded[scan.filename]
         if digest is None:
             raise InvalidQuery(
                 f"file {scan.filename!r} of table {context.table.name!r} cannot be verified: it was written "
                 "before files had digests; run 'dormouse check --deep --note-digests' once, or compact the "
                 "table"
             )
-        _check_digest(context, scan, digest)
+        _check_digest(context, scan, digest, go_on)
 
-    with ThreadPoolExecutor(min(len(unknown), CHECKS_AT_ONCE_MAX), "dormouse-digests") as threads:
-        checks = [threads.submit(check, scan) for scan in unknown]
-        try:
-            for one in checks:
-                one.result()
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
-    _remember(_verified, context, unknown)
+    threads = ThreadPoolExecutor(min(len(unknown), CHECKS_AT_ONCE_MAX), "dormouse-digests")
+    try:
+        _wait_for([threads.submit(check, scan) for scan in unknown.values()], interruption)
+    finally:
+        is_left.set()
+        # a thread may wait for the store: nothing waits for it
+        threads.shutdown(wait=False, cancel_futures=True)
+    _remember(_verified, unknown)
 
 
-def _remember(known: set[tuple[str, str]], context: TableContext, scans: Iterable[Scan]) -> None:
+def _seen_as(objects: ObjectStore, name: str) -> tuple[str | int, ...]:
+    path = objects.local_path(name)
+    if path is None:
+        return objects.url, name
+    try:
+        status = path.stat()
+    except OSError:  # the check says that it is gone
+        return objects.url, name
+    return objects.url, name, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _wait_for(checks: Sequence[Future[None]], interruption: Interruption) -> None:
+    """Waits until all checks have passed; raises the first error, or that of the interruption, at once."""
+    ended, left, lock = Future[None](), len(checks), Lock()
+
+    def note(check: Future[None]) -> None:
+        nonlocal left
+        if check.cancelled():
+            return
+        with lock:
+            left -= 1
+        with suppress(InvalidStateError):  # another has failed, or the query was interrupted
+            if error := check.exception():
+                ended.set_exception(error)
+            elif not left:
+                ended.set_result(None)
+
+    for check in checks:
+        check.add_done_callback(note)
+    reader = object()
+    interruption.awaits(reader, ended)
+    try:
+        ended.result()
+    except CancelledError:
+        interruption.check()
+        raise
+    finally:
+        interruption.awaits(reader, None)
+
+
+def _remember(known: _Seen, seen: Iterable[tuple[str | int, ...]]) -> None:
     with _lock:
         if len(known) > KNOWN_MAX:
             known.clear()
-        known.update((context.objects.url, scan.filename) for scan in scans)
+        known.update(seen)
 
 
 def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
@@ -142,9 +203,11 @@ def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
             _check_digest(context, scan, digest)
 
 
-def _check_digest(context: TableContext, scan: Scan, digest: bytes) -> None:
+def _check_digest(
+    context: TableContext, scan: Scan, digest: bytes, go_on: Callable[[], object] = lambda: None
+) -> None:
     with _naming(context, scan):
-        if digest_of_object(context.objects, scan.filename)[1] != digest:
+        if digest_of_object(context.objects, scan.filename, go_on)[1] != digest:
             raise damaged(context, scan, "has not the bytes that were written")
 
 

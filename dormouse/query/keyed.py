@@ -20,7 +20,7 @@ from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
 from dormouse.query.deletions import Deletion
-from dormouse.query.overlaps import overlap
+from dormouse.query.overlaps import layers, overlap
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import meets, remains
 from dormouse.query.scan_session import stored_rows
@@ -45,10 +45,23 @@ class KeyedScans:
     now_ms: int = 0
     names: tuple[str, ...] = ()
     """Of columns, row keys among them."""
+    hides: bool = False
+    """Whether the rows that are gone are wanted, too, as they hide rows of other files."""
 
     @property
     def merges(self) -> bool:
-        return overlap(self.scans)
+        return self.hides or overlap(self.scans)
+
+    def layers(self, store: ObjectStore) -> tuple[KeyedScans, KeyedScans] | None:
+        """Returns the large files, and the small ones whose rows replace theirs.
+
+        Returns None where the rows of all files must be compared with each other.
+        """
+        found = layers(store, self.schema, self.properties, self.scans)
+        if not found.large or found.undecided or found.together:
+            return None
+        large = replace(self, scans=(*found.alone, *found.large))
+        return large, replace(self, scans=found.small, hides=True)
 
     def rows(self, ctx: SessionContext, store: ObjectStore) -> DataFrame:
         """In no order: the rows that are wanted, where each key is once; else all, with what is gone."""
@@ -74,13 +87,16 @@ class KeyedScans:
         return rows.select(*map(column, [*self.names, GONE]))
 
     def newest(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Of sorted rows those that are wanted: the newest of each key, if it meets the conditions."""
+        """Yields of sorted rows the newest of each key, if it meets the conditions, or `hides` others."""
         if not self.merges:
             yield from batches
             return
         first = FirstOfKeys(self.schema.row_key_names)
         for batch in batches:
             found = first.of(batch)
+            if self.hides:
+                yield found
+                continue
             gone = found.column(GONE)
             # to filter copies all that stays
             left = found if gone.false_count == len(gone) else found.filter(pc.invert(gone))

@@ -87,6 +87,7 @@ class KeyedChanges:
                     .select(*map(column, names))
                     .execution_plan()
                 ),
+                self.interruption,
             )
             for number in range(plan.partition_count):
                 for batch in ctx.execute(plan, number):
@@ -176,7 +177,7 @@ class KeyedChanges:
         for scans in plan_query(context, ranges, at=at):
             keyed = KeyedScans(context.schema, unfiltered, scans, names=tuple(names))
             with named_failures(context, scans, self._transform):
-                plan = planned(context, scans, partial(keyed.plan, ctx, context.objects))
+                plan = planned(context, scans, partial(keyed.plan, ctx, context.objects), self.interruption)
                 for batch in keyed.newest(batch.to_pyarrow() for batch in ctx.execute(plan, 0)):
                     self.interruption.check()
                     yield pa.RecordBatch.from_arrays(batch.columns, schema=self._of_stored(names))

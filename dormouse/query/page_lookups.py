@@ -7,12 +7,14 @@ from itertools import takewhile
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dormouse.context import TableContext
+from dormouse.data.newest import first_of_keys
 from dormouse.data.page_reads import can_look_up, rows_of
 from dormouse.data.transform import Transform
 from dormouse.data.written import written_schema
-from dormouse.model.keyed import is_keyed
+from dormouse.model.keyed import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.reshaping import is_as_stored
 from dormouse.model.schema import Schema
 from dormouse.model.types import Field
@@ -28,14 +30,20 @@ def looked_up(
 ) -> Iterable[pa.RecordBatch] | None:
     """The rows of some files, in key order, with the keys and the columns asked for; None: ask an engine.
 
-    It does where more than a key is asked for, and of a table whose rows are not what its files have.
+    Ask one where more than a key is wanted, and for a table that merges rows or hides some by their age. Of a
+    keyed table it is the newest row of each key, unless that is a mark of deletion.
     """
     keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
     if not all(keys) or asked.conditions or transform.aggregates or transform.age_off:
         return None
-    if is_keyed(context.properties) or not all(_is_plain(schema, scan) for scan in scans):
+    properties = context.properties
+    newest_by = newest_first(properties) if is_keyed(properties) else ()
+    stored = stored_schema(schema, properties)
+    if not all(_is_plain(stored, scan) for scan in scans):
         return None
-    columns = [schema.field(name) for name in dict.fromkeys((*schema.key_names, *asked.columns))]
+    wanted = list(dict.fromkeys((*schema.key_names, *asked.columns)))
+    hidden = [*newest_by, DELETED_AT] if newest_by else []
+    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
     if not can_look_up(schema.key_fields, columns):
         return None
     names = [field.name for field in columns]
@@ -45,10 +53,18 @@ def looked_up(
         if found is None:
             return None
         batches += found
-    if len(batches) < 2:
-        return batches
-    rows = pa.Table.from_batches(batches).sort_by([(name, "ascending") for name in schema.key_names])
-    return cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
+    if len(batches) > 1:
+        order = [(name, "ascending") for name in schema.key_names]
+        order += [(name, "descending") for name in newest_by]
+        rows = pa.Table.from_batches(batches).sort_by(order)
+        batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
+    return _newest(batches, schema, wanted) if newest_by else batches
+
+
+def _newest(batches: Iterable[pa.RecordBatch], schema: Schema, names: Sequence[str]) -> list[pa.RecordBatch]:
+    """Returns the first row of each key, without marks of deletion."""
+    first = first_of_keys(batches, schema.row_key_names)
+    return [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(names) for batch in first]
 
 
 def _is_plain(schema: Schema, scan: Scan) -> bool:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_column(context: TableContext, field: Field, default: Any = None) -> TableContext:
-    """Adds a value, of which rows that are there have the default."""
+    """Adds a value. Rows of files that were written without it have the default."""
     if not isinstance(field, Field):
         raise InvalidSchema(f"a column is a dm.Field, not {field!r}")
     value = None if default is None else _checked_default(field, default)
@@ -40,8 +40,7 @@ def add_column(context: TableContext, field: Field, default: Any = None) -> Tabl
         shown = "" if value is None else f", by default {value!r}"
         null = " null" if field.nullable else ""
         said = f"added {field.name}: {field.type}{null}{shown}"
-        # what writers write that do not know of it has no value of it
-        return NextShape(_fitting(table, schema), said, refuses_writers=not field.nullable)
+        return NextShape(_fitting(table, schema), said)
 
     return _changed(context, change)
 

@@ -23,6 +23,7 @@ from dormouse.query.deletions import Deletion
 from dormouse.query.failures import MEMORY_BYTES_MAX
 from dormouse.query.file_checks import check_there, checked_sizes
 from dormouse.query.file_lists import scan_of
+from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import Scan
 from dormouse.query.predicates import in_slices, remains
@@ -121,9 +122,14 @@ def stored_rows(
     return union(list(_scans(ctx, store, schema, scans, descending)))
 
 
-def planned(context: TableContext, scans: Sequence[Scan], plan: Callable[[], ExecutionPlan]) -> ExecutionPlan:
+def planned(
+    context: TableContext,
+    scans: Sequence[Scan],
+    plan: Callable[[], ExecutionPlan],
+    interruption: Interruption | None = None,
+) -> ExecutionPlan:
     """DataFusion's plan over some files, which are there; `FileGone` or `ObjectDamaged`."""
-    with checked_sizes(context, scans):
+    with checked_sizes(context, scans, interruption):
         found = plan()
     # DataFusion takes a file that is not there for one without rows, and plans no scan of it
     if sum(map(int, _FILES.findall(found.display_indent()))) != len(scans):

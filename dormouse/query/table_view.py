@@ -144,7 +144,7 @@ def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> Dorm
         check_since(context, at.at)
     except CutExpired as expired:
         return expired
-    return expired_by_erasure(context, at.at, [error.filename]) or error.lost()
+    return expired_by_erasure(context, at.at, [str(error.filename)]) or error.lost()
 
 
 def plan_tables(

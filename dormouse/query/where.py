@@ -89,7 +89,8 @@ def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
     """An error that names the nearest thing that there is."""
     names = list(known)
     hint = did_you_mean(name, names) or f"; known: {', '.join(names) or 'none'}"
-    return InvalidQuery(f"unknown {what} {name!r}{hint}")
+    told = {what: str(name)} if what in InvalidQuery.fields() else {}
+    return InvalidQuery(f"unknown {what} {name!r}{hint}", **told)
 
 
 def _field(schema: Schema, name: object) -> Field:

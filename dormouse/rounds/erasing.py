@@ -252,7 +252,8 @@ class _Erasing:
         if self._erasure.is_undone() and self._erasure.referenced()[0]:
             raise TableBusy(
                 f"table {self._context.table.name!r} was restored to a moment before the erasure while it "
-                "ran, which brought rows back: erase them again"
+                "ran, which brought rows back: erase them again",
+                table=self._context.table.name,
             )
 
     def _run_jobs(self, run_id: str) -> None:
@@ -289,7 +290,8 @@ class _Erasing:
             raise TableBusy(
                 f"table {self._context.table.name!r}: the rows are deleted, and the files that have them are "
                 f"not freed, as {held[0]!r} needs them: erase them again when it has ended, or end it by "
-                "'dormouse holds --release'"
+                "'dormouse holds --release'",
+                table=self._context.table.name,
             )
         return late
 

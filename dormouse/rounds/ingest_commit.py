@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,11 @@ from dormouse.backoff import backoff_seconds
 from dormouse.commits.requests import AddFiles
 from dormouse.context import TableContext
 from dormouse.errors import (
-    AttemptAbandoned,
     CommitFailed,
     CommitIdReused,
     CommitOutcomeUnknown,
     DormouseError,
     InvalidCommitRequest,
-    SchemaChanged,
 )
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.model.edited import check_not_edited
@@ -66,9 +64,9 @@ def ingest_once(
     `CommitIdReused` for an id that is applied with data of another digest.
 
     Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
-    those that are changed meanwhile do not matter, unless the rows lack one that must not be null, which is
-    `SchemaChanged`. `leftovers`: others may still write objects of the attempt, see
-    `WriteAttempts.finish`, also when it fails; they are looked for after the commit.
+    those that are changed meanwhile do not matter: readers find the older ones in the files. `leftovers`:
+    others may still write objects of the attempt, see `WriteAttempts.finish`, also when it fails; they are
+    looked for after the commit.
     """
     started = time.monotonic()
     source: Callable[[], bytes | None] = cache(digest) if ingest_id is not None else lambda: None
@@ -79,10 +77,7 @@ def ingest_once(
     files: Sequence[FileWithReferences] = ()
     applied = False
     if not _is_applied(context, ingest_id, source):
-        with (
-            refusals_named(context, ingest_id, context.schema.version),
-            context.writing(loads=True, leftovers=leftovers) as (current, attempt),
-        ):
+        with context.writing(loads=True, leftovers=leftovers) as (current, attempt):
             of_data = source()
             files = write(current, attempt)
             applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers, source=of_data)
@@ -108,30 +103,11 @@ def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], byte
     if is_same is False:
         raise CommitIdReused(
             f"ingest id {ingest_id!r} was used before, for other data, in table {context.table.name!r}; "
-            "nothing was added: give each ingest an id of its own"
+            "nothing was added: give each ingest an id of its own",
+            commit_id=ingest_id,
+            table=context.table.name,
         )
     return is_same is not None
-
-
-@contextmanager
-def refusals_named(context: TableContext, ingest_id: str, before: int) -> Iterator[None]:
-    """Says that an attempt was abandoned since its rows lack a column, where one was added.
-
-    `before` is the version of the schema that its rows have.
-    """
-    try:
-        yield
-    except AttemptAbandoned as error:
-        now = context.shapes.now()
-        columns = () if now is None else zip(now.schema.fields, now.schema.shape.columns, strict=True)
-        for field, one in columns:
-            if one.stages[0].since > before and not field.nullable:
-                raise SchemaChanged(
-                    f"ingest {ingest_id!r}: column {field.name!r} ({field.type}), which must not be null, "
-                    f"was added to table {context.table.name!r} while it ran; nothing was added: ingest rows "
-                    "that have it"
-                ) from error
-        raise
 
 
 def commit_id(ingest_id: str) -> str:

@@ -122,7 +122,7 @@ class JobInputs:
         for item in self._job.inputs:
             self._go_on()
             if item.digest is not None:
-                self._compare(item, digest_of_object(self._objects, item.filename)[1])
+                self._compare(item, digest_of_object(self._objects, item.filename, self._go_on)[1])
 
     def _compare(self, item: CompactionInput, digest: bytes) -> None:
         if item.digest is not None and digest != item.digest:

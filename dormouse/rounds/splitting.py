@@ -88,6 +88,7 @@ def _divide_full_leaves(
             logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
             errors.append(f"partition {leaf.partition_id} is not divided: {error}")
         else:
+            partitions.note_one_key(leaf.partition_id, is_one_key=leaf.partition_id in one_key[-1:])
             partitions.settle(leaf.marks)
             if divided is not None:
                 yield divided

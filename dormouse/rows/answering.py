@@ -94,10 +94,8 @@ def count_of(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> int:
 def _source(asked: Asked, conn: psycopg.Connection[Any], build: Build) -> str:
     """The rows of a version: of the index's own its table, of one before also what was superseded since."""
     if not has_version(conn, build, asked.version):
-        raise PageExpired(
-            f"table {asked.table.name!r}: the rows of version {asked.version} are kept no longer: begin the "
-            "query again"
-        )
+        why = f"the rows of version {asked.version} are kept no longer: begin the query again"
+        raise PageExpired.of(asked.table.name, why)
     current, version = f"current_{build.build_id:d}", asked.version
     if version == build.version:
         return current

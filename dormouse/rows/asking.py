@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dormouse.errors import InvalidInput, InvalidQuery
+from dormouse.query.frames import Container
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dormouse.rows.store import RowStore, TableState
 
 
-class AskedTable:
+class AskedTable(Container):
     """The method, of a row table."""
 
     store: RowStore

@@ -157,7 +157,8 @@ def check_names(
         if not row.keys() <= known:
             name = next(name for name in row if name not in known)
             listed = ", ".join(column.name for column in columns) or "none"
-            raise InvalidRow(f"{label(number)}: there is no column {name!r}; the columns are {listed}")
+            said = f"{label(number)}: there is no column {name!r}; the columns are {listed}"
+            raise InvalidRow(said, column=name)
 
 
 def _patch(row: Any, label: str) -> tuple[Any, Any, Mapping[str, Any] | None]:

@@ -29,12 +29,13 @@ from dormouse.rows.expressions import (
 )
 from dormouse.rows.sql import label, only, refused
 
+CLAUSES = ("expressions", "from_", "where", "group", "order", "limit", "offset", "distinct")
 ROWS_MAX = (1 << 63) - 1
-_ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
-_COMPARED: dict[type, Operator] = {
+ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+COMPARED: dict[type, Operator] = {
     exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
 }  # fmt: skip
-_AGGREGATES: dict[type, Function] = {
+AGGREGATES: dict[type, Function] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max",
 }  # fmt: skip
 _ITEM = re.compile(r"\d{1,9}")
@@ -48,9 +49,7 @@ class Binding:
         self, tree: exp.Select, table: str, columns: Sequence[Column], values: Mapping[str, Value]
     ) -> None:
         self._values, self._used = values, set[str]()
-        self._tree = only(
-            tree, "expressions", "from_", "where", "group", "order", "limit", "offset", "distinct"
-        )
+        self._tree = only(tree, *CLAUSES)
         self._columns = columns
         self._exact = {column.name: column for column in columns}
         self._folded = {column.name.casefold(): column for column in columns}
@@ -204,7 +203,7 @@ class Binding:
         return types.of_kind(found, "BOOLEAN")
 
     def _expression(self, node: exp.Expression) -> Expression:
-        found = _EXPRESSIONS.get(type(node))
+        found = EXPRESSIONS.get(type(node))
         if found is None:
             raise refused(node)
         return found(self, node)
@@ -265,12 +264,12 @@ class Binding:
         # `typed` and `safe` say what other dialects mean by a division
         only(node, "this", "expression", "typed", "safe")
         left, right = self._expression(node.this), self._expression(node.args["expression"])
-        return types.arithmetic(_ARITHMETIC[type(node)], left, right)
+        return types.arithmetic(ARITHMETIC[type(node)], left, right)
 
     def _comparison(self, node: exp.Expression) -> Expression:
         only(node, "this", "expression")
         left, right = types.alike([self._expression(node.this), self._expression(node.args["expression"])])
-        return Apply("BOOLEAN", _COMPARED[type(node)], (left, right))
+        return Apply("BOOLEAN", COMPARED[type(node)], (left, right))
 
     def _connective(self, node: exp.Expression) -> Expression:
         """AND or OR, whose chain of any length is one."""
@@ -327,7 +326,7 @@ class Binding:
         return Apply("BOOLEAN", "not", (found,)) if node.args.get("negate") else found
 
     def _aggregate(self, node: exp.Expression) -> Expression:
-        function = _AGGREGATES[type(node)]
+        function = AGGREGATES[type(node)]
         operand = only(node, "this", "big_int").this
         if type(operand) is exp.Star and function == "count":
             only(operand)
@@ -349,7 +348,7 @@ class Binding:
         return types.aggregate(function, found, distinct=distinct)
 
 
-_EXPRESSIONS: dict[type, Callable[[Binding, exp.Expression], Expression]] = {
+EXPRESSIONS: dict[type, Callable[[Binding, exp.Expression], Expression]] = {
     exp.Column: Binding._column,
     exp.Literal: Binding._literal,
     exp.Null: Binding._null,
@@ -364,9 +363,9 @@ _EXPRESSIONS: dict[type, Callable[[Binding, exp.Expression], Expression]] = {
     exp.Between: Binding._between,
     exp.Like: Binding._like,
     exp.Escape: Binding._like,
-    **dict.fromkeys(_ARITHMETIC, Binding._arithmetic),
-    **dict.fromkeys(_COMPARED, Binding._comparison),
-    **dict.fromkeys(_AGGREGATES, Binding._aggregate),
+    **dict.fromkeys(ARITHMETIC, Binding._arithmetic),
+    **dict.fromkeys(COMPARED, Binding._comparison),
+    **dict.fromkeys(AGGREGATES, Binding._aggregate),
 }
 
 

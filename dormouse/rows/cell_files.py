@@ -95,19 +95,25 @@ class CellFiles:
         except ObjectNotFound:
             return False
 
-    def chunks(self, file: CellFile) -> Generator[bytes]:
-        """Its bytes; `ObjectNotFound`, and before their end `ObjectDamaged` when they are not what was put.
+    def chunks(self, file: CellFile, start: int = 0, end: int | None = None) -> Generator[bytes]:
+        """Yields the bytes of a file from `start` to before `end`, by default all.
 
-        The last of them come when all are known to be right: a reader who counts them takes no others.
+        All of the file is read, as its digest is of all. The last bytes are yielded after the digest was
+        compared: a reader that counts bytes takes no wrong ones. Raises `ObjectNotFound`, and before the last
+        bytes `ObjectDamaged` when they are not what was put.
         """
+        end = file.byte_count if end is None else end
+        if start >= end and file.byte_count:
+            return
         digest, size, held = hashlib.sha256(), 0, b""
         with self._objects.reader(file.object_name) as source:
             while chunk := source.read(CHUNK_BYTES):
                 digest.update(chunk)
+                wanted = chunk[max(0, start - size) : max(0, end - size)]
                 size += len(chunk)
-                if held and size <= file.byte_count:
+                if held and wanted and size <= file.byte_count:
                     yield held
-                held = chunk
+                held = wanted or held
         if (size, digest.hexdigest()) != (file.byte_count, file.sha256):
             raise ObjectDamaged.told(
                 f"table {self._table!r}: object {file.object_name!r} is not the file that was put there: it "

@@ -162,6 +162,8 @@ class RowChanges:
                 done = made.recorded(outcome.rewritten)
                 if made.version == held.version:
                     context.attempts.discard(attempt)
+                    if asked.change_id is not None:
+                        self.store.record_unchanged(held.token, done, asked.change_id, asked.digest)
                     return changed_of(done)
                 written = files.written()
             gone, come = made.ranges()

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, overload
 
+from dormouse.errors import InvalidRow, RowNotFound
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import Column
+from dormouse.rows.kinds import INTEGER_MAX
 
 Row = Mapping[str, Any]
 
@@ -85,9 +88,9 @@ class DropColumn:
 class LoadCsv:
     """The rows of a CSV or TSV file: without ROW_ID inserts, with it updates of the columns that it has.
 
-    A row of only ROW_ID and ROW_VERSION is deleted. `columns` are the names of
-    the file's columns, in place of its header's.
-    `null` is a text that stands for nothing, like NA, where it is not quoted.
+    A row of only ROW_ID and ROW_VERSION is deleted. With `as_new`, ROW_ID and ROW_VERSION of the file are
+    left out, and all rows are inserted. `columns` are the names of the file's columns, in place of its
+    header's. `null` is a text that stands for nothing, like NA, where it is not quoted.
     """
 
     path: str | PathLike[str] | Any
@@ -98,10 +101,25 @@ class LoadCsv:
     skip_lines: int = 0
     columns: Sequence[str] | None = None
     null: str | None = None
+    as_new: bool = False
 
 
 Change = Insert | Update | Patch | Remove | AddColumn | RenameColumn | RetypeColumn | DropColumn | LoadCsv
 SchemaChange = AddColumn | RenameColumn | RetypeColumn | DropColumn
+
+
+def checked_number(what: str, value: object) -> int:
+    """Returns a ROW_ID or ROW_VERSION; `RowNotFound` for what can be none."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
+        raise RowNotFound(f"{what} is a whole number from 1 to {INTEGER_MAX:,}, not {value!r}")
+    return value
+
+
+def checked_reference(value: object) -> tuple[int, int]:
+    """Returns the id and version that name a row. `InvalidRow`, `RowNotFound`."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InvalidRow(f"a row is named by (ROW_ID, ROW_VERSION), not {value!r}")
+    return checked_number(ROW_ID, value[0]), checked_number(ROW_VERSION, value[1])
 
 
 class RowIds(Sequence[int]):

@@ -188,7 +188,8 @@ def _within(column: Column, found: Any, *, formed: bool) -> Any:
 def _refused(column: Column, value: Any, label: str, cause: Misfit) -> InvalidRow:
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…"
-    return InvalidRow(f"{label}, column {column.name!r} ({column.type}): {shown} {cause}")
+    said = f"{label}, column {column.name!r} ({column.type}): {shown} {cause}"
+    return InvalidRow(said, column=column.name)
 
 
 def _of_column(column: Column, value: Any, label: str) -> Any:
@@ -240,4 +241,5 @@ def column_named(columns: Sequence[Column], name: object) -> Column:
         if column.name == name:
             return column
     known = ", ".join(column.name for column in columns)
-    raise InvalidColumn(f"there is no column {name!r}; the columns are {known or 'none'}")
+    said = f"there is no column {name!r}; the columns are {known or 'none'}"
+    raise InvalidColumn(said, column=str(name))

@@ -9,13 +9,13 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.export import Csv
+from dormouse.data.value_columns import moment_texts
 from dormouse.errors import InvalidInput
 from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.csv_format import CsvFormat
-from dormouse.rows.kinds import STORED
 from dormouse.rows.pages import Page
+from dormouse.rows.values import field_of, is_date
 from dormouse.whole_file import whole_file
 
 Progress = Callable[[int, int | None], object]
@@ -24,8 +24,9 @@ Progress = Callable[[int, int | None], object]
 def write_csv(
     reader: pa.RecordBatchReader, sink: BinaryIO, how: CsvFormat, progress: Progress = lambda done, of: None
 ) -> int:
-    """Writes all rows; gives how many there were. Texts are quoted, and nothing is null."""
+    """Writes all rows; returns how many there were. Texts are quoted, and nothing is null."""
     check_written(how)
+    reader = with_moments(reader)
     writer, rows = Csv(how.separator, header=how.header), 0
     sink.write(writer.begin(reader.schema))
     for batch in reader:
@@ -40,6 +41,26 @@ def check_written(how: CsvFormat) -> None:
     """`InvalidInput` for a format that is only read."""
     if how != CsvFormat(how.separator, header=how.header):
         raise InvalidInput("of a download the separator and the header may be chosen, and nothing else")
+
+
+def with_moments(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Returns the rows with each DATE in ISO 8601: an upload reads the same moment from it."""
+    dates = [number for number, field in enumerate(reader.schema) if is_date(field)]
+    if not dates:
+        return reader
+    schema = reader.schema
+    for number in dates:
+        schema = schema.set(number, pa.field(schema.field(number).name, pa.large_string()))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with reader:
+            for batch in reader:
+                columns = list(batch.columns)
+                for number in dates:
+                    columns[number] = moment_texts(columns[number])
+                yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def save_csv(
@@ -60,7 +81,7 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
     With ROW_ID and ROW_VERSION where rows are not groups.
     """
     first = ask(None)
-    fields = [pa.field(one.name, arrow_type(STORED[one.type])) for one in first.columns]
+    fields = [field_of(one.name, one.type) for one in first.columns]
     if first.row_ids is not None:
         fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
     schema = pa.schema(fields)

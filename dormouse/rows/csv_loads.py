@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.errors import InvalidData, InvalidRow
+from dormouse.errors import InvalidData, InvalidInput, InvalidRow
 from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
@@ -26,20 +26,26 @@ _KEYS = (ROW_ID, ROW_VERSION)
 def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
     """The file's rows; those of only ROW_ID and ROW_VERSION are deleted.
 
-    Raises `InvalidData` for a file that is no CSV, or whose columns are others than the table's, and
-    `InvalidRow` for what does not fit; each names the row.
+    `as_new` of the change leaves both columns out: all rows are inserted. Raises `InvalidData` for a file
+    that is no CSV, or whose columns are others than the table's, and `InvalidRow` for what does not fit;
+    each names the row.
     """
+    if type(change.as_new) is not bool:
+        raise InvalidInput(f"as_new must be True or False, not {change.as_new!r}")
     file = CsvFile(change.path, CsvFormat.like(change))
-    found = matched(file, columns, change.columns)
+    found = matched(file, columns, change.columns, as_new=change.as_new)
     keys_first = len(found) > 2 and tuple(found[:2]) == _KEYS
     for batch in _blocks(file.batches(2 if keys_first else None)):
         yield _batch(batch, found)
 
 
 def matched(
-    file: CsvFile, columns: Sequence[Column], names: Sequence[str] | None = None
-) -> list[Column | str]:
-    """Of each cell of a row its column, ROW_ID or ROW_VERSION; `names` go before those of the header."""
+    file: CsvFile, columns: Sequence[Column], names: Sequence[str] | None = None, *, as_new: bool = False
+) -> list[Column | str | None]:
+    """Returns of each cell of a row its column, ROW_ID or ROW_VERSION; with `as_new` None for these two.
+
+    `names` go before those of the header.
+    """
     given = tuple(names) if names is not None else file.names or tuple(column.name for column in columns)
     if len(given) != file.width:
         told = "names are given for" if names is not None else "the table has"
@@ -52,10 +58,14 @@ def matched(
     for number, one in enumerate(found):
         if one in found[:number]:
             raise InvalidData(f"{file.name} has column {given[number]!r} twice")
+    if as_new:
+        if not any(isinstance(one, Column) for one in found):
+            raise InvalidData(f"{file.name} has no column of the table, and new rows need one")
+        return [one if isinstance(one, Column) else None for one in found]
     for key, other in (_KEYS, _KEYS[::-1]):
         if key in found and other not in found:
             raise InvalidData(f"{file.name} has {key} and no {other}: updates need both, and inserts neither")
-    return found
+    return [*found]
 
 
 def _named(name: str, known: dict[str, Column | str], where: str) -> Column | str:
@@ -64,7 +74,8 @@ def _named(name: str, known: dict[str, Column | str], where: str) -> Column | st
     if name in known:
         return known[name]
     hint = did_you_mean(name, known) or f"; its columns are {', '.join(known) or 'none'}"
-    raise InvalidData(f"{where} has column {name[:100]!r}, which the table does not have{hint}")
+    said = f"{where} has column {name[:100]!r}, which the table does not have{hint}"
+    raise InvalidData(said, column=name[:100])
 
 
 def _blocks(batches: Iterator[CsvBatch]) -> Iterator[CsvBatch]:
@@ -100,7 +111,7 @@ def _joined(batches: Sequence[CsvBatch]) -> CsvBatch:
     return CsvBatch(batches[0].first_row, columns, batches[-1].bytes_read)
 
 
-def _batch(batch: CsvBatch, found: Sequence[Column | str]) -> RowBatch:
+def _batch(batch: CsvBatch, found: Sequence[Column | str | None]) -> RowBatch:
     label, given = batch.label, found[: len(batch.columns)]
     texts = {one: batch.columns[n] for n, one in enumerate(given) if isinstance(one, str)}
     zeros = np.zeros(batch.num_rows, np.int64)

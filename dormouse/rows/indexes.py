@@ -124,10 +124,11 @@ class RowIndexes:
 
         looked = self.bring(table)
         if looked.version != version or looked.database is None or looked.build_id is None:
-            raise IndexNotReady(f"table {table.name!r} changed while rows were looked for: try again")
+            said = f"table {table.name!r} changed while rows were looked for: try again"
+            raise IndexNotReady(said, table=table.name)
         found = self._read(looked, table, partial(located, columns=looked.columns, on=on, keys=keys))
         if found is None:
-            raise IndexNotReady(f"the index of table {table.name!r} is gone: try again")
+            raise IndexNotReady(f"the index of table {table.name!r} is gone: try again", table=table.name)
         return found
 
     def bring(self, table: Source) -> Looked:
@@ -141,7 +142,8 @@ class RowIndexes:
             logger.warning("cannot bring the index of table %r up to date: %s", table.name, one_line(error))
             raise IndexNotReady(
                 f"the index of table {table.name!r} cannot be brought up to date: {cause(error)}; try again "
-                "when that is mended"
+                "when that is mended",
+                table=table.name,
             ) from None
 
     def work(self, request: Any, progress: Progress) -> Any:
@@ -187,9 +189,8 @@ class RowIndexes:
         if version is not None and (version != token.version or token.build_id is not None):
             raise InvalidPage("the page token is of another version: begin the query again")
         if token.incarnation_id not in (None, looked.incarnation_id):
-            raise PageExpired(
-                f"table {table.name!r}: the database was restored since the query began: begin it again"
-            )
+            why = "the database was restored since the query began: begin it again"
+            raise PageExpired.of(table.name, why)
         if looked.version != token.version:
             looked = self._placements.look(table.table_id, token.version)
         looked = replace(looked, database=token.database, build_id=token.build_id, version=token.version)
@@ -197,9 +198,7 @@ class RowIndexes:
         asked = replace(asked, place=token.place, given=token.given)
         if token.build_id is None:
             return self._older(asked, looked, interruption)
-        gone = PageExpired(
-            f"table {table.name!r}: the index that the page began on is gone: begin the query again"
-        )
+        gone = PageExpired.of(table.name, "the index that the page began on is gone: begin the query again")
         while True:
             try:
                 found = self._asked(asked, looked, interruption)
@@ -279,7 +278,8 @@ class RowIndexes:
                     logger.warning("cannot ask the index of table %r: %s", table.name, one_line(error))
                 raise IndexNotReady(
                     f"the index of table {table.name!r} cannot be asked, and is worked on: {cause(error)}; "
-                    "ask again"
+                    "ask again",
+                    table=table.name,
                 ) from None
             else:
                 raise
@@ -314,14 +314,15 @@ class RowIndexes:
     def _count(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> int:
         found = self._read(looked, asked.table, partial(count_of, asked), None, interruption)
         if found is None:
-            raise PageExpired(f"table {asked.table.name!r}: its index was made anew: begin the query again")
+            raise PageExpired.of(asked.table.name, "its index was made anew: begin the query again")
         return int(found)
 
     def _not_ready(self, table: Source, looked: Looked) -> IndexNotReady:
         why = f"; the last attempt failed: {looked.failure}" if looked.failure else ""
         return IndexNotReady(
             f"the index of table {table.name!r} does not have its version {looked.version} yet, and is "
-            f"worked on: ask again{why}"
+            f"worked on: ask again{why}",
+            table=table.name,
         )
 
     def _note(self, asked: Asked, looked: Looked, build: Build | None, seconds: float) -> None:
@@ -369,7 +370,8 @@ class RowIndexes:
         except InstanceReadOnly:
             raise IndexNotReady(
                 f"the index of table {looked.name!r} is behind, and the instance was opened read-only: open "
-                "it to write, or ask a process that did"
+                "it to write, or ask a process that did",
+                table=looked.name,
             ) from None
         except BaseException:
             with self._lock:

@@ -82,9 +82,12 @@ def _double(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise Misfit("is not a number")
     try:
-        return float(value)
+        found = float(value)
     except OverflowError:
         raise Misfit("is larger than any double") from None
+    if isinstance(value, int) and found != value:
+        raise Misfit("is a whole number that a double rounds")
+    return found
 
 
 def _string(value: Any) -> str:
@@ -161,7 +164,19 @@ def _double_of(text: str) -> float:
         raise Misfit("is not a number")
     if math.isinf(found) and any(map(str.isdigit, text)):
         raise Misfit("is larger than any double")
+    is_watched = math.isfinite(found) and (abs(found) >= _EXACT_MAX or not found)
+    if is_watched and not _has_digits(text, found):
+        raise Misfit("has more digits than a double")
     return found
+
+
+def _has_digits(text: str, found: float) -> bool:
+    """Returns whether a double has the digits of a text."""
+    import pyarrow as pa
+
+    from dormouse.data.text_values import is_kept
+
+    return is_kept(text, pa.scalar(found))
 
 
 def _boolean_of(text: str) -> bool:

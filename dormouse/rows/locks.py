@@ -137,7 +137,8 @@ class RowLocks:
             rows = self._run("take", values, lock_ms=math.ceil(1_000 * seconds_max))
         except errors.LockNotAvailable:
             return RowLockHeld(
-                f"table {self._table.name!r}: a transaction that changes it has not ended; try again later"
+                f"table {self._table.name!r}: a transaction that changes it has not ended; try again later",
+                table=self._table.name,
             )
         state, held_kind, holder, until, version, next_id, is_too_long = rows[0]
         if state == "gone":
@@ -149,7 +150,9 @@ class RowLocks:
         does = {"write": "is changing it", "precursor": "waits to change it"}.get(held_kind, "reads it")
         return RowLockHeld(
             f"table {self._table.name!r}: worker {holder} {does}, until {until:%H:%M:%S} UTC or longer; "
-            "try again later"
+            "try again later",
+            table=self._table.name,
+            holder=str(holder),
         )
 
     def _renew(self, token: UUID, ended: threading.Event) -> None:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.context import TableContext
-from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.region import Range
@@ -21,6 +20,7 @@ from dormouse.query import query
 from dormouse.query.edited import newest_versions
 from dormouse.rows.columns import Column
 from dormouse.rows.ranges import Ints, spans
+from dormouse.rows.values import field_of
 
 SPANS_MAX = 500
 _KEYS = (ROW_ID, ROW_VERSION, ROW_DELETED)
@@ -92,7 +92,7 @@ def _schema(columns: Sequence[Column], *, deleted: bool) -> pa.Schema:
     fields = [pa.field(ROW_ID, pa.int64(), nullable=False), pa.field(ROW_VERSION, pa.int64(), nullable=False)]
     if deleted:
         fields.append(pa.field(ROW_DELETED, pa.bool_(), nullable=False))
-    return pa.schema([*fields, *(pa.field(column.name, arrow_type(column.stored)) for column in columns)])
+    return pa.schema([*fields, *(field_of(column.name, column.type) for column in columns)])
 
 
 def _without_deleted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -162,7 +162,8 @@ def converted(retyped: Retyped, array: pa.Array, label: Label = row_label) -> pa
         return fitting(after, _texts(before, array), label)
     texts = _texts(before, array)
     if (empty := pc.index(texts, "").as_py()) >= 0:  # which in CSV is null, and here would be lost
-        raise InvalidRow(f"{label(empty)}, column {after.name!r} ({after.type}): an empty text is none")
+        said = f"{label(empty)}, column {after.name!r} ({after.type}): an empty text is none"
+        raise InvalidRow(said, column=after.name)
     return of_text(after, texts, label)
 
 
@@ -198,6 +199,7 @@ def _number(before: Column, after: Column, array: pa.Array, label: Label) -> pa.
         number = pc.index(ok, False).as_py()
         value = array[number].as_py()
         raise InvalidRow(
-            f"{label(number)}, column {after.name!r} ({before.type}): {value!r} is no {after.type}"
+            f"{label(number)}, column {after.name!r} ({before.type}): {value!r} is no {after.type}",
+            column=after.name,
         )
     return array.cast(wanted, safe=False)

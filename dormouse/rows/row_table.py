@@ -9,12 +9,12 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow, RowNotFound, names_what_is_missing
+from dormouse.errors import InvalidColumn, InvalidInput, RowNotFound, names_what_is_missing
 from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.rows.asking import AskedTable
 from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
 from dormouse.rows.change_digest import digest_of_changes, digest_of_upsert
-from dormouse.rows.changes import Change, Changed, LoadCsv, Row
+from dormouse.rows.changes import Change, Changed, LoadCsv, Row, checked_number, checked_reference
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.model.parameters import Parameters
+    from dormouse.query.answer import Answer
     from dormouse.query.interruption import Interruption
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.indexes import RowIndexes
@@ -157,7 +158,7 @@ class RowTable(AskedTable):
         """
         import numpy as np
 
-        pairs = [_reference(one) for one in wanted]
+        pairs = [checked_reference(one) for one in wanted]
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for version in dict.fromkeys(version for _, version in pairs):
             columns = self.store.columns_at(version)
@@ -172,19 +173,23 @@ class RowTable(AskedTable):
         for row_id, version in pairs:
             if (row_id, version) not in found:
                 raise RowNotFound(
-                    f"table {self.name!r}: row {row_id} has no version {version}, or was deleted by it"
+                    f"table {self.name!r}: row {row_id} has no version {version}, or was deleted by it",
+                    table=self.name,
+                    row_id=row_id,
+                    version=version,
                 )
         return [found[pair] for pair in pairs]
 
     def _row(self, row_id: int, version: int | None) -> tuple[Sequence[Column], dict[str, Any]]:
         import numpy as np
 
-        ids = _number(ROW_ID, row_id)
+        ids = checked_number(ROW_ID, row_id)
         state = self.state() if version is None else None
         ranges = self.store.ranges([(ids, ids)])
         if not len(ranges.first):
-            raise RowNotFound(f"table {self.name!r} has no row of {ROW_ID} {row_id}")
-        wanted = int(ranges.version[0]) if version is None else _number(ROW_VERSION, version)
+            said = f"table {self.name!r} has no row of {ROW_ID} {row_id}"
+            raise RowNotFound(said, table=self.name, row_id=row_id)
+        wanted = int(ranges.version[0]) if version is None else checked_number(ROW_VERSION, version)
         # a change may have come between, and the row has the columns of before it, or of after it
         if state is not None and wanted <= state.version:
             columns = state.columns
@@ -192,9 +197,11 @@ class RowTable(AskedTable):
             columns = self.store.columns_at(wanted)
         found = self._reader.rows(np.array([ids]), np.array([wanted]), columns)
         if not found.num_rows:
-            raise RowNotFound(f"table {self.name!r}: row {row_id} has no version {wanted}")
+            said = f"table {self.name!r}: row {row_id} has no version {wanted}"
+            raise RowNotFound(said, table=self.name, row_id=row_id, version=wanted)
         if found.column(ROW_DELETED)[0].as_py():
-            raise RowNotFound(f"table {self.name!r}: row {row_id} was deleted, at version {wanted}")
+            said = f"table {self.name!r}: row {row_id} was deleted, at version {wanted}"
+            raise RowNotFound(said, table=self.name, row_id=row_id, version=wanted)
         cells = {column.name: to_python(column, found.column(column.name))[0] for column in columns}
         return columns, {ROW_ID: ids, ROW_VERSION: wanted, **cells}
 
@@ -249,6 +256,18 @@ class RowTable(AskedTable):
         known = state.columns if wanted >= state.columns_since else self.columns(wanted)
         return self._reader.current(wanted, _chosen(known, columns))
 
+    def count(self) -> int:
+        """Returns how many rows there are now, which reads the ids of all."""
+        return sum(batch.num_rows for batch in self.current(columns=()))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
+        return self.current().__arrow_c_stream__(requested_schema)
+
+    def sql(self, statement: str, parameters: Parameters | None = None) -> Answer:
+        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        return self.table.sql(statement, parameters)
+
     def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader:
         """Every version of rows that came after a version and up to another, by default the newest.
 
@@ -280,6 +299,7 @@ class RowTable(AskedTable):
         path: str | PathLike[str],
         *,
         columns: Sequence[str] | None = None,
+        as_new: bool = False,
         dry_run: bool = False,
         changed_by: str | None = None,
         change_id: str | None = None,
@@ -290,10 +310,11 @@ class RowTable(AskedTable):
         """Makes the change that a CSV or TSV file says, all of it or nothing.
 
         Rows without ROW_ID are inserted, others updated in the columns that the file has, those of only
-        ROW_ID and ROW_VERSION deleted. `columns` names the file's columns, in place of its header; `how` is
-        as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
+        ROW_ID and ROW_VERSION deleted. With `as_new` all are inserted, without ROW_ID and ROW_VERSION of the
+        file: a download becomes new rows. `columns` names the file's columns, in place of its header; `how`
+        is as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
         """
-        load = LoadCsv(path, columns=columns, **asdict(CsvFormat.of_file(path, **how)))
+        load = LoadCsv(path, columns=columns, as_new=as_new, **asdict(CsvFormat.of_file(path, **how)))
         by: dict[str, Any] = {"changed_by": changed_by, "change_id": change_id, "wait_seconds": wait_seconds}
         return self.change([load], dry_run, progress=progress, **by)
 
@@ -377,15 +398,3 @@ class RowTable(AskedTable):
 
 def _chosen(columns: Sequence[Column], names: Iterable[str] | None) -> Sequence[Column]:
     return columns if names is None else [column_named(columns, name) for name in names]
-
-
-def _number(what: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
-        raise RowNotFound(f"{what} is a whole number from 1 to {INTEGER_MAX:,}, not {value!r}")
-    return value
-
-
-def _reference(value: object) -> tuple[int, int]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
-        raise InvalidRow(f"a row is named by (ROW_ID, ROW_VERSION), not {value!r}")
-    return _number(ROW_ID, value[0]), _number(ROW_VERSION, value[1])

@@ -80,6 +80,11 @@ class RowTables(OwnWork):
             yield Number("jobs_waiting", "Jobs that wait; at most 10,000 are counted.", one.waiting, of)
             yield Number("jobs_running", "Jobs that run.", one.running, of)
             yield Number("job_workers", "Workers that take jobs of a kind.", one.workers, of)
+            what = "For how long the oldest job that waits has waited; 0: none waits."
+            yield Number("job_oldest_waiting_seconds", what, one.oldest_waiting_seconds or 0, of)
+            what = "Jobs that ended within a day, by state; at most 10,000 are counted."
+            for state, count in one.ended.items():
+                yield Number("jobs_ended", what, count, {**of, "state": state})
         if Placements(self._supplier).all():  # else no database of indexes is looked for
             what = "Versions of a row table that its index lacks; +Inf: the index cannot be asked."
             for table, behind in self.row_indexes.indexing.lags():
@@ -123,7 +128,9 @@ class RowTables(OwnWork):
         """The row table of this name. `TableNotFound`, `NotARowTable`."""
         found = self._catalog.get(name)
         if not is_edited(found.properties):
-            raise NotARowTable(f"table {name!r} is no row table: its rows have no ids and versions")
+            raise NotARowTable(
+                f"table {name!r} is no row table: its rows have no ids and versions", table=name
+            )
         return self._row_table(found)
 
     def row_tables(self) -> list[RowTable]:

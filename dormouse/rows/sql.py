@@ -22,6 +22,8 @@ DEPTH_MAX = 50
 
 SHAPE = "a query is SELECT … FROM the table, and may have WHERE, GROUP BY, ORDER BY, LIMIT and OFFSET"
 
+ELSEWHERE = "instance.sql(…), 'dormouse sql' and /v1/sql read the same rows with the SQL of DuckDB"
+
 _OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE}
 _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 _GLUED = {TokenType.NUMBER, TokenType.VAR, TokenType.STRING, TokenType.IDENTIFIER}
@@ -39,7 +41,7 @@ class _Dialect(Dialect):
 
 _dialect = _Dialect()
 
-_WORDS = {
+WORDS = {
     "joins": "a join", "with_": "WITH", "having": "HAVING", "into": "INTO", "locks": "a row lock",
     "laterals": "LATERAL", "windows": "WINDOW", "qualify": "QUALIFY", "query": "a sub-query",
     "hint": "a hint", "db": "a schema", "catalog": "a database", "except_": "EXCEPT", "replace": "REPLACE",
@@ -99,14 +101,16 @@ def only(node: N, *names: str) -> N:
 
 def refused(node: object, argument: str = "") -> InvalidQuery:
     """The error of what is not on the list."""
-    what = _WORDS.get(argument) or _WORDS.get(type(node))
+    what = WORDS.get(argument) or WORDS.get(type(node))
     if what is None and isinstance(node, exp.Anonymous):
         what = f"the function {_shown(str(node.this))!r}"
     elif what is None and isinstance(node, exp.Func) and not isinstance(node, exp.Connector):
         what = f"the function {node.sql_name().lower()!r}"
     elif what is None and isinstance(node, exp.Expression):
         what = f"{node.key.upper()!r}"
-    return InvalidQuery(f"the query has {what or argument.upper()}, which is not allowed; {SHAPE}")
+    return InvalidQuery(
+        f"the query has {what or argument.upper()}, which is not allowed; {SHAPE}; {ELSEWHERE}"
+    )
 
 
 def label(node: exp.Expression) -> str:
@@ -117,7 +121,7 @@ def label(node: exp.Expression) -> str:
 def _check(tokens: list[Token]) -> None:
     if not tokens or tokens[0].token_type is not TokenType.SELECT:
         changes = tokens and tokens[0].text.upper() in _CHANGES
-        instead = f"; {_INSTEAD}" if changes else ""
+        instead = f"; {_INSTEAD if changes else ELSEWHERE}"
         raise InvalidQuery(f"the query does not begin with SELECT; {SHAPE}{instead}")
     if len(tokens) > TOKENS_MAX:
         raise InvalidQuery(f"the query has {len(tokens):,} words, and may have {TOKENS_MAX:,}")

@@ -123,10 +123,14 @@ class RowStore:
     def fence(self, conn: psycopg.Connection[Any], token: UUID) -> None:
         """First in the transaction of a commit: gives the lock back in it. `RowLockLost`."""
         if not conn.execute(_QUERIES["fence"].on(), {**self._key, "token": token}).fetchall():
-            raise RowLockLost(
-                f"table {self.table.name!r}: the lock was given to another worker while this one wrote; "
-                "nothing was changed: try again"
-            )
+            raise self._lock_lost()
+
+    def _lock_lost(self) -> RowLockLost:
+        return RowLockLost(
+            f"table {self.table.name!r}: the lock was given to another worker while this one wrote; "
+            "nothing was changed: try again",
+            table=self.table.name,
+        )
 
     def replace_ranges(self, conn: psycopg.Connection[Any], gone: Ranges, come: Ranges) -> None:
         """Part of a commit."""
@@ -171,6 +175,13 @@ class RowStore:
             values = {"version": version, "columns": _json(some)}
             conn.execute(_QUERIES["record_columns"].on(), {**self._key, **values})
 
+    def record_unchanged(self, token: UUID, done: Recorded, change_id: str, digest: bytes | None) -> None:
+        """Keeps the id of a change that changed nothing, under its lock. Raises `RowLockLost`."""
+        values = {"token": token, "change_id": change_id, "digest": _uuid(digest)}
+        values |= {"last_version": done.last_version, "unchanged": done.unchanged}
+        if not self._written("record_unchanged", **values):
+            raise self._lock_lost()
+
     def change_of_id(self, change_id: str, digest: bytes | None) -> Recorded | None:
         """Returns what the change of this id did; None when there was none.
 
@@ -183,7 +194,9 @@ class RowStore:
         if not is_same:
             raise CommitIdReused(
                 f"change id {change_id!r} was used before, for another change of table {self.table.name!r}; "
-                "nothing was changed: give each change an id of its own"
+                "nothing was changed: give each change an id of its own",
+                commit_id=change_id,
+                table=self.table.name,
             )
         return Recorded(*done)
 
@@ -197,7 +210,8 @@ class RowStore:
         check_printed("the name of a snapshot", name, NAME_BYTES_MAX)
         rows = self._written("add_snapshot", name=name)
         if not rows:
-            raise SnapshotExists(f"table {self.table.name!r} has a snapshot {name!r} already")
+            said = f"table {self.table.name!r} has a snapshot {name!r} already"
+            raise SnapshotExists(said, table=self.table.name, snapshot=name)
         return RowSnapshot(*rows[0])
 
     def snapshots(self) -> list[RowSnapshot]:
@@ -211,7 +225,8 @@ class RowStore:
             if one.name == name:
                 return one
         known = ", ".join(one.name for one in found) or "none"
-        raise SnapshotNotFound(f"table {self.table.name!r} has no snapshot {name!r}; it has {known}")
+        said = f"table {self.table.name!r} has no snapshot {name!r}; it has {known}"
+        raise SnapshotNotFound(said, table=self.table.name, snapshot=name)
 
     def drop_snapshot(self, name: str) -> None:
         """`SnapshotNotFound`."""

@@ -71,7 +71,8 @@ from unnest(%(firsts)s::bigint[], %(lasts)s::bigint[], %(versions)s::bigint[], %
 -- A change: the versions that it made, by whom, and what it did.
 with changed as (
     update row_table
-    set version = %(last_version)s, next_id = %(next_id)s, changed_at = clock_timestamp()
+    set version = %(last_version)s, next_id = %(next_id)s, deleted = deleted + %(deleted)s,
+        changed_at = clock_timestamp()
     where table_id = %(table_id)s
     returning changed_at
 ), identified as (
@@ -88,6 +89,16 @@ select
     %(updated)s, %(deleted)s, %(unchanged)s, %(columns_changed)s
 from changed;
 
+-- name: record_unchanged
+-- Keeps the id of a change that changed nothing, while its lock is held; no row: the lock was lost. Can be repeated.
+with held as (
+    select table_id from row_lock where table_id = %(table_id)s and token = %(token)s and kind = 'write' for update
+)
+insert into row_change_id (table_id, change_id, last_version, digest, unchanged)
+select table_id, %(change_id)s, %(last_version)s, %(digest)s, %(unchanged)s from held
+on conflict (table_id, change_id) do update set digest = excluded.digest
+returning table_id;
+
 -- name: record_columns
 -- The columns from a version on.
 insert into row_columns (table_id, since_version, columns) values (%(table_id)s, %(version)s, %(columns)s);
@@ -95,10 +106,12 @@ insert into row_columns (table_id, since_version, columns) values (%(table_id)s,
 -- name: change_of_id
 -- What a change did that was asked before by this id, and whether it was the same, as far as both digests are known.
 select coalesce(i.digest = %(digest)s, true),
-    c.first_version, c.last_version, c.first_id, c.inserted, c.updated, c.deleted, c.unchanged
+    coalesce(c.first_version, i.last_version + 1), i.last_version, coalesce(c.first_id, 1),
+    coalesce(c.inserted, 0), coalesce(c.updated, 0), coalesce(c.deleted, 0), coalesce(i.unchanged, c.unchanged)
 from row_change_id i
-join row_change c on c.table_id = i.table_id and c.last_version = i.last_version
-where i.table_id = %(table_id)s and i.change_id = %(change_id)s;
+left join row_change c
+    on c.table_id = i.table_id and c.last_version = i.last_version and i.unchanged is null
+where i.table_id = %(table_id)s and i.change_id = %(change_id)s and (i.unchanged is not null or c.table_id is not null);
 
 -- name: history
 -- A page of the changes, the newest first.

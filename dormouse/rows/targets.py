@@ -44,7 +44,8 @@ class Targets:
                 else "refers to a file that was not put into this table: put it with put_file"
             )
             shown = cells[number].as_py()
-            raise InvalidRow(f"{label(number)}, column {column.name!r} ({column.type}): {shown!r} {why}")
+            said = f"{label(number)}, column {column.name!r} ({column.type}): {shown!r} {why}"
+            raise InvalidRow(said, column=column.name)
         self._known.update((column.type, one) for one in wanted)
 
     def _lacking_tables(self, cells: Iterable[str]) -> list[str]:

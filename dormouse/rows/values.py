@@ -10,12 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.text_values import are_large, first_unkept
+from dormouse.model.types import DOUBLE
 from dormouse.rows.columns import Column, text_value, value_of
-from dormouse.rows.kinds import FORMS
+from dormouse.rows.kinds import FORMS, STORED
 
 Label = Callable[[int], str]
 """Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
 
+_KIND = b"dormouse.type"
 _ZONED = r"(Z|[+-]\d\d:?\d\d)$"
 _PLAIN: dict[str, set[type]] = {
     "INTEGER": {int},
@@ -29,6 +32,16 @@ _PLAIN: dict[str, set[type]] = {
     "JSON": set(),
 }
 """The types of Python that Arrow takes as they are."""
+
+
+def field_of(name: str, kind: str) -> pa.Field:
+    """Returns the Arrow field of a column; its metadata names the type, which a number does not tell."""
+    return pa.field(name, arrow_type(STORED[kind]), metadata={_KIND: kind.encode()})
+
+
+def is_date(field: pa.Field) -> bool:
+    """Returns whether a field was made for a DATE."""
+    return (field.metadata or {}).get(_KIND) == b"DATE"
 
 
 def row_label(number: int) -> str:
@@ -115,6 +128,8 @@ def _doubles(texts: pa.Array) -> pa.Array:
     numbers = texts.cast(pa.float64())
     # Arrow reads 1e400 as infinity
     if pc.any(pc.is_inf(numbers)).as_py():
+        raise _OneByOne
+    if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
         raise _OneByOne
     return numbers
 

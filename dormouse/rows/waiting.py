@@ -28,6 +28,7 @@ class Wait:
         """Sleeps before the next look; raises the refusal when the time is over."""
         waited = time.monotonic() - self._began
         if waited >= self._seconds:
+            refusal.data = {**refusal.data, "seconds": round(waited, 3)}
             raise refusal
         if self._interruption is not None:
             self._interruption.check()

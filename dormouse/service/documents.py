@@ -37,6 +37,14 @@ class _OfMoment(Request):
     )
 
 
+class _Verified(Request):
+    verify: bool = Field(
+        default=False,
+        description="compare the digest of each file before its rows are given, as the tables' property "
+        "`verify_reads` does",
+    )
+
+
 class PlanRequest(_OfMoment):
     """Which rows are wanted."""
 
@@ -64,7 +72,7 @@ class _OfColumns(Request):
     )
 
 
-class QueryRequest(PlanRequest, _OfColumns):
+class QueryRequest(PlanRequest, _OfColumns, _Verified):
     """Which rows are wanted, and what of them."""
 
     limit: int | None = Field(
@@ -86,7 +94,7 @@ class ChangesRequest(_OfColumns):
     till: str | int | None = Field(default=None, description="as `after`; now when left out")
 
 
-class StatementRequest(_OfMoment):
+class StatementPlanRequest(_OfMoment):
     """A statement, and the values of its parameters."""
 
     statement: str = Field(
@@ -101,6 +109,10 @@ class StatementRequest(_OfMoment):
         '{"double": "NaN"}',
         examples=[["BOS"]],
     )
+
+
+class StatementRequest(StatementPlanRequest, _Verified):
+    """A statement, the values of its parameters, and how it is read."""
 
 
 class Health(AnswerDocument):
@@ -332,6 +344,10 @@ STREAMS: dict[int | str, dict[str, Any]] = {
         },
     },
     **problems(400, 401, 404, 406, 408, 413, 415, 429, 503, 504),
+}
+PARTS: dict[int | str, dict[str, Any]] = {
+    206: {"description": "The range of bytes that the header Range asks for."},
+    304: {"description": "If-None-Match has its ETag."},
 }
 ROWS = problems(400, 401, 404, 503)
 PAGES = problems(400, 401, 404, 408, 410, 413, 415, 429, 503, 504)

@@ -20,7 +20,7 @@ from dormouse.jobs.job import JobPlace
 from dormouse.long_work import KINDS, check_request, functions
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
-from dormouse.objects.hiding import hiding
+from dormouse.objects.hiding import hiding, without_paths
 from dormouse.row_work import start_query
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
@@ -124,7 +124,7 @@ def result(here: Here, holder: By, job_id: JobId) -> Response:
     """When it is complete."""
     found = here.jobs.result(job_id, holder.owner)
     if here.jobs.status(job_id, holder.owner).kind in WITHOUT_PATHS:
-        found = _without_paths(found, hiding(here.objects.url))
+        found = without_paths(found, hiding(here.objects.url))
     return JSONResponse({"result": found})
 
 
@@ -136,8 +136,7 @@ def result(here: Here, holder: By, job_id: JobId) -> Response:
             "description": "The rows.",
             "content": {PARQUET: {"schema": {"type": "string", "format": "binary"}}},
         },
-        206: {"description": "The range of bytes that the header Range asks for."},
-        304: {"description": "If-None-Match has its ETag."},
+        **documents.PARTS,
         **RESULTS,
         **documents.problems(416),
     },
@@ -170,15 +169,6 @@ def chosen_id(job_id: str | None, key: str | None) -> str | None:
 def _chunks(instance: Instance, name: str, part: Part) -> Generator[bytes]:
     for start in range(part.start, part.end, CHUNK_BYTES):
         yield instance.objects.get_range(name, start, min(CHUNK_BYTES, part.end - start))
-
-
-def _without_paths(found: Any, hide: Callable[[str], str]) -> Any:
-    """A JSON value whose texts name no path of this machine."""
-    if isinstance(found, str):
-        return hide(found)
-    if isinstance(found, dict):
-        return {name: _without_paths(value, hide) for name, value in found.items()}
-    return [_without_paths(one, hide) for one in found] if isinstance(found, list) else found
 
 
 def told(instance: Instance, job: Job, status: int = 200) -> Response:

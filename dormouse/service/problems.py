@@ -27,6 +27,7 @@ from dormouse.errors import (
     JobFailed,
     JobForbidden,
     JobNotFound,
+    ObjectDamaged,
     ObjectStoreError,
     PageExpired,
     PartitionNotFound,
@@ -45,6 +46,7 @@ from dormouse.errors import (
     TableNotFound,
     TooManyRetries,
 )
+from dormouse.objects.hiding import without_paths
 
 MEDIA_TYPE = "application/problem+json"
 DETAIL_LENGTH_MAX = 2_000
@@ -81,6 +83,7 @@ _STATUSES: tuple[tuple[type[DormouseError], int], ...] = (
     (ConnectionsExhausted, 503),
     (TooManyRetries, 503),
     (CommitOutcomeUnknown, 503),
+    (ObjectDamaged, 500),  # it stays so: a client that tries again is answered the same
     (ObjectStoreError, 503),
 )
 
@@ -156,7 +159,8 @@ def problem_of(error: BaseException, hide: Callable[[str], str] = lambda text: t
         case _:
             return Problem(500, "internal-error", "The service failed.", "the service's log says why")
     headers = {**_headers(status), **headers}
-    return Problem(status, kind, title, shortened(hide(str(error))), headers, error.data)
+    data = without_paths(error.data, lambda text: shortened(hide(text)))
+    return Problem(status, kind, title, shortened(hide(str(error))), headers, data)
 
 
 def http_problem(status: int, detail: str | None = None, headers: Mapping[str, str] | None = None) -> Problem:

@@ -13,6 +13,7 @@ from dormouse.errors import InvalidInput
 from dormouse.instance import Instance
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
+from dormouse.objects.hiding import without_paths
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
 from dormouse.query.where_json import parse_where
@@ -124,7 +125,10 @@ def describe_table(
     status = found.status() if counts else None
     if status is not None:
         here.metrics.tell_consumers(table, status.consumers)
-    return JSONResponse(wire.table(found, schema, status))
+    described = wire.table(found, schema, status)
+    if status is not None:  # why the last rounds failed
+        described["counts"] = without_paths(described["counts"], here.hide)
+    return JSONResponse(described)
 
 
 @tables.get(
@@ -202,6 +206,7 @@ async def query(here: Here, table: TableNamed, body: documents.QueryRequest, req
             descending=body.descending,
             as_of=_moment(body.as_of),
             interruption=interruption,
+            verify=body.verify,
             # a sort of any size, for which statements have processes of their own
             sessions=here.sessions,
         )
@@ -247,6 +252,7 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
             as_of=_moment(body.as_of),
             interruption=interruption,
             sessions=here.sessions,
+            verify=body.verify,
         )
 
     return _streamed(here, Place.STATEMENTS, request, "sql", rows, interruption.set)
@@ -256,7 +262,7 @@ async def sql(here: Here, body: documents.StatementRequest, request: Request) ->
     "/sql/plan", response_model=documents.StatementPlan, responses=PLANS, summary="What a SELECT would read"
 )
 @served(Right.HOLDER, Place.STATEMENTS)
-async def plan_sql(here: Here, body: documents.StatementRequest) -> Response:
+async def plan_sql(here: Here, body: documents.StatementPlanRequest) -> Response:
     """For each table that the statement reads: partitions, files and bytes."""
 
     interruption = Interruption()
@@ -309,4 +315,6 @@ def _streamed(
     interrupt: Callable[[], object],
 ) -> Response:
     wanted = preferred_format(",".join(request.headers.getlist("accept")))
-    return Answer(place, kind, QueryWork(rows, wanted, here.limits, interrupt))
+    work = QueryWork(rows, wanted, here.limits, interrupt)
+    work.headers = {"vary": "accept"}
+    return Answer(place, kind, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from dormouse.model.values import json_value
 from dormouse.private_folder import private_folder
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
+from dormouse.rows.csv_download import with_moments
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.pages import PAGE_ROWS
@@ -32,9 +34,10 @@ from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.declared import Served
-from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, ROWS, SENDS, problems
+from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, PARTS, ROWS, SENDS, problems
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
+from dormouse.service.parts import entity_tag, wanted_part
 from dormouse.service.routes import After, Here, MaybeLimit, page_by_name
 from dormouse.service.row_documents import (
     CsvLook,
@@ -52,10 +55,12 @@ from dormouse.service.terms import UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork
 
 _BINARY = "application/octet-stream"
+_ID = re.compile("[0-9]{1,19}")
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _FILE_BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
-    **problems(400, 401, 404, 503),
+    **PARTS,
+    **problems(400, 401, 404, 416, 503),
 }
 _BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYTES}}
 
@@ -120,7 +125,7 @@ def several_rows(
     row: Annotated[list[str], Query(description="ROW_ID:ROW_VERSION; repeat it", max_length=1_000)],
 ) -> Response:
     """The rows in the order of the request, each with the columns of its version."""
-    wanted = [tuple(int(part) if part.isdecimal() else part for part in one.split(":")) for one in row]
+    wanted = [tuple(int(part) if _ID.fullmatch(part) else part for part in one.split(":")) for one in row]
     return JSONResponse({"rows": json_value(here.instance.row_table(table).rows(wanted))})
 
 
@@ -145,22 +150,24 @@ def one_row(
 @served(Right.HOLDER, Place.FILES)
 async def one_file(
     here: Here,
+    request: Request,
     table: TableNamed,
     row_id: Annotated[int, Path(description="its ROW_ID")],
     column: Annotated[str, Path(description="a column of type FILE"), SEGMENT],
     version: Annotated[int | None, Query(description="that version of the row")] = None,
 ) -> Response:
-    """As they were put; an answer that breaks off is damaged."""
+    """As they were put, or one range of them; an answer that breaks off is damaged."""
 
     def open_file() -> Opened:
         found = here.instance.row_table(table)
         file = found.file(row_id, column, version)
+        part = wanted_part(request.headers, entity_tag(file.object_name), file.byte_count)
         headers = {
-            "content-length": str(file.byte_count),
+            **part.headers,
             "content-disposition": f"attachment; filename*=UTF-8''{quote(file.name, safe='')}",
             "x-content-type-options": "nosniff",
         }
-        return Opened(found.files.chunks(file), headers)
+        return Opened(found.files.chunks(file, part.start, part.end), headers, part.status)
 
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
 
@@ -219,7 +226,7 @@ async def download_rows(
     interruption = Interruption()
 
     def open_rows() -> Any:
-        return here.instance.row_table(table).rows_of(
+        rows = here.instance.row_table(table).rows_of(
             sql,
             parameters=_parameters(parameters),
             version=version,
@@ -227,6 +234,7 @@ async def download_rows(
             wait_seconds=here.runners[Place.QUERIES].seconds_max,
             interruption=interruption,
         )
+        return with_moments(rows)
 
     answer = CsvAnswer(how.separator, header=header)
     return Answer(Place.QUERIES, "rows_csv", QueryWork(open_rows, answer, here.limits, interruption.set))
@@ -345,6 +353,9 @@ async def upload_rows(
     table: TableNamed,
     csv: Csv,
     columns: Annotated[str | None, Query(description="names of the cells, with commas")] = None,
+    as_new: Annotated[
+        bool, Query(description="insert all rows, without ROW_ID and ROW_VERSION of the file")
+    ] = False,
     dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
     job_id: Annotated[
         str | None, Query(description="the same file sent again with the same id is the same job")
@@ -356,6 +367,7 @@ async def upload_rows(
     how = csv.format(separator_of(request))
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
+    asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)

@@ -71,7 +71,8 @@ def check_may(holder: Holder, kind: str) -> None:
     """Raises `JobForbidden` when the token does not start jobs of a kind."""
     if holder.kinds is not None and kind not in holder.kinds:
         allowed = ", ".join(sorted(holder.kinds))
-        raise JobForbidden(f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}")
+        said = f"the token of {holder.owner!r} starts jobs of kind {allowed}, not {kind!r}"
+        raise JobForbidden(said, kind=kind)
 
 
 def open_paths(routers: Iterable[APIRouter]) -> frozenset[str]:

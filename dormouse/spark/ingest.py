@@ -25,7 +25,7 @@ from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.source_digest import GivenData
 from dormouse.data.source_files import FilePart
-from dormouse.errors import InvalidData, JobFailed
+from dormouse.errors import DormouseError, InvalidData, JobFailed
 from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keys import KeyValue
@@ -34,7 +34,7 @@ from dormouse.model.types import DataType
 from dormouse.rounds.ingest import keyed_rows
 from dormouse.rounds.ingest_commit import IngestReport, ingest_once
 from dormouse.rounds.row_counts import check_ingested
-from dormouse.spark.parquet_urls import in_order, rows_at
+from dormouse.spark.parquet_urls import in_order, rows_at, with_defaults
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
@@ -66,8 +66,7 @@ def ingest_with_spark(
 
     Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
     Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
-    are those of `dormouse.rounds.ingest.ingest_in_process`, but that a nullable column which only some of the
-    files at URLs have is null in the others.
+    are those of `dormouse.rounds.ingest.ingest_in_process`.
     """
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
@@ -107,13 +106,16 @@ def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]
     if isinstance(data, DataFrame):
         check_fits(data.schema, schema)
         return data
+    return _urls(data) or file_splits(find_files(data), schema)
+
+
+def _urls(data: Any) -> list[str]:
+    """Returns the URLs that are left to Spark; none where all data are files that tasks of ours read."""
     if not are_paths(data):
         raise InvalidData(f"Spark cannot ingest {type(data).__name__}; give a DataFrame, or paths of files")
     listed = listed_paths(data)
     urls = [path for path in listed if "://" in path]
-    if not urls:
-        return file_splits(find_files(data), schema)
-    if (
+    if urls and (
         len(urls) < len(listed)
         or isinstance(data, Files)
         or any(kind_of(Path(url)) in {"csv", "json"} for url in urls)
@@ -125,6 +127,21 @@ def _source(data: Any, schema: Schema) -> DataFrame | list[FilePart] | list[str]
 def check_fits(columns: StructType, schema: Schema) -> None:
     """`InvalidData` when a DataFrame's columns are not those of a table, or of what a load brings to it."""
     check_columns(_arrow_columns(columns), schema)
+
+
+def columns_read(data: Any) -> dict[str, DataType] | None:
+    """Returns the types of all columns of what Spark itself reads; None for files that tasks of ours read."""
+    if isinstance(data, DataFrame):
+        return columns_of(data.schema)
+    urls = _urls(data)
+    if not urls:
+        return None
+    try:
+        return columns_of(rows_at(spark_session(), urls).schema)
+    except DormouseError:
+        raise
+    except Exception as failure:
+        raise dormouse_error(failure) from failure
 
 
 def columns_of(columns: StructType) -> dict[str, DataType]:
@@ -178,6 +195,7 @@ def _blobs(spark: SparkSession, source: DataFrame | Sequence[Any], scatter: Scat
     if not isinstance(source, DataFrame):
         urls, source = source, rows_at(spark, source)
         check_fits(source.schema, scatter.schema)
+        source = with_defaults(spark, source, urls, scatter.schema)
         if scatter.keyed is not None:
             source, files = in_order(spark, source, urls)
             scatter = replace(scatter, files=files)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import (
+    BinaryType,
     ByteType,
+    DataType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     ShortType,
+    StringType,
+    StructField,
     StructType,
 )
 
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.model.schema import Schema
 from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name
 
 AS_WRITTEN = {
@@ -35,6 +44,13 @@ _WIDENED = (
 )
 """Spark reads a column of files as a later type of such a row, but finds no such type by itself."""
 _PATTERN = re.compile(r"[*?\[\]{}\\]")
+_VECTORIZED = (
+    "spark.sql.parquet.enableVectorizedReader",
+    "spark.sql.parquet.enableNestedColumnVectorizedReader",
+)
+"""Settings of a session. Spark's other reader gives null for a default when tasks read at once."""
+_DEFAULT = "EXISTS_DEFAULT"
+"""The metadata of a column by which Spark knows, as SQL, the value of rows of files that lack it."""
 
 
 def rows_at(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
@@ -70,6 +86,49 @@ def _merged(merging: DataFrameReader, files: Sequence[str]) -> StructType:
             elif two[0] != two[1]:
                 raise
         return StructType([*merged.values()])
+
+
+def with_defaults(spark: SparkSession, frame: DataFrame, urls: Sequence[str], schema: Schema) -> DataFrame:
+    """Returns the rows that `rows_at` gave, with the table's defaults where a file lacks a column."""
+    fields = [_with_default(field, schema) for field in frame.schema]
+    if not any(_DEFAULT in field.metadata for field in fields):
+        return frame
+    if any(spark.conf.get(name) != "true" for name in _VECTORIZED):
+        spark = spark.newSession()
+        for name in _VECTORIZED:
+            spark.conf.set(name, "true")
+    found = spark.read.options(**AS_WRITTEN).schema(StructType(fields)).parquet(*urls)
+    pairs = zip(frame.schema, fields, strict=True)
+    as_text = [one.name for one, read in pairs if one.dataType == BinaryType() != read.dataType]
+    quoted = {name: f"`{name.replace('`', '``')}`" for name in as_text}
+    return found.withColumns({name: found[column].cast(BinaryType()) for name, column in quoted.items()})
+
+
+def _with_default(field: StructField, schema: Schema) -> StructField:
+    default = schema.default(field.name)
+    if default is None:
+        return field
+    kind = arrow_type(schema.field(field.name).type)
+    # what all files that have it have may be narrower than the default
+    found = field.dataType if _holds(field.dataType, pa.scalar(default, kind)) else from_arrow_type(kind)
+    if found == BinaryType():
+        found = StringType()  # Spark's vectorized reader has no default of bytes, and a string is any bytes
+    return StructField(field.name, found, field.nullable, {**field.metadata, _DEFAULT: _sql(default, found)})
+
+
+def _holds(found: DataType, value: pa.Scalar) -> bool:
+    """Returns whether a type has a value exactly."""
+    try:
+        return bool(value.cast(to_arrow_type(found)).cast(value.type).equals(value))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+
+
+def _sql(value: Any, kind: DataType) -> str:
+    # what a string literal escapes is a setting of the session
+    encoded = value.encode() if isinstance(value, str) else value
+    text = f"X'{encoded.hex()}'" if isinstance(encoded, bytes) else f"'{value}'"
+    return f"CAST({text} AS {kind.simpleString()})"
 
 
 def in_order(spark: SparkSession, frame: DataFrame, urls: Sequence[str]) -> tuple[DataFrame, dict[str, int]]:

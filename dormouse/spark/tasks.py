@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
-from types import FunctionType
 from typing import Any, Generic, TypeVar
 
 from pyspark import SparkContext, inheritable_thread_target
@@ -146,10 +145,7 @@ def dormouse_error(failure: Exception) -> DormouseError:
     for name, message in reversed(_OURS.findall(str(failure))):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, DormouseError):
-            # one that is made of more than its line is told as what it is a kind of
-            simple = (one for one in kind.__mro__ if not isinstance(one.__init__, FunctionType))  # type: ignore[misc]
-            told: DormouseError = next(simple)(message)
-            return told
+            return kind.told(message)
     return JobFailed(f"the Spark job failed: {_reason(failure)}")
 
 

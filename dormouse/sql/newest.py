@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from dormouse.data.transform import quoted
 from dormouse.model.edited import ROW_DELETED, ROW_VERSION
 from dormouse.model.keyed import DELETED_AT, newest_first
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
-from dormouse.query.overlaps import clusters
-from dormouse.query.planner import Scan
 
 GONE = "__gone"
 THERE = f"{quoted(DELETED_AT)} IS NULL"
 """Whether a row is no mark of deletion."""
 
 
-def apart(scans: Iterable[Scan]) -> tuple[list[Scan], list[Scan]]:
-    """Files of which no other has a key, and those of which the rows must be told apart by it."""
-    alone: list[Scan] = []
-    together: list[Scan] = []
-    for found in clusters(scans):
-        (together if len(found) > 1 else alone).extend(found)
-    return alone, together
-
-
 def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
     """What `newest` needs beside the table's columns; `remains`: what rows meet that no deletion is of."""
     gone = f"NOT ({THERE})" if remains is None else f"NOT ({THERE} AND {remains})"
-    hidden = [name for name in newest_first(properties) if name.startswith("__")]
-    return [*map(quoted, hidden), f"{gone} AS {GONE}"]
+    return [*map(quoted, _hidden(properties)), f"{gone} AS {GONE}"]
+
+
+def without_keys(schema: Schema, rows: str, others: str) -> str:
+    """Returns a select of the rows whose key is in none of `others`; conditions on values go below it."""
+    return f"SELECT {', '.join(map(quoted, schema.names))} FROM ({rows}) {_joined('ANTI', schema, others)}"
+
+
+def with_keys(schema: Schema, properties: TableProperties, rows: str, others: str) -> str:
+    """Returns a select of the rows whose key is in `others`, with what `told_by` adds."""
+    columns = [*schema.names, *_hidden(properties), GONE]
+    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {_joined('SEMI', schema, others)}"
+
+
+def _joined(kind: str, schema: Schema, others: str) -> str:
+    keys = ", ".join(map(quoted, schema.row_key_names))
+    return f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+
+
+def _hidden(properties: TableProperties) -> list[str]:
+    return [name for name in newest_first(properties) if name.startswith("__")]
 
 
 def newest(schema: Schema, properties: TableProperties, rows: str) -> str:

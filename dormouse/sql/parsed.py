@@ -15,6 +15,7 @@ from dormouse.model.text import is_text
 from dormouse.sql.conditions import text
 from dormouse.sql.failures import failure, syntax_error
 from dormouse.sql.functions import check_expressions, check_tables
+from dormouse.sql.windows import told_apart
 
 STATEMENT_CHARACTERS_MAX = 1 << 20
 _READS = "SQL can only read: SELECT, WITH, VALUES, SHOW, DESCRIBE, SUMMARIZE and EXPLAIN of them"
@@ -25,6 +26,8 @@ _READERS = {
     "table", "unpivot", "values", "with",
 }  # fmt: skip
 """How statements begin that may read."""
+_DESCRIBES = {"desc", "describe", "show"}
+"""How statements begin that compute no rows of what they are about."""
 _UPSERTS = (
     "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
     "'dormouse rows change' those of a row table"
@@ -75,6 +78,10 @@ class Parsed:
     """A statement that reads; `names` are of tables, or of what it defines itself: `ctes`, in lower case."""
 
     text: str
+    run: str
+    """The statement as it is run, with windows that DuckDB tells apart."""
+    has_own_names: bool
+    """Whether the columns of its answer are those of its select."""
     select: str
     """The statement, or the one that it explains."""
     parameters: frozenset[str]
@@ -105,6 +112,7 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         )
     tokens = list(words(statement))
     kind = _kind(tokens)
+    run = statement if kind in _DESCRIBES else told_apart(statement, tokens)
     explains, runs, select = kind == "explain", True, statement
     if explains:
         runs, select = _unexplained(connection, statement, tokens)
@@ -119,6 +127,8 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
     lists = named["names"] & _LISTS if "SHOW_UNQUALIFIED" in named["shown"] else set()
     return Parsed(
         text=statement,
+        run=run,
+        has_own_names=kind not in {"explain", "summarize"},
         select=select,
         parameters=_parameters(connection, select),
         names=frozenset(named["names"] - lists),

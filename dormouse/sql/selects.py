@@ -13,11 +13,12 @@ from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Field
 from dormouse.model.shape import Column
 from dormouse.model.types import LONG, TIMESTAMP
+from dormouse.query.overlaps import layers
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question
 from dormouse.sql.conditions import all_of, literal, meets, text, type_name
 from dormouse.sql.connection import path_of
-from dormouse.sql.newest import THERE, apart, newest, newest_versions, told_by
+from dormouse.sql.newest import THERE, newest, newest_versions, told_by, with_keys, without_keys
 from dormouse.sql.together import INDEX, asks_index, left_of, read_together, rows_of, written_alike
 
 
@@ -67,11 +68,23 @@ class Select:
         return self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
 
     def _newest(self, scans: Collection[Scan]) -> str:
-        """The newest row of each key."""
-        alone, together = apart(scans)
-        rows = [self.unmerged(alone)] if alone else []
-        if together:
-            rows.append(newest(self._schema, self._properties, self.unmerged(together, told=True)))
+        """Returns a select of the newest row of each key.
+
+        Rows of a large file are read as they are, but for those whose key the small files beside it have.
+        """
+        schema, properties = self._schema, self._properties
+        found = layers(self._context.objects, schema, properties, scans)
+        rows = [self.unmerged(found.alone)] if found.alone else []
+        keys = self.unmerged(found.small, told=True) if found.small else ""
+        if found.large:
+            rows.append(without_keys(schema, self.unmerged(found.large), keys))
+        compared = [*found.small, *found.together]
+        told = [self.unmerged(compared, told=True)] if compared else []
+        if found.undecided:
+            undecided = self.unmerged(found.undecided, told=True)
+            told.append(with_keys(schema, properties, undecided, keys))
+        if told:
+            rows.append(newest(schema, properties, " UNION ALL ".join(told)))
         return " UNION ALL ".join(rows)
 
     def unmerged(self, scans: Iterable[Scan], *, told: bool = False) -> str:

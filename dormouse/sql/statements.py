@@ -131,13 +131,13 @@ class _Statement:
         """`asked` where it is over a part of one table's rows."""
         self.session = session
         self.asked = asked
-        self.text = statement
         self.parameters = parameters
         self.interruption = interruption
         self.gone: set[str] = set()
         self.is_open = False
         try:
             found = session.parsed(statement)
+            self.text = found.run
             self.compares_null, self.joins_outer = found.compares_null, found.joins_outer
             self.moments = Moments(meant(found, tables), as_of)
             self.contexts = self.moments.contexts
@@ -215,7 +215,7 @@ class _Statement:
             raise error.lost() from error
         if len(self.gone) == REPLANS_MAX:
             raise error
-        self.gone.add(error.filename)
+        self.gone.add(str(error.filename))
 
     def _run(self) -> Rows:
         if self.wanted.explains:
@@ -300,14 +300,15 @@ class _Statement:
     def _on(self, reads: Reads) -> Rows:
         """The statement over tables that have these files; what it does not read is empty."""
         views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
-        return self._rows(reads, views, self.text, self.parameters)
+        rows = self._rows(reads, views, self.text, self.parameters)
+        return rows if self.wanted.names is None else rows.named(self.wanted.names)
 
     def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
         _check_size(reads)
         self.interruption.check()
         with self._naming_files(reads), ExitStack() as checks:
             for name, scans in reads.items():
-                checks.enter_context(checked_sizes(self.contexts[name], scans))
+                checks.enter_context(checked_sizes(self.contexts[name], scans, self.interruption))
             rows = self.session.rows(views, statement, parameters)
 
         def batches() -> Iterator[pa.RecordBatch]:

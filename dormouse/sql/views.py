@@ -119,7 +119,7 @@ def _damage(context: TableContext, scans: Sequence[Scan]) -> str | None:
         with checked_sizes(context, scans):
             for scan in scans[:1]:
                 check_columns(context, scan)
-    except ObjectStoreError as error:
+    except (ObjectStoreError, InvalidQuery) as error:  # the latter of a file that has no digest
         return str(error)
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -13,6 +13,7 @@ import duckdb
 
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
@@ -22,7 +23,6 @@ from dormouse.sql.failures import INTERRUPTED, first_line
 from dormouse.sql.parameters import Placed, placed
 from dormouse.sql.parsed import Parsed
 from dormouse.sql.scans import Enough, Scans, enough
-from dormouse.sql.windows import check_windows
 
 MEMORY_MAX = "64MB"
 """Of text that is computed when it is planned; it does not bound lists, here or where a statement runs."""
@@ -34,8 +34,6 @@ _OPTIMIZERS = {
     "filter_pullup", "filter_pushdown", "expression_rewriter", "cte_filter_pusher", "cte_inlining",
     "deliminator", "unnest_rewriter",
 }  # fmt: skip
-_OF_WINDOWS = {"unused_columns"}
-"""What takes a column for the one that it is joined with; too much for plans from which ranges are read."""
 _NOW = {
     "now": "TIMESTAMPTZ", "transaction_timestamp": "TIMESTAMPTZ", "get_current_timestamp": "TIMESTAMPTZ",
     "current_date": "DATE", "today": "DATE", "get_current_time": "TIMETZ", "current_localtime": "TIME",
@@ -57,12 +55,14 @@ class Wanted:
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
+    names: tuple[str, ...] | None = None
+    """The columns of its answer, where they have other names when it is run as `Parsed.run`."""
 
 
 def wanted(
     schemas: Mapping[str, Schema],
     statement: Parsed,
-    parameters: Sequence[Any] | Mapping[str, Any] = (),
+    parameters: Parameters = (),
     interruption: Interruption | None = None,
 ) -> Wanted:
     """Raises `InvalidQuery` for what DuckDB refuses when it plans; some mistakes show only when it runs."""
@@ -70,30 +70,19 @@ def wanted(
         planner.make(schemas)
         found = placed(statement, parameters, planner.tree)
         answer = planner.plan(found)
-    if answer.get("error_type") in _REFUSED:
-        raise InvalidQuery(first_line(ValueError(answer["error_message"])))
-    if "over" in found.text.lower():
-        _check_windows(schemas, found, interruption)
+        if answer.get("error_type") in _REFUSED:
+            raise InvalidQuery(first_line(ValueError(answer["error_message"])))
+        is_renamed = statement.has_own_names and statement.run != statement.text
+        names = planner.names(statement, parameters) if is_renamed else None
     named = {name.lower() for name in statement.names}
     ranges = {name: KeyRanges() for name in schemas if name.lower() in named}
-    everything = Wanted(ranges, None, statement.explains, statement.runs)
+    everything = Wanted(ranges, None, statement.explains, statement.runs, names)
     if answer["error"] or not found.is_settled:
         return everything
     try:
         return _of_plan(schemas, answer["plans"], everything)
     except RecursionError:
         return everything
-
-
-def _check_windows(
-    schemas: Mapping[str, Schema], statement: Placed, interruption: Interruption | None
-) -> None:
-    """Raises `InvalidQuery` for windows that DuckDB would mix up."""
-    with _planner(_OPTIMIZERS | _OF_WINDOWS) as planner, _watched(planner, interruption):
-        planner.make(schemas)
-        answer = planner.plan(statement)
-        # of what has no plan, the tree tells less: there each expression is as it is written
-        check_windows(planner.tree(statement.text) if answer["error"] else answer["plans"])
 
 
 def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: Wanted) -> Wanted:
@@ -107,7 +96,7 @@ def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: W
 class _Planner:
     """A database with empty tables, for one statement at a time."""
 
-    def __init__(self, optimizers: Set[str]) -> None:
+    def __init__(self) -> None:
         self._connection = duckdb.connect(
             config={
                 "threads": 1,
@@ -124,7 +113,7 @@ class _Planner:
                 f"CREATE MACRO {name}() AS make_timestamptz((random() * 0)::BIGINT)::TIMESTAMP::{kind}"
             )
         listed = self._connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
-        off = ",".join(name for (name,) in listed if name not in optimizers)
+        off = ",".join(name for (name,) in listed if name not in _OPTIMIZERS)
         for setting in (f"disabled_optimizers = '{off}'", "TimeZone = 'UTC'", "lock_configuration = true"):
             self._connection.execute(f"SET {setting}")
 
@@ -171,6 +160,21 @@ class _Planner:
             return {"error": True, **{**self._plan(statement.text, optimize=False), "error": True}}
         return found
 
+    def names(self, statement: Parsed, parameters: Parameters) -> tuple[str, ...]:
+        """Returns the names of the columns of an answer; raises `InvalidQuery` where it cannot be run.
+
+        DuckDB names a window by its text, which is another when it is run; the rest of the statement may
+        refer to that name.
+        """
+        try:
+            found = self._connection.execute(f"DESCRIBE {statement.text}", parameters or None).fetchall()
+            self._connection.execute(f"DESCRIBE {statement.run}", parameters or None)
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            raise InvalidQuery(f"{first_line(error)}; name each window by AS") from None
+        return tuple(str(row[0]) for row in found)
+
     @contextmanager
     def _variables(self, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         """Sets variables for what stands within, and resets them: the next statement is another caller's."""
@@ -207,17 +211,17 @@ class _Planner:
             return {"error": True, "error_type": "", "error_message": str(error)}
 
 
-_free: dict[tuple[int, frozenset[str]], list[_Planner]] = {}
-"""By process, as none may be used after a fork, and by their optimizers."""
+_free: dict[int, list[_Planner]] = {}
+"""By process, as none may be used after a fork."""
 
 
 @contextmanager
-def _planner(optimizers: Set[str] = frozenset(_OPTIMIZERS)) -> Iterator[_Planner]:
-    free = _free.setdefault((os.getpid(), frozenset(optimizers)), [])
+def _planner() -> Iterator[_Planner]:
+    free = _free.setdefault(os.getpid(), [])
     try:
         planner = free.pop()
     except IndexError:
-        planner = _Planner(optimizers)
+        planner = _Planner()
     keeps = True
     try:
         yield planner

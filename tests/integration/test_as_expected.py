@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import TableNotFound
 from dormouse.instance import Instance
+from dormouse.rows.row_table import RowTable
 from dormouse.table import Table
 from tests.serving import serving
 
@@ -28,6 +30,7 @@ SCHEMA = dm.Schema(
         dm.Field("m", dm.MAP(dm.STRING, dm.LONG), nullable=True),
     ],
 )
+NAMED = "select name from staff where name = $n"
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -74,6 +77,42 @@ def test_a_table_is_what_other_libraries_take(table: Table, instance: Instance) 
 def test_a_table_of_a_service_is_too(table: Table, instance: Instance) -> None:
     with serving(instance) as url, connect(url) as client:
         check(client.table("t"))
+
+
+@pytest.fixture
+def staff(instance: Instance) -> RowTable:
+    rows = instance.create_row_table("staff", [dm.Column("name", "STRING"), dm.Column("since", "DATE")])
+    rows.change([dm.Insert([{"name": "ann", "since": 5}, {"name": "bob"}, {"name": "eve"}])])
+    rows.change([dm.Remove([(2, 1)]), dm.Patch([{"ROW_ID": 3, "ROW_VERSION": 1, "name": "eva"}])])
+    return rows
+
+
+def test_a_row_table_is_what_other_libraries_take(staff: RowTable, instance: Instance) -> None:
+    """Its current rows, here and by way of a service."""
+    expected = staff.current().read_all()
+    with serving(instance) as url, connect(url) as client:
+        for rows in (staff, client.row_table("staff")):
+            assert (len(rows), rows.count(), bool(rows)) == (2, 2, True)
+            assert pa.table(rows).to_pylist() == expected.to_pylist()
+            assert pl.DataFrame(rows).shape == (2, 4)
+            assert duckdb.sql("select name from rows order by 1").fetchall() == [("ann",), ("eva",)]
+            for statement, values in (("select name from staff order by 1", None), (NAMED, {"n": "eva"})):
+                for answer in (rows.sql(statement, values), rows.sql(statement, values)):
+                    assert isinstance(answer, pa.RecordBatchReader)
+                    assert answer.arrow().column("name").to_pylist()[-1] == "eva"
+            assert rows.sql("select 1 as x").df().shape == rows.sql("select 1 as x").pl().shape == (1, 1)
+    empty = instance.create_row_table("empty", [dm.Column("n", "INTEGER")])
+    assert (len(empty), bool(empty), pa.table(empty).num_rows) == (0, True, 0)
+
+
+def test_tables_are_items_of_their_client(table: Table, staff: RowTable, instance: Instance) -> None:
+    with serving(instance) as url, connect(url) as client:
+        assert client["t"].count() == 50
+        assert pa.table(client["staff"]).num_rows == 2
+        assert ("t" in client, "u" in client, list(client)) == (True, False, ["staff", "t"])
+        assert repr(client) == f"Client({url!r})"
+        with pytest.raises(TableNotFound):
+            client["u"]
 
 
 def test_tables_are_items_of_their_instance(table: Table, instance: Instance) -> None:

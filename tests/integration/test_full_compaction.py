@@ -53,6 +53,24 @@ def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
     assert seen(table, instance) == expected
 
 
+def test_a_leaf_of_a_keyed_table_becomes_one_file_when_that_is_worth_its_rows(instance: Instance) -> None:
+    """Not after each small upsert, and in all at most five rows are written for each that is upserted."""
+    table = keyed(instance, compaction_strategy="size_ratio", compaction_batch_files=12)
+    upsert(table, *((key, 0) for key in range(400)))
+    written, upserted, single = 0, 400, 0
+    for number in range(1, 60):
+        upsert(table, *((key % 400, number) for key in range(number * 7, number * 7 + 10)))
+        upserted += 10
+        written += table.compact().rows_written
+        single += list(files_of_leaves(instance, table.name).values()) == [1]
+    assert 2 <= single <= 8
+    assert written <= 5 * upserted
+    assert seen(table, instance) == {
+        key: max((n for n in range(1, 60) for at in range(10) if (n * 7 + at) % 400 == key), default=0)
+        for key in range(400)
+    }
+
+
 def files_of_leaves(instance: Instance, name: str) -> Counter[str]:
     references = instance.table(name)._context.store.file_references()
     return Counter(reference.partition_id for reference in references)

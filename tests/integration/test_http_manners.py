@@ -11,8 +11,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.instance import Instance
-from dormouse.objects.hiding import hiding
-from dormouse.service.jobs import _without_paths
+from dormouse.objects.hiding import hiding, without_paths
 from dormouse.table import Table
 from tests.serving import serving
 from tests.working import until
@@ -141,7 +140,7 @@ def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None
 def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:
     path = instance.objects.url.removeprefix("file://")
     found = {"errors": [f"file '{path}/data/x.parquet' is gone"], "n": 1, "none": None}
-    shown = _without_paths(found, hiding(instance.objects.url))
+    shown = without_paths(found, hiding(instance.objects.url))
     assert shown == {"errors": ["file 'data/x.parquet' is gone"], "n": 1, "none": None}
 
 

@@ -198,7 +198,7 @@ def _equals(where: dict[str, Any]) -> Any:
 
 
 def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool]) -> None:
-    """Deletions, sums, keyed tables, changed columns, more than a key: none is looked up in pages."""
+    """Deletions, sums, changed columns, more than a key: none is looked up in pages."""
     schema = Schema([Field("k", LONG)], values=[Field("n", LONG)])
     rows = pa.table({"k": [1, 2, 3], "n": [10, 20, 30]}, schema=arrow_schema(schema))
     plain = instance.create_table("plain", schema)
@@ -218,16 +218,39 @@ def test_what_changes_rows_needs_an_engine(instance: Instance, used: list[bool])
     assert plain.query({"k": 3, "n": 30}).read_all().num_rows == 1
     assert plain.query({"k": [1, 3]}).read_all().num_rows == 2
     sums = instance.create_table("sums", schema, properties=dm.TableProperties(aggregate="sum(n)"))
-    newest = instance.create_table("newest", schema, properties=dm.TableProperties(keep="newest_row"))
     for _ in range(2):
         sums.ingest(rows)
-        newest.upsert(rows)
     assert sums.query({"k": 1}).read_all().to_pylist() == [{"k": 1, "n": 20}]
-    assert newest.query({"k": 1}).read_all().to_pylist() == [{"k": 1, "n": 10}]
     lists = instance.create_table("lists", Schema([Field("k", LONG)], values=[Field("v", LIST(LONG))]))
     lists.ingest(pa.table({"k": [1, 1], "v": [[1], [2]]}, schema=arrow_schema(lists.schema)))
     assert lists.query({"k": 1}).read_all().num_rows == 2
     assert used == [True]
+
+
+def test_the_newest_row_of_a_key_is_looked_up_in_pages(instance: Instance, used: list[bool]) -> None:
+    """Of several files the newest row, unless it is a mark; also of all keys that begin with a value."""
+    schema = Schema([Field("k", LONG), Field("l", LONG)], values=[Field("n", LONG), Field("at", LONG)])
+    newest = instance.create_table(
+        "newest", schema, properties=dm.TableProperties(keep="newest_row", newest_by="at")
+    )
+    loads = [
+        [(1, 1, 10, 1, False), (1, 2, 20, 5, False), (2, 1, 30, 1, False)],
+        [(1, 1, 11, 2, False), (1, 2, 21, 4, False), (1, 3, 41, 4, False)],
+        [(1, 1, 0, 3, True), (2, 1, 32, 0, False)],
+    ]
+    for load in loads:
+        columns = zip((*schema.names, "gone"), zip(*load, strict=True), strict=True)
+        newest.upsert(pa.table({name: list(values) for name, values in columns}), deletes="gone")
+    assert newest.query({"k": 1, "l": 1}).read_all().num_rows == 0
+    assert newest.query({"k": 1, "l": 2}, ["n"]).read_all().to_pylist() == [{"n": 20}]
+    assert newest.query({"k": 1}, ["l", "n"]).read_all().to_pylist() == [{"l": 2, "n": 20}, {"l": 3, "n": 41}]
+    assert newest.query({"k": 2}, limit=1).read_all().to_pylist() == [{"k": 2, "l": 1, "n": 30, "at": 1}]
+    files = len(used)
+    assert files >= 4
+    assert all(used)
+    newest.delete({"k": 2})
+    assert newest.query({"k": 2}).read_all().num_rows == 0
+    assert len(used) == files
 
 
 def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from dormouse.errors import (
     PayloadNotFound,
 )
 from dormouse.instance import Instance
-from dormouse.payloads import PayloadStore, cooling
+from dormouse.payloads import PayloadKey, PayloadStore, cooling
 from dormouse.payloads.content import NESTING_MAX
 from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools
 from tests.state import query
@@ -199,13 +199,19 @@ def test_a_day_is_made_outside_of_the_applications_transaction(instance: Instanc
 
 @contextmanager
 def open_put(application: str, model: Model, name: str) -> Iterator[None]:
-    """A transaction that has put, and commits at the end."""
-    one = key(name)
-    content = {"by": "an application"}
+    """A transaction that has put by Python and by SQL, and commits at the end."""
     with psycopg.connect(application) as conn:
-        model.payloads.put(*one, content, conn=conn)
+        put = put_both(conn, model, name)
         yield
-    model.expected[one] = content
+    model.expected |= put
+
+
+def put_both(conn: psycopg.Connection[Any], model: Model, name: str) -> dict[PayloadKey, Any]:
+    """Puts a payload by each of the two ways."""
+    one, other = key(name), key(f"{name}-sql")
+    model.payloads.put(*one, {"by": "python"}, conn=conn)
+    conn.execute(PUT, [*other, '{"by": "sql"}'])
+    return {one: {"by": "python"}, other: {"by": "sql"}}
 
 
 Work = Callable[[Instance, Callable[[str], object]], Any]
@@ -294,9 +300,10 @@ def test_a_rolled_back_put_leaves_nothing_in_the_copy(instance: Instance, applic
     model = Model.filled(instance, 10)
 
     def step(name: str) -> None:
-        if name in ("prepared", "copied"):
+        if name in ("prepared", "copied", "verified"):
             with psycopg.connect(application) as conn:
-                model.payloads.put(*key("a0002"), "never", conn=conn)
+                put_both(conn, model, "a0002")
+                put_both(conn, model, "never")
                 conn.rollback()
 
     assert cooling.offload(tools(instance, step), None, False).errors == ()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from dormouse.client import connect
+from dormouse.client.payloads import RemotePayloads
+from dormouse.errors import InvalidPayload, PayloadExpired, PayloadNotFound
 from dormouse.instance import Instance
+from dormouse.payloads import PayloadStore
+from dormouse.payloads.keys import checked
 from tests.cooling import AT
 from tests.serving import serving
 
@@ -43,6 +49,57 @@ def test_many_at_once_with_a_problem_in_place_of_a_payload(instance: Instance) -
         assert [one["id"] for one in found] == ["2", "none", "0"]
         assert (found[0]["content"], found[2]["content"]) == (2, None)
         assert found[1]["problem"]["type"] == "urn:dormouse:payload-not-found"
+
+
+def test_a_client_keeps_and_reads_payloads_as_their_instance(instance: Instance) -> None:
+    """The same keys, contents and errors."""
+    contents: list[Any] = [None, [], {"a": [1, 2.5, "é\n", 2**70, True]}, "x", 0.5, ""]
+    with serving(instance, job_threads=0) as url, connect(url) as client:
+        stores: list[PayloadStore | RemotePayloads] = [instance.payloads, client.payloads]
+        for store, other in (stores, stores[::-1]):
+            for n, content in enumerate(contents):
+                key = ("t/ü", f"{n} + %2F", AT + timedelta(microseconds=n), "k?")
+                store.put(*key, content)
+                assert repr(other.get(*key)) == repr(store.get(*key)) == repr(content)
+            key = ("t", "many", AT, "k")
+            store.put_many(iter([(*key, 1), ("t", "other", AT, "k", 2), (*key, 3)]))
+            wanted = [key, ("t", "none", AT, "k"), ("t", "other", AT, "k")]
+            found, expected = store.get_many(wanted), other.get_many(wanted)
+            assert list(found) == list(expected) == [checked(one) for one in wanted]
+            assert [found[checked(one)] for one in wanted[::2]] == [3, 2]
+            missing = [str(one) for one in (found[checked(wanted[1])], expected[checked(wanted[1])])]
+            assert missing[0] == missing[1]
+            assert isinstance(found[checked(wanted[1])], PayloadNotFound)
+            store.delete(*key)
+            store.delete(*key)
+            with pytest.raises(PayloadNotFound):
+                other.get(*key)
+            store.delete_many([("t", "other", AT, "k"), ("t", "none", AT, "k")])
+            assert isinstance(other.get_many([wanted[2]])[checked(wanted[2])], PayloadNotFound)
+            assert (store.get_many([]), store.put_many([])) == ({}, None)
+            for wrong in (
+                lambda store=store: store.put("", "1", AT, "k", 1),
+                lambda store=store: store.put("t", "1", AT.replace(tzinfo=None), "k", 1),
+                lambda store=store: store.put("t", "1", AT, "k", float("nan")),
+                lambda store=store: store.put("t", "1", AT, "k", {1: 2}),
+                lambda store=store: store.put_many([("t", "1")]),
+                lambda store=store: store.get("t", "1", "now", "k"),
+                lambda store=store: store.get_many([("t",)]),
+                lambda store=store: store.delete("t", "1" * 513, AT, "k"),
+            ):
+                with pytest.raises(InvalidPayload):
+                    wrong()
+        old = datetime(2020, 1, 1, tzinfo=UTC)
+        client.payloads.put("t", "1", old, "k", 1)
+        instance.payloads.expire(old.date() + timedelta(days=1))
+        for store in stores:
+            with pytest.raises(PayloadExpired):
+                store.get("t", "1", old, "k")
+            with pytest.raises(PayloadExpired):
+                store.put("t", "1", old, "k", 1)
+        with pytest.raises(InvalidPayload, match=r"2,000 payloads.*1,000"):
+            client.payloads.put_many([("t", f"{n}", AT, "k", n) for n in range(2_000)])
+        assert len(client.payloads.get_many([("t", f"{n}", AT, "k") for n in range(1_500)])) == 1_500
 
 
 def test_a_damaged_payload_is_counted(instance: Instance) -> None:

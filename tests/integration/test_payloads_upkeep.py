@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,9 +15,11 @@ from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
 from dormouse.cli.payloads import figure
+from dormouse.durability.maintenance_metrics import payload_numbers
 from dormouse.errors import PayloadExpired
 from dormouse.instance import Instance
-from dormouse.payloads import PayloadStore, cooling
+from dormouse.jobs import Progress
+from dormouse.payloads import PayloadStore, cooling, offload, status, store, upkeep
 from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres import ConnectionSupplier
@@ -39,8 +42,8 @@ def model(instance: Instance) -> Model:
 def test_a_round_does_all_that_is_due(instance: Instance, model: Model) -> None:
     yesterday = datetime.now(UTC) - timedelta(days=1)
     model.put(key("a", yesterday))
-    store = PayloadStore(instance._supplier, instance._objects, options=PayloadOptions(hot_seconds=0))
-    done = store.maintain()
+    eager = PayloadStore(instance._supplier, instance._objects, options=PayloadOptions(hot_seconds=0))
+    done = eager.maintain()
     assert (done.days_done, done.days_left, done.payloads, done.errors) == (3, 0, 21, ())
     states = {one.day: one.state for one in instance.payloads.days()}
     assert states[DAY] == "folded"  # which is cold for long
@@ -106,13 +109,40 @@ def test_maintenance_cools_payloads_and_remembers_what_fails(instance: Instance,
     model.check()
 
 
+def fails(request: Any, progress: Progress) -> None:
+    raise RuntimeError("it fails")
+
+
+def test_a_round_looks_at_all_days_once(
+    instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looks: list[float] = []
+    look = status.days
+
+    def counted(supplier: Any, hot_seconds: float, **how: Any) -> Any:
+        looks.append(hot_seconds)
+        return look(supplier, hot_seconds, **how)
+
+    for module in (status, offload, store):
+        monkeypatch.setattr(module, "days", counted)
+    [*payload_numbers(instance.payloads)]
+    assert len(looks) == 1
+    upkeep._round(tools(instance), 0, (), 0, [])
+    assert len(looks) == 2
+
+
 def test_maintenance_measures_payloads_jobs_and_indexes(
     instance: Instance, model: Model, tmp_path: Path
 ) -> None:
     rows = instance.create_row_table("staff", [dm.Column("n", "INTEGER")])
     rows.change([dm.Insert([{"n": 1}])])
     assert len(asked(rows, "select n from staff").rows) == 1
-    instance.jobs.start("of_others", {})
+    ids = [instance.jobs.start("of_others", {}) for _ in range(2)]
+    query(instance._supplier, "update job set started_at = now() - interval '1 hour'")
+    instance.jobs.cancel(ids[1])
+    failed = instance.jobs.start("fails", {})
+    instance.jobs.worker({"fails": fails}).run(drain=True)
+    assert instance.jobs.status(failed).state == "FAILED"
     metrics = tmp_path / "metrics.prom"
 
     def measured() -> dict[str, float]:
@@ -127,6 +157,11 @@ def test_maintenance_measures_payloads_jobs_and_indexes(
     assert found["dormouse_payload_backlog_bytes"] > 0
     assert found["dormouse_payload_mismatches"] == 0
     assert found['dormouse_jobs_waiting{kind="of_others"}'] == 1
+    assert found['dormouse_job_oldest_waiting_seconds{kind="of_others"}'] >= 3_600
+    assert found['dormouse_job_oldest_waiting_seconds{kind="fails"}'] == 0
+    assert found['dormouse_jobs_ended{kind="fails",state="FAILED"}'] == 1
+    assert found['dormouse_jobs_ended{kind="fails",state="COMPLETE"}'] == 0
+    assert found['dormouse_jobs_ended{kind="of_others",state="CANCELLED"}'] == 1
     assert found['dormouse_row_index_versions_behind{table="staff"}'] == 0
     del instance._cool_payloads
     instance.payloads.maintain()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from ingested import attempts, check_holds, flights, flights_table
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.context import TableContext
-from dormouse.errors import CommitIdReused
+from dormouse.errors import CommitIdReused, RowLockLost
 from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier
 from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.rows.changes import Changed
 from tests.serving import http_post, serving
+from tests.state import query
 from tests.working import until
 
 
@@ -79,6 +82,57 @@ def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
         jobs.worker({"work": lambda request, progress: ran.append(request)}).run(drain=True)
     assert ran == [{"n": 1}]
     assert len(jobs.list()) == 1
+
+
+def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, tmp_path: Path) -> None:
+    """The id answers the same change again, also after other changes, and refuses another one."""
+    samples = instance.create_row_table("samples", [dm.Column("name", "STRING")])
+    samples.change([], change_id="nothing")
+    samples.change([dm.Insert([{"name": "a"}, {"name": "b"}])])
+    path, same = tmp_path / "rows.csv", [dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "name": "a"}])]
+    samples.download_csv(path)
+    content = path.read_text("utf-8")
+
+    def ask() -> list[Changed]:
+        upserted = samples.upsert([{"name": "b"}], on=["name"], change_id="upserted")
+        uploaded = samples.upload_csv(path, change_id="uploaded")
+        return [samples.change(same, change_id="patched"), upserted, uploaded]
+
+    assert samples.change(same, dry_run=True, change_id="patched").changed["unchanged"] == 1
+    first = ask()
+    assert [one.changed["unchanged"] for one in first] == [1, 1, 2]
+    assert [list(one.versions) for one in first] == [[], [], []]
+    assert ask() == first
+    samples.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "name": "c"}])])
+    assert ask() == first  # a change without an id of its own would be in conflict
+    path.write_text(content.replace("b", "d"), "utf-8")
+    others: list[Callable[[], Changed]] = [
+        lambda: samples.change([dm.Insert([{"name": "d"}])], change_id="nothing"),
+        lambda: samples.change([dm.Insert([{"name": "d"}])], change_id="patched"),
+        lambda: samples.upsert([{"name": "d"}], on=["name"], change_id="upserted"),
+        lambda: samples.upload_csv(path, change_id="uploaded"),
+    ]
+    for other in others:
+        with pytest.raises(CommitIdReused, match="nothing was changed"):
+            other()
+    assert samples.version() == 2
+    assert len(samples.history()) == 2
+    with samples.locks.write(1):  # each change has given the lock back
+        pass
+
+
+def test_a_change_that_lost_its_lock_keeps_no_id(instance: Instance) -> None:
+    """Another worker may have changed the rows meanwhile."""
+    samples = instance.create_row_table("samples", [dm.Column("name", "STRING")])
+    samples.change([dm.Insert([{"name": "a"}])])
+
+    def lose(done: int, total: int | None) -> None:
+        query(instance._supplier, "delete from row_lock")
+
+    same = [dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "name": "a"}])]
+    with pytest.raises(RowLockLost):
+        samples.change(same, change_id="one", progress=lose)
+    assert samples.change([dm.Insert([{"name": "b"}])], change_id="one").changed["inserted"] == 1
 
 
 def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import dormouse as dm
+from dormouse.cli import main
 from dormouse.client import connect
 from dormouse.errors import InvalidQuery, InvalidRow, NotARowTable, RowNotFound, TableNotFound
 from dormouse.instance import Instance
@@ -68,6 +70,23 @@ def test_conditions_are_of_the_current_versions(
     assert instance.table("staff").query(where).read_all().to_pylist() == found
     staff.table.compact()
     assert instance.table("staff").query(where).read_all().to_pylist() == found
+
+
+def test_rows_that_meet_conditions_come_in_order_however_many_they_are(instance: Instance) -> None:
+    """Batches are filtered together, and the versions of a row lie in several of them."""
+    big = instance.create_row_table("big", [dm.Column("n", "INTEGER")])
+    for start in range(0, 150_000, 25_000):
+        big.change([dm.Insert([{"n": n % 3} for n in range(start, start + 25_000)])])
+    big.change([dm.Patch([{"ROW_ID": 3 * n + 1, "ROW_VERSION": 1, "n": 2} for n in range(8_000)])])
+    table = instance.table("big")
+    for n, wanted in ((2, 58_000), (0, 42_000)):
+        ids = table.query({"n": n}, ["ROW_ID"]).read_all()["ROW_ID"].to_pylist()
+        assert (len(ids), ids) == (wanted, sorted(set(ids)))
+        assert (
+            table.query({"n": n}, ["ROW_ID"], limit=30_000).read_all()["ROW_ID"].to_pylist() == ids[:30_000]
+        )
+        assert table.count({"n": n}) == wanted
+    assert table.count() == 150_000
 
 
 def test_dropped_columns_are_not_shown(instance: Instance, staff: RowTable) -> None:
@@ -135,6 +154,43 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
     assert asked(instance) == [["plain", False], ["staff", True]]
     names = [one["name"] for one in description(instance.table("staff"))["schema"]["values"]]
     assert names == ["name", "pay"]
+
+
+def test_what_a_row_table_consists_of_is_told_in_rows(
+    instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Stored versions are called so in every place."""
+    table, every = instance.table("staff"), instance.table("staff$versions")
+    found = table.status()
+    assert (found.row_count, found.rows_exact, found.stored_versions) == (2, True, 5)
+    assert (len(table), every.status().row_count, every.status().stored_versions) == (2, 5, None)
+    assert repr(table).endswith("; 2 rows)") and "pay long?; 2 rows" in repr(table)
+    assert repr(every).startswith("Table('staff$versions': ") and repr(every).endswith("; 5 versions)")
+    assert "table staff: 2 rows" in table._repr_html_() and "<td>2 rows</td>" in instance._repr_html_()
+    with serving(instance, job_threads=0, shutdown_seconds_max=10) as url:
+        counts = http_get(f"{url}/v1/tables/staff?counts=true").json()["counts"]
+        assert (counts["row_count"], counts["stored_versions"]) == (2, 5)
+        with connect(url) as client:
+            assert client.table("staff").status() == found
+
+    def told(*arguments: str) -> str:
+        where = ["--dsn", dsn, "--objects", instance.objects.url]
+        monkeypatch.setattr("sys.argv", ["dormouse", *arguments, *where])
+        capsys.readouterr()
+        assert main() == 0
+        return str(capsys.readouterr().out)
+
+    assert json.loads(told("status", "staff", "--json"))[0]["row_count"] == 2
+    assert " 2 (5 versions) " in told("status", "staff")
+    drawn = told("table", "show", "staff")
+    assert "staff: 2 rows (5 stored versions), " in drawn and drawn.endswith("5 stored versions\n")
+    assert told("table", "describe", "staff$versions").startswith("staff$versions: 5 rows, ")
+    staff.change([dm.Insert([{"name": "fay"}, {"name": "gil"}]), dm.Remove([(1, 2), (3, 1)])])
+    assert table.status().row_count == table.count() == 2
+    staff.table.compact(full=True)
+    assert (table.status().row_count, table.status().stored_versions) == (2, 9)
+    instance.create_row_table("empty", [dm.Column("name", "STRING")])
+    assert instance.table("empty").status().row_count == 0
 
 
 def test_spark_reads_the_current_rows(

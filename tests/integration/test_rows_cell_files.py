@@ -20,6 +20,7 @@ from dormouse.errors import (
     ObjectDamaged,
     RowNotFound,
 )
+from dormouse.rows import cell_files
 from dormouse.rows.row_table import RowTable
 from tests.serving import serving
 
@@ -194,6 +195,28 @@ def test_damage_over_http_is_no_whole_file(
         with pytest.raises(RowNotFound, match="'photo' of row 1 is lost"):
             client.row_table("samples").save_file(1, "photo", tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+def test_a_part_of_a_file_is_checked_with_all_of_it(
+    instance: dm.Instance, rows: RowTable, photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photo.write_bytes(b"0123456789")
+    rows.change([dm.Insert([{"photo": rows.put_file(photo)}])])
+    monkeypatch.setattr(cell_files, "CHUNK_BYTES", 3)
+    file = rows.file(1, "photo")
+    parts = [(start, end) for start in range(11) for end in range(start, 11)]
+    for start, end in parts:
+        assert b"".join(rows.files.chunks(file, start, end)) == b"0123456789"[start:end]
+    assert b"".join(rows.files.chunks(file)) == b"0123456789"
+    [name] = objects_of(instance)
+    Path(instance.objects.url.removeprefix("file://"), name).write_bytes(b"012345678X")
+    for start, end in parts:
+        found = bytearray()
+        if start < end:
+            with pytest.raises(ObjectDamaged):
+                for chunk in rows.files.chunks(file, start, end):
+                    found += chunk
+            assert len(found) < end - start
 
 
 def test_files_are_no_orphans_are_backed_up_and_go_with_their_table(

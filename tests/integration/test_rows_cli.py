@@ -72,6 +72,8 @@ def test_a_table_is_made_of_a_list_or_like_a_file(run: Run, tmp_path: Path) -> N
     Path("rows.csv").write_text("a;b\n1;NA\n2;2024-01-31\n")
     made = told(run, "create", "u", "--like", "rows.csv", "--separator", ";", "--null", "NA")
     assert [one["type"] for one in made["columns"]] == ["INTEGER", "DATE"]
+    told(run, "upload", "u", "rows.csv", "--separator", ";", "--null", "NA")
+    assert run("download", "u", "-", "--no-header")[1] == '1,1,1,\n2,1,2,"2024-01-31T00:00:00.000Z"\n'
 
 
 def test_upload_download_edit_upload(run: Run) -> None:
@@ -206,6 +208,13 @@ def test_a_look_into_a_file(run: Run) -> None:
     wide = ",".join(f"c{n}" for n in range(150)) + "\n" + ",".join(str(1000 + n) for n in range(150)) + "\n"
     shown = run("preview", "-", stdin=wide)[1]
     assert all(f"c{n} " in shown and str(1000 + n) in shown for n in range(150))
+    assert shown.endswith("\n1 row in all\n")
+    shown = run(
+        "preview", "-", "--rows", "4", stdin=wide + "1," * 149 + "1\n" + wide[wide.index("\n") + 1 :] * 8
+    )[1]
+    assert shown.endswith(
+        "\n10 rows in all\n3 of 4 rows are shown, as there are 150 columns; --json has all 4\n"
+    )
 
 
 @pytest.mark.few(6)

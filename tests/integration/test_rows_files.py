@@ -14,6 +14,7 @@ from dormouse.errors import InvalidData, InvalidInput, InvalidQuery, InvalidRow,
 from dormouse.instance import Instance
 from dormouse.rows.batches import BLOCK_ROWS_MAX
 from dormouse.rows.row_table import RowTable
+from tests.serving import http_get, serving
 
 COLUMNS = [
     dm.Column("name", "STRING", size_max=100),
@@ -65,6 +66,46 @@ def test_a_download_that_is_uploaded_has_the_same_rows(rows: RowTable, tmp_path:
     assert (done.changed["inserted"], done.changed["deleted"], list(done.row_ids)) == (0, 0, [])
     assert str(cells(rows)) == str(before)
     assert [one.name for one in tmp_path.iterdir() if path.name in one.name] == [path.name]
+
+
+YEAR_1, YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
+
+
+def test_a_download_writes_dates_as_a_calendar_does(
+    instance: Instance, rows: RowTable, tmp_path: Path
+) -> None:
+    """In ISO 8601, in years that it has; an upload reads each as the same moment, and changes nothing."""
+    written = {
+        0: '"1970-01-01T00:00:00.000Z"',
+        -1: '"1969-12-31T23:59:59.999Z"',
+        1_700_000_000_123: '"2023-11-14T22:13:20.123Z"',
+        YEAR_1: '"0001-01-01T00:00:00.000Z"',
+        YEAR_10000 - 1: '"9999-12-31T23:59:59.999Z"',
+        None: "",
+        YEAR_1 - 1: f'"{YEAR_1 - 1}"',
+        YEAR_10000: f'"{YEAR_10000}"',
+        -(1 << 63): f'"{-(1 << 63)}"',
+        (1 << 63) - 1: f'"{(1 << 63) - 1}"',
+    }
+    path = tmp_path / "rows.csv"
+    for days in (list(written)[:6], list(written)):
+        rows.change([dm.Insert([{"day": day} for day in days])])
+        for sql in (None, "select day, n from samples", "select day from samples"):
+            rows.download_csv(path, sql)
+            lines = path.read_text("utf-8").splitlines()[1:]
+            place = 5 if sql is None else 2
+            assert [line.split(",")[place] for line in lines[-len(days) :]] == [written[day] for day in days]
+            done = rows.upload_csv(path)
+            assert (done.changed, list(done.versions)) == (counts(unchanged=len(lines)), [])
+    with serving(instance, job_threads=0, shutdown_seconds_max=10) as url:
+        rows.download_csv(path)
+        assert http_get(f"{url}/v1/rows/samples/csv").content == path.read_bytes()
+    rows.download_csv(path, "select max(day) as last, min(n) as n from samples where day < 1")
+    assert path.read_text("utf-8").splitlines() == ['"last","n"', '"1970-01-01T00:00:00.000Z",7']
+
+
+def counts(**more: int) -> dict[str, int]:
+    return {"inserted": 0, "updated": 0, "deleted": 0, "unchanged": 0} | more
 
 
 def test_download_edit_upload_updates_and_never_doubles(rows: RowTable, tmp_path: Path) -> None:

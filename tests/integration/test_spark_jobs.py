@@ -71,6 +71,16 @@ def test_an_ingest_is_applied_once_and_compacted(table: Table, run: Run, files: 
     assert keys(table) == sorted([*range(100)] * 2)
 
 
+def test_a_full_compaction_makes_each_leaf_one_file(table: Table, run: Run, files: str) -> None:
+    for _ in range(2):
+        run("ingest", "t", files)
+    table.set_properties(compaction_batch_files=10)
+    assert run("compact", "t")[1]["jobs_run"] == 0
+    assert run("compact", "t", "--full")[1]["jobs_run"] == 2
+    assert table.status().files == 2
+    assert keys(table) == sorted([*range(100)] * 2)
+
+
 def test_points_divide_the_rows_evenly(run: Run, files: str) -> None:
     code, found = run("split-points", files, "--row-key", "k", "--leaves", "4")
     assert code == 0

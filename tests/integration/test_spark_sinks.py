@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.sink import Load, TableWriter
 from dormouse.datasource.streams import StreamWriter
-from dormouse.errors import InvalidInput, NotARowTable, SchemaChanged
+from dormouse.errors import InvalidInput, NotARowTable
 from dormouse.instance import Instance
 from dormouse.model.schema import Schema
 from dormouse.spark.frames import struct_of
@@ -102,18 +101,3 @@ def test_an_ingest_id_that_no_ingest_takes_is_refused(instance: Instance, of: Of
     with pytest.raises(InvalidInput, match=r"^ingest_id "):
         TableWriter.begun(WriteOptions(of("t"), ingest_id), columns_of(SCHEMA))
     assert attempts(instance) == []
-
-
-def test_a_batch_whose_rows_lack_a_new_column_says_so(
-    instance: Instance, of: Of, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = SimpleNamespace(getLocalProperty=lambda name: "query")
-    monkeypatch.setattr("dormouse.datasource.streams.TaskContext", SimpleNamespace(get=lambda: task))
-    table = instance.create_table("t", SCHEMA)
-    writer = StreamWriter(StreamOptions(of("t"), "s"), columns_of(SCHEMA))
-    message = writer.write(rows(0))
-    table.add_column(dm.Field("w", dm.LONG), default=1)
-    with pytest.raises(SchemaChanged, match=r"^ingest 'batch 0 of s': column 'w' \(long\), which must"):
-        writer.commit([message], 0)
-    instance._attempts.collect_abandoned(table._context.table.table_id)
-    assert (keys(table), list(instance.orphans(timedelta()))) == ([], [])

@@ -86,3 +86,27 @@ def test_programs_get_numbers(
     assert cli("sql", statement, "--format", "csv")[1].split() == ['"s"', "46"]
     frame = table.sql(statement).read_pandas()
     assert list(frame.s / 2.5) == [18.4]
+
+
+@pytest.mark.parametrize("value", ["{}", "[{}]", "{{'t': [{}]}}", "map {{1: {}}}", "array_value({})"])
+def test_the_end_of_a_day_is_no_time(instance: Instance, value: str) -> None:
+    """Python and pandas take it for 00:00:00."""
+    late = value.format("time '24:00:00'")
+    with pytest.raises(InvalidQuery, match=r"column 'x' has the time 24:00:00.*cast it to VARCHAR"):
+        instance.sql(f"select {late} as x").read_all()
+    late = value.format("time '23:59:59.999999'")
+    assert "23, 59, 59, 999999" in repr(instance.sql(f"select {late} as x").read_all().to_pylist())
+    assert instance.sql("select time '24:00:00'::varchar x, null::time y").read_all().to_pylist() == [
+        {"x": "24:00:00", "y": None}
+    ]
+
+
+def test_whole_numbers_within_nested_values_are_int64_where_they_fit(instance: Instance) -> None:
+    made(instance, LARGEST, None, 1)
+    statement = "select [sum(i)] l, {'s': sum(i)} s, map {1: sum(i)} m, [sum(v), null] w from t"
+    found = instance.sql(statement).read_all()
+    assert [str(one).count("int64") for one in found.schema.types] == [1, 1, 1, 0]
+    assert found.select(["l", "s", "m"]).to_pylist() == [{"l": [3], "s": {"s": 3}, "m": [(1, 3)]}]
+    assert list(map(str, found["w"][0].as_py())) == [str(LARGEST + 1), "None"]
+    kept = instance.sql("select [sum(i)::decimal(38, 0)] d from t").read_all()
+    assert str(kept.schema.field("d").type) == "list<element: decimal128(38, 0)>"

@@ -16,6 +16,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.query import file_checks
 from dormouse.table import Table
+from tests.flipped_bits import damage, flipped, path_of, written
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
 FLIPS = 40
@@ -27,27 +28,6 @@ def table(instance: Instance) -> Table:
     made = instance.create_table("t", SCHEMA)
     made.ingest([{"k": k, "v": f"value {k % 17}"} for k in range(500)])
     return made
-
-
-def path_of(table: Table) -> Path:
-    [file] = table.reading.store.all_files(0).files
-    path = table.reading.objects.local_path(file.filename)
-    assert path is not None
-    return path
-
-
-def flipped(content: bytes, bit: int) -> bytes:
-    changed = bytearray(content)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
-
-
-def written(path: Path, content: bytes) -> None:
-    """Another file in its place, as what is held open or mapped is of the one before."""
-    beside = path.with_name("beside")
-    beside.write_bytes(content)
-    beside.replace(path)
-    file_checks._verified.clear()  # as in another process
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
@@ -93,9 +73,7 @@ def test_a_row_table_is_verified(instance: Instance) -> None:
     table = instance.table("staff")
     expected = table.query(verify=True).read_all()
     assert expected.num_rows == 2
-    path = path_of(table)
-    content = path.read_bytes()
-    written(path, flipped(content, 4 * len(content)))
+    path = damage(table)
     with pytest.raises(ObjectDamaged, match=path.name):
         table.query(verify=True).read_all()
 
@@ -104,9 +82,9 @@ def test_a_file_is_read_whole_once_in_a_process(table: Table, monkeypatch: pytes
     read: list[str] = []
     digest = file_checks.digest_of_object
 
-    def counted(objects: Any, name: str) -> tuple[int, bytes]:
+    def counted(objects: Any, name: str, *more: Any) -> tuple[int, bytes]:
         read.append(name)
-        return digest(objects, name)
+        return digest(objects, name, *more)
 
     monkeypatch.setattr(file_checks, "digest_of_object", counted)
     table.query().read_all()
@@ -135,8 +113,6 @@ def test_the_command_verifies(
     monkeypatch.setenv("DORMOUSE_OBJECTS", (tmp_path / "objects").as_uri())
     command = ["query", "t", "--verify", "--format", "csv"]
     assert cli(*command)[0] == 0
-    path = path_of(table)
-    content = path.read_bytes()
-    written(path, flipped(content, 4 * len(content)))
+    path = damage(table)
     code, out, err = cli(*command)
     assert code == 1 and path.name in err and len(out.splitlines()) == 1  # the columns' names

@@ -103,6 +103,7 @@ def test_chunks_and_nan_are_kept() -> None:
         ({"time": [1.5]}, "column 'time' does not fit long: Float value 1.500000 was truncated"),
         ({"time": [math.nan]}, "column 'time' does not fit long: Float value nan was truncated"),
         ({"time": [2.0**53 + 2]}, "'time' does not fit long: 9007199254740994.0 may be a whole number that"),
+        ({"time": [-math.inf]}, "'time' does not fit long: -inf is no whole number"),
         ({"delay": [2.0**31]}, "'delay' does not fit int: Float value 2147483648.000000 was truncated"),
         ({"delay": [1 << 40]}, "column 'delay' does not fit int: Integer value 1099511627776 not in range"),
         ({"key": [b"a"]}, "column 'key' is binary in the data; the schema says string"),

@@ -34,6 +34,7 @@ def test_every_side_and_promise_has_a_figure() -> None:
     wanted = {"delete_vs_delta", "delete_vs_ducklake", "failed", "lookup_with_1000_deletions_vs_none"}
     wanted |= {"upsert_1000_vs_delta", "upsert_1000_vs_ducklake", "keyed_scan_vs_plain"}
     wanted |= {"keyed_compaction_vs_plain"}
+    wanted |= {"sums_with_few_upserts_vs_plain", "scan_with_many_upserts_vs_plain"}
     wanted |= {f"{kind}_ms_{side.name}" for kind in KINDS for side in SIDES}
     wanted |= {f"failed_{peer.name}" for peer in PEERS}
     assert wanted <= BENCHMARK.keys

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data import csv_files, sniffing, text_format, text_values
+from dormouse.data import csv_files, odd_numbers, sniffing, text_format, text_values
 from dormouse.data.infer import infer
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
@@ -354,3 +354,38 @@ def test_a_double_is_inferred_of_what_it_holds(
         return
     with pytest.raises(InvalidData, match=r"line 102: column 'v' is '.*--type v=string|string keeps it"):
         inferred(late, "v")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["123456789012345678.12", "0.12345678901234567891", "1e400", "1e-400", "9007199254740993.0", "9" * 41],
+)
+def test_numbers_of_json_are_kept_or_refused(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB makes doubles of them before anything else."""
+    monkeypatch.setattr(odd_numbers, "_BLOCK_BYTES", 16)
+    for number, lines in enumerate(([text], ["0.5", text], [f"[{text}, 1.5]"], [f'{{"x": {text}}}'])):
+        rows = "".join(f'{{"k": {at}, "v": {line}}}\n' for at, line in enumerate(lines))
+        folder = written(tmp_path / str(number), a_jsonl=rows, b_json=f"[{','.join(rows.splitlines())}]")
+        kept = {0: [text], 1: ["0.5", text], 2: [[text, "1.5"]], 3: [{"x": text}]}[number]
+        assert inferred(folder, "v") == kept * 2
+        kind = {2: dm.LIST(dm.DOUBLE), 3: dm.STRUCT([dm.Field("x", dm.DOUBLE)])}.get(number, dm.DOUBLE)
+        if text.startswith("0."):  # one that is said to be a double is rounded as one
+            assert len(loaded(folder, "v", kind)) == 2 * len(lines)
+        else:
+            with pytest.raises(InvalidData, match=rf"line {len(lines)}: column 'v' is '{text[:30]}"):
+                loaded(folder, "v", kind)
+    first = written(tmp_path / "late", a_jsonl='{"k": 1, "v": 0.5}', b_jsonl=f'{{"k": 2, "v": {text}}}')
+    with pytest.raises(InvalidData, match=rf"b\.jsonl', line 1: column 'v' is '{text[:30]}"):
+        inferred(first, "v")
+
+
+def test_numbers_of_json_that_a_double_keeps_are_doubles(tmp_path: Path) -> None:
+    texts = ["0.30000000000000004", "1e3", "2E2", "18446744073709551616", "-1.50000000000000000000"]
+    rows = "".join(f'{{"k": 1, "v": {text}}}\n' for text in texts)
+    folder = written(tmp_path / "v", a_jsonl=f'{rows}{{"k": 2, "v": null}}\n{{"k": 3}}\n')
+    assert inferred(folder, "v") == [*map(float, texts), None, None]
+    assert loaded(folder, "v", dm.STRING) == [*texts, None, None]
+    folder = written(tmp_path / "s", a_jsonl='{"k": 1, "s": {"y": [1e2]}}\n{"k": 2, "s": 1e2}\n')
+    assert loaded(folder, "s", dm.STRING) == ['{"y":[100.0]}', "1e2"]

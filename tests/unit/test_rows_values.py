@@ -47,6 +47,7 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("f", "FILE"), f"{FILE}\n", "is no reference to a file: put the file first"),
     (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
+    (dm.Column("x", "DOUBLE"), 2**53 + 1, "is a whole number that a double rounds"),
     (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
     (dm.Column("j", "JSON"), math.nan, "is no value of JSON"),
 ]
@@ -81,7 +82,9 @@ TEXTS: list[tuple[str, str, Any]] = [
     ("JSON", ' {"a": 1}', {"a": 1}), ("JSON", "NaN", InvalidRow), ("JSON", "{", InvalidRow),
     ("STRING", " a ", " a "), ("STRING", "", ""), ("LINK", "", InvalidRow), ("INTEGER", "", None),
     ("DOUBLE", "1e400", InvalidRow), ("DOUBLE", "-1e400", InvalidRow), ("DOUBLE", "-inf", -math.inf),
-    ("INTEGER", "0x0A", InvalidRow),
+    ("INTEGER", "0x0A", InvalidRow), ("DOUBLE", "1e-400", InvalidRow), ("DOUBLE", "0e5", 0.0),
+    ("DOUBLE", "123456789012345678.12", InvalidRow), ("DOUBLE", "9007199254740993", InvalidRow),
+    ("DOUBLE", "18446744073709551616", 2.0**64), ("DOUBLE", "0.1234567890123456789", 0.12345678901234568),
 ]  # fmt: skip
 
 

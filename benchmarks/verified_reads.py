@@ -1,0 +1,101 @@
+"""What does it cost that readers compare digests? A scan, a look-up of one key, a sum by SQL: without it, at
+the first read of the file in a process, and again in the same process.
+
+The sides run in turns in one process, on the one file of a table, with a warm page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import dormouse as dm
+from benchmarks.compaction import SCHEMA, Action, make_files, throughput, timed
+from benchmarks.harness.command import Benchmark, Figures, Tell, amount
+from benchmarks.harness.place import temporary_folder
+from benchmarks.harness.report import Grid
+from dormouse.query import file_checks
+from dormouse.table import Table
+
+SIDES = ("plain", "first", "again")
+
+
+@dataclass(frozen=True)
+class Plan:
+    files: int = amount(12, 4, help="that are loaded, and become one [12]")
+    rows: int = amount(300_000, 60_000, help="of each file [300,000]")
+    rounds: int = amount(15, 5, help="counted rounds, after one that warms up [15]")
+
+
+def measure(plan: Plan, tell: Tell) -> Figures:
+    """Kind after kind; of each the three sides in turns."""
+    found: Figures = {"rows": plan.files * plan.rows, "rounds": plan.rounds}
+    with temporary_folder() as folder, dm.local(folder / "lake") as instance:
+        tell("making files")
+        make_files(folder, plan.files, plan.rows)
+        table = instance.create_table("source", SCHEMA)
+        for path in sorted((folder / "in").iterdir()):
+            table.ingest(str(path), engine="local")
+        table.compact(full=True, engine="local")
+        [file] = table.files.all_files(0).files
+        found["file_bytes"] = file.byte_count or 0
+        for kind, (rows, read) in kinds(table, plan).items():
+            tell(kind)
+            sides = {f"{kind}_{side}": partial(timed, partial(_prepared, side, read)) for side in SIDES}
+            seconds, _ = throughput(sides, plan.rounds, rows)
+            for side in SIDES:
+                found[f"{kind}_{side}_ms"] = round(median(seconds[f"{kind}_{side}"]) * 1000, 2)
+    return found
+
+
+def kinds(table: Table, plan: Plan) -> dict[str, tuple[int, Callable[[bool], int]]]:
+    """Returns of each kind the rows of a run, and what runs, which verifies or not."""
+    rows = plan.files * plan.rows
+
+    def scan(verify: bool) -> int:
+        return sum(batch.num_rows for batch in table.query(verify=verify))
+
+    def look_up(verify: bool) -> int:
+        table.query({"supplier": "Supplier#000000037"}, limit=1, verify=verify).read_all()
+        return 1
+
+    def add_up(verify: bool) -> int:
+        statement = f"select count(*), sum({SCHEMA.values[0].name}) from source"
+        table.sql(statement, verify=verify).read_all()
+        return rows
+
+    return {"scan": (rows, scan), "lookup": (1, look_up), "sql": (rows, add_up)}
+
+
+def _prepared(side: str, read: Callable[[bool], int]) -> Action:
+    """Brings the process to where a side begins."""
+    if side == "again":
+        read(True)
+    elif side == "first":
+        file_checks._verified.clear()
+    return lambda: read(side != "plain")
+
+
+_LABELS = {"plain": "", "first": ", first", "again": ", again"}
+BENCHMARK = Benchmark(
+    "verified_reads",
+    __doc__,
+    Plan,
+    measure,
+    [
+        "{rows:,} rows in a file of {file_bytes:,} bytes; medians of {rounds} rounds",
+        Grid(
+            {
+                f"{kind}_{side}": f"{kind}{_LABELS[side]}"
+                for kind in ("scan", "lookup", "sql")
+                for side in SIDES
+            },
+            {"{}_ms": "ms"},
+        ),
+    ],
+)
+
+if __name__ == "__main__":
+    BENCHMARK.main()

@@ -1,0 +1,82 @@
+"""Payloads, by way of their instance's query service: the calls of `PayloadStore` that HTTP has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from dormouse.client.http import Http, problem_error
+from dormouse.errors import DormouseError, InvalidPayload
+from dormouse.model.text import path_segment
+from dormouse.payloads.content import encode_given
+from dormouse.payloads.keys import PayloadKey, checked
+
+MANY_MAX = 1_000
+"""How many payloads a request may name."""
+
+
+class RemotePayloads:
+    """The payloads of an instance; `Client.payloads`. The token must be for payloads."""
+
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def put(self, tenant: str, id: str, inserted_at: datetime, kind: str, content: Any) -> None:
+        """Keeps a payload, in place of the one of the same key: as `PayloadStore.put`, with its errors."""
+        self.put_many([(tenant, id, inserted_at, kind, content)])
+
+    def put_many(self, payloads: Iterable[tuple[str, str, datetime, str, Any]]) -> None:
+        """Keeps (tenant, id, inserted_at, kind, content), at most 1,000, all or none; of one key, the last.
+
+        Raises `InvalidPayload` and `PayloadExpired`.
+        """
+        given = list(payloads)
+        if len(given) > MANY_MAX:
+            raise InvalidPayload(
+                f"{len(given):,} payloads are sent at once, and {MANY_MAX:,} are the most: divide them"
+            )
+        contents = {}
+        for one in given:
+            key, _ = encode_given(one)
+            contents[key] = one[4]
+        if contents:
+            listed = [_named(key) | {"content": content} for key, content in contents.items()]
+            self._http.json("POST", "/v1/payloads", {"payloads": listed})
+
+    def get(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> Any:
+        """The content of a payload: as `PayloadStore.get`, with its errors."""
+        return self._http.json("GET", _path(checked((tenant, id, inserted_at, kind))))
+
+    def get_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> dict[PayloadKey, Any]:
+        """The content of each key, or the error that `get` would raise. Raises `InvalidPayload`."""
+        wanted = list(dict.fromkeys(map(checked, keys)))
+        found: dict[PayloadKey, Any] = {}
+        for start in range(0, len(wanted), MANY_MAX):
+            some = wanted[start : start + MANY_MAX]
+            listed = self._http.json("POST", "/v1/payloads/get", {"keys": list(map(_named, some))})[
+                "payloads"
+            ]
+            found |= {key: self._content(one) for key, one in zip(some, listed, strict=True)}
+        return found
+
+    def delete(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> None:
+        """Deletes a payload, if it is there. Raises `InvalidPayload`."""
+        self.delete_many([(tenant, id, inserted_at, kind)])
+
+    def delete_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> None:
+        """Deletes those that are there, one after the other. Raises `InvalidPayload`."""
+        for path in [_path(checked(key)) for key in keys]:
+            self._http.open("DELETE", path, accept="*/*").close()
+
+    def _content(self, found: dict[str, Any]) -> Any | DormouseError:
+        problem = found.get("problem")
+        return found["content"] if problem is None else problem_error(problem, self._http.url)
+
+
+def _named(key: PayloadKey) -> dict[str, str]:
+    return {**key._asdict(), "inserted_at": key.inserted_at.isoformat()}
+
+
+def _path(key: PayloadKey) -> str:
+    return "/".join(("/v1/payloads", *map(path_segment, _named(key).values())))

@@ -1,0 +1,236 @@
+"""Keyed tables with a large file below small ones, against a model that compares all rows of a key."""
+
+from __future__ import annotations
+
+import datetime
+from random import Random
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from keyed_tables import MARKS
+
+import dormouse as dm
+from dormouse.instance import Instance
+from dormouse.query.key_ranges import KeyRanges
+from dormouse.query.overlaps import Layers, layers
+from dormouse.query.table_view import plan_tables
+from dormouse.rounds.ingest import keyed_rows, write_leaves
+from dormouse.rounds.ingest_commit import commit_files
+from dormouse.table import Table
+
+SCHEMA = dm.Schema(
+    [dm.Field("place", dm.STRING), dm.Field("id", dm.LONG)],
+    values=[
+        dm.Field("v", dm.LONG),
+        dm.Field("at", dm.TIMESTAMP),
+        dm.Field("x", dm.DOUBLE, nullable=True),
+        dm.Field("s", dm.STRING, nullable=True),
+    ],
+)
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+LARGE, SMALL, LOADS = 2_400, 4, 5
+ODD = (None, float("nan"), -0.0, 0.0, 1.5)
+
+
+class Version(NamedTuple):
+    """A row, or a mark, of a load that began at a place among the loads and deletions."""
+
+    key: tuple[str, int]
+    values: tuple[Any, ...]
+    began: int
+    is_mark: bool
+
+
+class Model:
+    """All versions of all rows; the newest of a key is found by a comparison with all others."""
+
+    def __init__(self, newest_by: str | None) -> None:
+        self.newest_by = newest_by
+        self.versions: list[Version] = []
+        self.deletions: list[tuple[int, str, int]] = []
+
+    def rows(self) -> dict[tuple[str, int], tuple[Any, ...]]:
+        by_key: dict[tuple[str, int], list[Version]] = {}
+        for one in self.versions:
+            by_key.setdefault(one.key, []).append(one)
+        newest = [max(found, key=self._order) for found in by_key.values()]
+        return {one.key: one.values for one in newest if not one.is_mark and not self._is_deleted(one)}
+
+    def _order(self, one: Version) -> tuple[Any, ...]:
+        by_value = {"v": one.values[0], "at": one.values[1], "s": one.values[3]}
+        return (by_value.get(self.newest_by or ""), one.began) if self.newest_by else (one.began,)
+
+    def _is_deleted(self, one: Version) -> bool:
+        return any(
+            one.began < place and one.key[0] == where and one.key[1] < below
+            for place, where, below in self.deletions
+        )
+
+
+def _rows(random: Random, keys: list[tuple[str, int]], began: int, marks: bool) -> list[Version]:
+    return [
+        Version(
+            key,
+            (
+                random.randrange(10),
+                START + datetime.timedelta(hours=random.choice([began, began, random.randrange(8)])),
+                random.choice((*ODD, random.random(), random.random())),
+                random.choice("abcdef"),
+            ),
+            began,
+            marks and random.random() < 0.3,
+        )
+        for key in keys
+    ]
+
+
+def _table_of(rows: list[Version]) -> pa.Table:
+    columns = list(zip(*(row.values for row in rows), strict=True))
+    return pa.table(
+        {
+            "place": pa.array([row.key[0] for row in rows]),
+            "id": pa.array([row.key[1] for row in rows], pa.int64()),
+            "v": pa.array(columns[0], pa.int64()),
+            "at": pa.array(columns[1], pa.timestamp("us", "UTC")),
+            "x": pa.array(columns[2], pa.float64()),
+            "s": pa.array(columns[3], pa.string()),
+            MARKS: pa.array([row.is_mark for row in rows]),
+        }
+    )
+
+
+def _keys(random: Random, count: int) -> list[tuple[str, int]]:
+    known = [(place, number) for place in "ab" for number in range(LARGE // 2 + 4)]
+    return random.sample(known, count)
+
+
+def _load(table: Table, rows: list[Version]) -> None:
+    table.upsert(_table_of(rows), deletes=MARKS, engine="local")
+
+
+def _load_late(table: Table, early: list[Version], then: list[Version]) -> None:
+    """Begins the load of `early`, loads `then`, and commits `early` last."""
+    context = table._context
+    with context.attempts.attempt(context.table, loads=True) as attempt:
+        given = keyed_rows(context, attempt, MARKS)
+        assert given is not None
+        files = write_leaves(context, attempt, given.opened(_table_of(early)), lambda *_: None, 1 << 20)
+        _load(table, then)
+        assert commit_files(context, attempt, files, attempt.attempt_id)
+
+
+def _layers(table: Table) -> Layers:
+    context = table._context
+    [plan] = plan_tables([(context, KeyRanges())])
+    scans = [scan for group in plan.groups for scan in group]
+    return layers(context.objects, context.schema, context.properties, scans)
+
+
+def _seen(rows: list[dict[str, Any]]) -> list[str]:
+    """Rows in the order of their keys, in a form in which NaN equals NaN and 0.0 differs from -0.0."""
+    return sorted(
+        repr([row[name] for name in SCHEMA.names if name != "at"] + [row["at"].timestamp()]) for row in rows
+    )
+
+
+def _check(table: Table, instance: Instance, model: Model, random: Random) -> None:
+    rows = [
+        dict(zip(SCHEMA.names, (*key, *values), strict=True)) for key, values in sorted(model.rows().items())
+    ]
+    low, letter, place = random.randrange(LARGE // 2), random.choice("abcdef"), random.choice("ab")
+    one = random.choice(model.versions).key
+    asked: list[tuple[str, dict[str, Any] | None, list[dict[str, Any]]]] = [
+        ("true", None, rows),
+        (f"s = '{letter}'", {"s": letter}, [row for row in rows if row["s"] == letter]),
+        ("v > 7", {"v": dm.Range(8)}, [row for row in rows if row["v"] > 7]),
+        (
+            f"place = '{place}' and id >= {low} and id < {low + 50}",
+            {"place": place, "id": dm.Range(low, low + 50)},
+            [row for row in rows if row["place"] == place and low <= row["id"] < low + 50],
+        ),
+        (
+            f"place = '{one[0]}' and id = {one[1]}",
+            {"place": one[0], "id": one[1]},
+            [row for row in rows if (row["place"], row["id"]) == one],
+        ),
+    ]
+    with instance.duckdb() as opened:
+        for condition, where, wanted in asked:
+            statement = f"select * from {table.name} where {condition}"
+            assert _seen(instance.sql(statement).read_all().to_pylist()) == _seen(wanted), condition
+            assert _seen(opened.execute(statement).to_arrow_table().to_pylist()) == _seen(wanted), condition
+            found = table.query(where).read_all().to_pylist()
+            assert [(row["place"], row["id"]) for row in found] == [(r["place"], r["id"]) for r in wanted]
+            assert _seen(found) == _seen(wanted), condition
+            few = table.query(where, ["v"], limit=3).read_all().to_pylist()
+            assert few == [{"v": row["v"]} for row in wanted[:3]], condition
+            counted = instance.sql(f"select count(*) as n, sum(v) as v from {table.name} where {condition}")
+            assert counted.read_all().to_pylist() == [
+                {"n": len(wanted), "v": sum(row["v"] for row in wanted) if wanted else None}
+            ]
+
+
+@pytest.mark.parametrize("newest_by", [None, "at", "v", "text"])
+def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, newest_by: str | None) -> None:
+    """Loads, late loads, marks and deletions by keys; two key columns; NaN, -0.0 and null as values."""
+    random = Random(newest_by)
+    schema, column = SCHEMA, newest_by
+    if newest_by == "text":  # a column whose statistics in a footer may be cut
+        column = "s"
+        values = [*SCHEMA.values[:3], dm.Field("s", dm.STRING)]
+        schema = dm.Schema(SCHEMA.row_keys, values=values)
+    properties = dm.TableProperties(keep="newest_row", newest_by=column)
+    table, model = instance.create_table("t", schema, properties=properties), Model(column)
+    began = 0
+    large = _rows(random, _keys(random, LARGE), began, False)
+    model.versions += large
+    _load(table, large)
+    for _ in range(LOADS):
+        action = random.choice(["load", "load", "late", "delete"])
+        began += 1
+        if action == "delete":
+            where, below = random.choice("ab"), random.randrange(60)
+            model.deletions.append((began, where, below))
+            table.delete({"place": where, "id": dm.Range(max=below)})
+            continue
+        rows = _rows(random, _keys(random, SMALL), began, True)
+        model.versions += rows
+        if action == "late":
+            began += 1
+            then = _rows(random, [*_keys(random, SMALL), rows[0].key][-SMALL:], began, True)
+            then = list({row.key: row for row in then}.values())
+            model.versions += then
+            _load_late(table, rows, then)
+        else:
+            _load(table, rows)
+        _check(table, instance, model, random)
+    _check(table, instance, model, random)
+    found = _layers(table)
+    assert [len(found.large), found.together] == [1, []]
+    assert bool(found.undecided) == (newest_by in ("v", "at", "text"))
+
+
+def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: Instance) -> None:
+    """A small file that is older than the large one hides no row of it."""
+    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
+    random, model = Random(1), Model(None)
+    keys = _keys(random, LARGE)
+    small, large = _rows(random, keys[:SMALL], 0, True), _rows(random, keys, 1, False)
+    model.versions += [*small, *large]
+    _load_late(table, small, large)
+    assert len(_layers(table).undecided) == 1
+    _check(table, instance, model, random)
+
+
+def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> None:
+    """Of a table whose loads came in order nothing of the large file is compared."""
+    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
+    random, model = Random(2), Model(None)
+    for began in range(4):
+        rows = _rows(random, _keys(random, SMALL if began else LARGE), began, bool(began))
+        model.versions += rows
+        _load(table, rows)
+    found = _layers(table)
+    assert [len(part) for part in (found.large, found.small, found.undecided, found.together)] == [1, 3, 0, 0]
+    _check(table, instance, model, random)

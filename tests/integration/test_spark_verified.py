@@ -1,0 +1,35 @@
+"""Spark gives no rows of a damaged file of a table whose readers verify: its tasks compare the digests."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from pyspark.sql import SparkSession
+
+import dormouse as dm
+import dormouse.spark
+from dormouse.instance import Instance
+from tests.flipped_bits import damage
+
+SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+ROWS = 300
+
+
+def test_spark_gives_no_rows_of_a_damaged_file(spark: SparkSession, instance: Instance, dsn: str) -> None:
+    table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(verify_reads=True))
+    table.ingest([{"k": k, "v": f"value {k % 17}"} for k in range(ROWS)])
+    path = damage(table)
+    reader = spark.read.format("dormouse").options(dsn=dsn, objects=instance.objects.url, table="t")
+    reads = (
+        reader.load,
+        partial(dormouse.spark.read, spark, table),
+        lambda: reader.option("changes_after", "beginning").load(),
+    )
+    for read in reads[:2]:
+        with pytest.raises(Exception, match=path.name):
+            read().collect()
+    with pytest.raises(Exception, match=path.name):
+        reads[2]().collect()
+    damage(table)  # the bit flips back
+    assert dormouse.spark.read(spark, table).count() == ROWS
