@@ -1,0 +1,147 @@
+"""Each option of a verb is found at every door that has the verb; the names of the outside stay."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
+
+import pytest
+import typer.main
+
+import dormouse as dm
+from dormouse import long_work
+from dormouse.cli.program import whole
+from dormouse.client import Client
+from dormouse.client.client import RemoteTable
+from dormouse.client.rows import RemoteRowTable
+from dormouse.datasource import options as spark_options
+from dormouse.instance import Instance
+from dormouse.rows.row_table import RowTable
+from dormouse.service import documents, row_documents
+from dormouse.table import Table
+
+OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
+"""Callables, and who makes a change: a door that is further away knows by itself."""
+PLACES = {"self", "table", "schema_id", "instance", "dsn", "objects"}
+"""How a door names the table, and what it adds for itself."""
+SAME = {
+    "add_columns": "evolve", "id": "ingest_id", "param": "parameters", "all": "where", "yes": "", "format": "",
+    "output": "", "explain": "", "file": "", "json": "", "help": "", "paths": "data", "type": "data",
+    "null": "data", "delimiter": "data", "encoding": "data", "header": "data", "create": "", "key": "",
+    "sort_key": "", "key_row_number": "", "json_": "", "as_json": "", "debug": "", "split_bytes": "",
+    "metadata": "", "max_rows_per_batch": "", "changes_after": "", "changes_till": "", "quote": "how",
+    "file": "path", "upload": "path",
+    "escape": "how", "separator": "how", "skip_lines": "how", "no_header": "how", "upload": "path",
+    "digest": "path", "count": "", "path": "path", "files": "path",
+}  # fmt: skip
+"""Options that are called otherwise, or are of one door alone (empty)."""
+
+Options = Iterable[str]
+
+
+def python(method: Callable[..., Any]) -> Options:
+    return inspect.signature(method).parameters
+
+
+def command(*path: str) -> Options:
+    found: Any = typer.main.get_command(whole())
+    for name in path:
+        found = found.commands[name]
+    return [parameter.name for parameter in found.params]
+
+
+def job(kind: str) -> Options:
+    return long_work.KINDS[kind].model_fields
+
+
+DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
+    "query": (
+        python(Table.query),
+        {
+            "client": python(RemoteTable.query),
+            "HTTP": documents.QueryRequest.model_fields,
+            "job": set(job("query")) - {"statement", "parameters"},
+            "command": command("query"),
+            "Spark": spark_options._READS,
+        },
+    ),
+    "count": (python(Table.count), {"client": python(RemoteTable.count)}),
+    "sql": (
+        python(Instance.sql),
+        {
+            "client": python(Client.sql),
+            "HTTP": documents.StatementRequest.model_fields,
+            "job": set(job("query")) - {"where", "columns", "limit", "offset", "descending"},
+            "command": set(command("sql")) - {"limit"},
+        },
+    ),
+    "changes": (
+        python(Table.changes),
+        {"client": python(RemoteTable.changes), "HTTP": documents.ChangesRequest.model_fields},
+    ),
+    "ingest": (python(Table.ingest), {"job": job("ingest"), "command": command("ingest")}),
+    "upsert": (python(Table.upsert), {"command": command("upsert")}),
+    "delete": (python(Table.delete), {"command": command("delete")}),
+    "compact": (python(Table.compact), {"job": job("compact"), "command": command("compact")}),
+    "split": (python(Table.split), {"job": job("split"), "command": command("split")}),
+    "rows.query": (
+        python(RowTable.query),
+        {
+            "client": python(RemoteRowTable.query),
+            "HTTP": row_documents.RowQueryRequest.model_fields,
+            "job": job("row_query"),
+            "command": command("rows", "query"),
+        },
+    ),
+    "rows.change": (
+        python(RowTable.change),
+        {
+            "client": python(RemoteRowTable.change),
+            "job": job("row_change"),
+            "command": command("rows", "change"),
+        },
+    ),
+    "rows.upsert": (
+        python(RowTable.upsert),
+        {
+            "client": python(RemoteRowTable.upsert),
+            "job": job("row_upsert"),
+            "command": command("rows", "upsert"),
+        },
+    ),
+    "rows.upload": (
+        python(RowTable.upload_csv),
+        {
+            "client": python(RemoteRowTable.upload_csv),
+            "job": job("row_upload"),
+            "command": command("rows", "upload"),
+        },
+    ),
+}
+
+LACKS: dict[tuple[str, str], set[str]] = {
+    # a DataFrame has no order, and Spark's own limit reads no more than it needs
+    ("query", "Spark"): {"limit", "offset", "descending", "verify"},
+    # a job runs in the process of its worker
+    ("ingest", "job"): {"engine"},
+    ("compact", "job"): {"engine"},
+    # a job waits for the index, and for locks, as long as it may run
+    ("rows.query", "job"): {"wait_seconds"},
+    **{(f"rows.{verb}", "job"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
+    **{(f"rows.{verb}", "client"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
+    **{(f"rows.{verb}", "command"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
+}
+"""Options that a door lacks, and why."""
+
+
+@pytest.mark.parametrize(
+    ("verb", "door"), [(verb, door) for verb, (_, doors) in DOORS.items() for door in doors]
+)
+def test_a_door_has_every_option(verb: str, door: str) -> None:
+    expected, doors = DOORS[verb]
+    wanted = {SAME.get(name, name) for name in expected} - OF_THIS_PROCESS - PLACES - {""}
+    has = {SAME.get(name, name) for name in doors[door]} - PLACES - {""}
+    assert wanted - has == LACKS.get((verb, door), set())
+    assert has - wanted - OF_THIS_PROCESS == set()
