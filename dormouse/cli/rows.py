@@ -30,6 +30,7 @@ from dormouse.cli.rows_options import (
 )
 from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
+from dormouse.model.exact import parse_json
 
 if TYPE_CHECKING:
     from dormouse.rows.columns import Column
@@ -336,7 +337,7 @@ def read_json(file: str) -> Any:
     """What a file, or stdin, has."""
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return json.loads(content.decode("utf-8-sig"))
+        return parse_json(content.decode("utf-8-sig"))
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

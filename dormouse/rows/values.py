@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.text_values import are_large, first_unkept
+from dormouse.model.types import DOUBLE
 from dormouse.rows.columns import Column, text_value, value_of
 from dormouse.rows.kinds import FORMS, STORED, ColumnType
 
@@ -124,8 +126,8 @@ def _integers(texts: pa.Array) -> pa.Array:
 
 def _doubles(texts: pa.Array) -> pa.Array:
     numbers = texts.cast(pa.float64())
-    # Arrow reads 1e400 as infinity
-    if pc.any(pc.is_inf(numbers)).as_py():
+    # Arrow reads 1e400 as infinity, 1e-400 as zero, and rounds large numbers
+    if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
         raise _OneByOne
     return numbers
 
