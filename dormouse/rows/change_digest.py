@@ -10,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 
 from dormouse.data.source_digest import DIGEST_BYTES, Hash, add_files
+from dormouse.model.values import json_value
 from dormouse.rows.changes import AddColumn, Change, Insert, LoadCsv, Patch, Remove, Row, Update
 
 
@@ -43,9 +44,9 @@ def _add_rows(found: Hash, rows: object) -> bool:
 
 
 def _add(found: Hash, value: object) -> bool:
-    """Adds JSON in one form; of values that JSON lacks what Python shows."""
+    """Adds JSON in one form, that in which a client sends it; of other values what Python shows."""
     try:
-        text = json.dumps(value, sort_keys=True, default=repr)
+        text = json.dumps(json_value(value), sort_keys=True, default=repr)
     except (TypeError, ValueError, RecursionError):
         return False
     found.update(text.encode() + b"\0")

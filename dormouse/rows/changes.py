@@ -9,9 +9,12 @@ from typing import Any, overload
 
 from dormouse.errors import InvalidRow, RowNotFound
 from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.model.text import check_text
 from dormouse.rows.columns import Column
 from dormouse.rows.kinds import INTEGER_MAX
 
+CHANGE_ID_BYTES_MAX = 204
+"""Jobs of earlier releases recorded "job:" and their id, of 200 bytes."""
 Row = Mapping[str, Any]
 
 
@@ -106,6 +109,11 @@ class LoadCsv:
 
 Change = Insert | Update | Patch | Remove | AddColumn | RenameColumn | RetypeColumn | DropColumn | LoadCsv
 SchemaChange = AddColumn | RenameColumn | RetypeColumn | DropColumn
+
+
+def check_change_id(change_id: object) -> None:
+    """Raises `InvalidInput` for what can be no id of a change."""
+    check_text("change_id", change_id, CHANGE_ID_BYTES_MAX)
 
 
 def checked_number(what: str, value: object) -> int:
