@@ -30,6 +30,7 @@ from dormouse.rows.changes_json import changes_json
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
+from dormouse.rows.given import as_dicts
 from dormouse.rows.pages import Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
@@ -179,7 +180,7 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
     ) -> Changed:
         """Updates what is there by the values of some columns, inserts what is not: as `RowTable.upsert`."""
-        asked = {"rows": json_value([dict(row) for row in rows]), "on": list(on), "dry_run": dry_run}
+        asked = json_value({"rows": list(map(dict, as_dicts(rows))), "on": list(on), "dry_run": dry_run})
         return self._made("row_upsert", asked, change_id)
 
     def preview_csv(

@@ -80,6 +80,8 @@ class Binding:
                 types.check_comparable(item.expression, "DISTINCT")
             if not all(order.expression in listed for order in orders):
                 raise InvalidQuery("with DISTINCT, ORDER BY takes what is selected")
+        if distinct is None and not is_grouped:
+            types.check_keys(selected)
         limit, offset = self._count("limit"), self._count("offset")
         if unused := self._values.keys() - self._used:
             raise InvalidQuery(f"the query has no parameter ${min(unused)}")

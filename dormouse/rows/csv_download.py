@@ -81,7 +81,8 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
     With ROW_ID and ROW_VERSION where rows are not groups.
     """
     first = ask(None)
-    fields = [field_of(one.name, one.type) for one in first.columns]
+    numbers = first.beside_keys()
+    fields = [field_of(first.columns[number].name, first.columns[number].type) for number in numbers]
     if first.row_ids is not None:
         fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
     schema = pa.schema(fields)
@@ -98,11 +99,11 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
 
 def _batch(page: Page, schema: pa.Schema) -> pa.RecordBatch:
     cells: list[Any] = [] if page.row_ids is None else [page.row_ids, page.row_versions]
-    for number, column in enumerate(page.columns):
+    for number in page.beside_keys():
         values = [row[number] for row in page.rows]
         cells.append(
             [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-            if column.type == "JSON"
+            if page.columns[number].type == "JSON"
             else values
         )
     arrays = [pa.array(values, field.type) for values, field in zip(cells, schema, strict=True)]

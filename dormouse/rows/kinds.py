@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
@@ -48,6 +49,8 @@ FORMS: dict[str, tuple[str, str]] = {
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 JSON_CHARACTERS_MAX = 64 * 1024 * 1024
 _SPECIAL = {"nan", "infinity", "inf", "-infinity", "-inf"}
+_WHOLE_FLOAT = re.compile(r"([+-]?\d{1,16})\.0*")
+"""As pandas writes whole numbers beside nulls; of more digits some may be lost."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -146,7 +149,10 @@ def _integer_of(text: str) -> int:
     if not text.isascii() or "_" in text:
         raise Misfit("is not a whole number")
     try:
-        return _integer(int(text))
+        if not (found := _WHOLE_FLOAT.fullmatch(text)):
+            return _integer(int(text))
+        whole = int(found[1])
+        return _integer(whole if abs(whole) <= EXACT_MAX else text)
     except Misfit:
         raise
     except ValueError:

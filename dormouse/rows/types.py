@@ -7,8 +7,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from dormouse.errors import InvalidQuery, InvalidRow
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import Column, value_of
-from dormouse.rows.expressions import Aggregate, Apply, Cell, Expression, Function, Kind, Operator, Value
+from dormouse.rows.expressions import (
+    ROW_ID_CELL,
+    ROW_VERSION_CELL,
+    Aggregate,
+    Apply,
+    Cell,
+    Expression,
+    Function,
+    Kind,
+    Operator,
+    Selected,
+    Value,
+)
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _DIGITS_MAX = 400
@@ -88,6 +101,14 @@ def check_comparable(expression: Expression, where: str) -> None:
     """`InvalidQuery` for JSON, which has no order."""
     if expression.kind == "JSON":
         raise InvalidQuery(f"{where} takes no JSON: it can be selected, counted, and asked for IS NULL")
+
+
+def check_keys(selected: Sequence[Selected]) -> None:
+    """`InvalidQuery` for another value with the name of a row's id or version, which an upload would take."""
+    keys = {ROW_ID: ROW_ID_CELL, ROW_VERSION: ROW_VERSION_CELL}
+    for item in selected:
+        if keys.get(item.name.upper(), item.expression) != item.expression:
+            raise InvalidQuery(f"the query calls another value {item.name}: give it another name")
 
 
 def numeric(expression: Expression, operator: str) -> Expression:

@@ -121,6 +121,8 @@ def _integers(texts: pa.Array) -> pa.Array:
     # Arrow reads hexadecimal, too
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise _OneByOne
+    if pc.any(pc.match_substring(texts, ".")).as_py():
+        texts = pc.replace_substring_regex(texts, r"^([+-]?\d{1,15})\.0*$", r"\1")
     return texts.cast(pa.int64())
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("n", "INTEGER"), "x", "row 2, column 'n' (INTEGER): 'x' is not a whole number"),
     (dm.Column("n", "INTEGER"), 1.5, "row 2, column 'n' (INTEGER): 1.5 is not a whole number"),
     (dm.Column("n", "INTEGER"), 2.0**53 + 2, "9007199254740994.0 is not a whole number"),
-    (dm.Column("n", "INTEGER"), math.nan, "row 2, column 'n' (INTEGER): nan is not a whole number"),
+    (dm.Column("n", "INTEGER"), math.inf, "row 2, column 'n' (INTEGER): inf is not a whole number"),
     (dm.Column("n", "INTEGER"), True, "row 2, column 'n' (INTEGER): True is not a whole number"),
     (dm.Column("n", "INTEGER"), 1 << 63, f"row 2, column 'n' (INTEGER): {1 << 63} does not fit 64 bits"),
     (dm.Column("x", "DOUBLE"), 2**53 + 1, "9007199254740993 is not exact in a double"),
@@ -54,11 +55,15 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
     (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
-    (dm.Column("j", "JSON"), math.nan, "is no value of JSON"),
+    (dm.Column("j", "JSON"), [math.nan], "is no value of JSON"),
 ]
 GOOD: list[tuple[Column, Any, Any]] = [
     (dm.Column("n", "INTEGER"), -(1 << 63), -(1 << 63)),
     (dm.Column("n", "INTEGER"), 1.0, 1),
+    (dm.Column("n", "INTEGER"), math.nan, None),
+    (dm.Column("s", "STRING"), math.nan, None),
+    (dm.Column("j", "JSON"), math.nan, None),
+    (dm.Column("d", "DATE"), pd.NaT, None),
     (dm.Column("x", "DOUBLE"), "-Infinity", -math.inf),
     (dm.Column("x", "DOUBLE"), 3, 3.0),
     (dm.Column("x", "DOUBLE"), 10**23, 1e23),
@@ -239,3 +244,17 @@ def test_json_that_would_change_is_refused_at_every_door(tmp_path: Path, text: s
         read_json(str(path))
     with pytest.raises(InvalidInput, match=re.escape(said)):
         parse_json(text.encode())
+
+
+def test_whole_numbers_are_read_as_pandas_writes_them_beside_nulls() -> None:
+    column = dm.Column("n", "INTEGER")
+    assert of_text(column, pa.array(["5.0", "-0.0", None, "7", "9007199254740992.0"])).to_pylist() == [
+        5,
+        0,
+        None,
+        7,
+        2**53,
+    ]
+    for text in ("5.5", "5e0", "0x5.0", "9007199254740993.0", "12345678901234567.0", ".0"):
+        with pytest.raises(InvalidRow, match=r"^row 2, column 'n' \(INTEGER\): .* is not a whole number"):
+            of_text(column, pa.array(["1.0", text]))
