@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from dormouse.rows.expressions import (
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _DIGITS_MAX = 400
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?")
 _KINDS: dict[str, Kind] = {
     "INTEGER": "INTEGER",
     "DOUBLE": "DOUBLE",
@@ -48,6 +50,13 @@ def number(text: str) -> Value:
     if math.isinf(found := float(text)):
         raise InvalidQuery(f"{text[:40]} is larger than any DOUBLE")
     return Value("DOUBLE", found)
+
+
+def numeral(text: str) -> str:
+    """Returns the text of a number; `InvalidQuery` for another."""
+    if not text.isascii() or not _NUMBER.fullmatch(text):
+        raise InvalidQuery(f"{text[:40]!r} is no number")
+    return text
 
 
 def of_kind(expression: Expression, kind: Kind) -> Expression:
@@ -86,7 +95,7 @@ def alike(expressions: Sequence[Expression]) -> list[Expression]:
     if len(kinds) > 1:
         raise InvalidQuery(f"{' and '.join(sorted(kinds))} cannot be compared")
     kind: Kind = next(iter(kinds), "STRING")
-    return [_read(e, kind) if e in texts and kind != "STRING" else of_kind(e, kind) for e in expressions]
+    return [read(e, kind) if e in texts and kind != "STRING" else of_kind(e, kind) for e in expressions]
 
 
 def _whole(expression: Expression) -> Expression:
@@ -160,8 +169,8 @@ def aggregate(function: Function, operand: Expression, *, distinct: bool) -> Exp
     return Aggregate(operand.kind, function, operand)
 
 
-def _read(text: Expression, kind: Kind) -> Value:
-    """A text that is compared with what is none, as a value of that kind."""
+def read(text: Expression, kind: Kind) -> Value:
+    """A text that is compared with what is none, as a value of that kind; `InvalidQuery`."""
     assert isinstance(text, Value) and isinstance(text.value, str)  # noqa: S101
     value: Any = text.value
     if kind in ("DATE", "DOUBLE"):
@@ -188,3 +197,15 @@ def _check_escapes(pattern: Any, escape: str) -> None:
     for one in characters:
         if one == escape and next(characters, None) not in ("%", "_", escape):
             raise InvalidQuery(f"in a pattern, {escape!r} stands before %, _ or itself")
+
+
+def check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:
+    """`InvalidQuery` for what has several values within a group."""
+    if expression in groups or isinstance(expression, Aggregate | Value):
+        return
+    if isinstance(expression, Cell):
+        raise InvalidQuery(
+            "with aggregates or GROUP BY, a column that is selected or ordered by must be in GROUP BY"
+        )
+    for operand in expression.operands:
+        check_grouped(operand, groups)
