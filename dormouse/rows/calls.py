@@ -20,7 +20,7 @@ COMPARED: dict[type, Operator] = {
 AGGREGATES: dict[type, Function] = {
     exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max",
 }  # fmt: skip
-_KINDS: Mapping[exp.DataType.Type, Kind] = {
+_KINDS: Mapping[object, Kind] = {
     exp.DataType.Type.INT: "INTEGER",
     exp.DataType.Type.BIGINT: "INTEGER",
     exp.DataType.Type.DOUBLE: "DOUBLE",

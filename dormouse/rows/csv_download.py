@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow as pa
 
@@ -17,6 +17,9 @@ from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.pages import Page
 from dormouse.rows.values import field_of, is_date
 from dormouse.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from dormouse.rows.kinds import ColumnType
 
 Progress = Callable[[int, int | None], object]
 
@@ -82,7 +85,10 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
     """
     first = ask(None)
     numbers = first.beside_keys()
-    fields = [field_of(first.columns[number].name, first.columns[number].type) for number in numbers]
+    fields = [
+        field_of(first.columns[number].name, cast("ColumnType", first.columns[number].type))
+        for number in numbers
+    ]
     if first.row_ids is not None:
         fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
     schema = pa.schema(fields)

@@ -6,6 +6,7 @@ goes on: `binding.py` makes values of ours of the tree, `emit.py` statements of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sqlglot import exp
@@ -92,7 +93,7 @@ def parse(text: object) -> exp.Select:
     return trees[0]
 
 
-def _keep_names(trees: list[exp.Expression], text: str) -> None:
+def _keep_names(trees: Sequence[exp.Expr], text: str) -> None:
     """Notes what the text calls each function, which the parser may call by another name."""
     for tree in trees:
         for node in tree.find_all(exp.Func):
