@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from decimal import Context, Decimal
 from itertools import chain, zip_longest
-from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +13,7 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.text_format import TextFormat
 from dormouse.errors import InvalidData, not_installed
+from dormouse.model.exact import keeps
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.model.values import bytes_of_base64
@@ -136,7 +135,7 @@ def check_exact(
 
     - A whole number is not written in hexadecimal.
     - A floating number is infinite, or zero, only where the text says so.
-    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `is_kept`. With
+    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `keeps`. With
       `keeps_digits` every DOUBLE has them: its type was inferred.
     """
     kind = inner or field.type
@@ -169,25 +168,11 @@ def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa
     few = pc.and_(pc.is_finite(numbers), pc.match_substring_regex(texts, _FEW_DIGITS[kind]))
     longer = pc.and_(watched, pc.and_(pc.match_substring_regex(texts, "[0-9]"), pc.invert(few)))
     for row in pc.indices_nonzero(pc.or_(lost, longer)).to_pylist():
-        if lost[row].as_py() or not is_kept(texts[row].as_py(), numbers[row]):
+        number = numbers[row]
+        shortest = number.cast(pa.string()).as_py()
+        if lost[row].as_py() or not keeps(number.as_py(), texts[row].as_py(), shortest):
             return int(row)
     return -1
-
-
-def is_kept(text: str, number: pa.Scalar) -> bool:
-    """Returns whether a floating number has the digits of a text.
-
-    It has them if the text is the shortest that tells the number apart, or if the number's exact value,
-    rounded to as many digits as the text has, is the text's.
-    """
-    if not isfinite(number.as_py()):
-        return False
-    value = Decimal(text.strip())
-    if value == Decimal(number.cast(pa.string()).as_py()):
-        return True
-    if value != value.to_integral_value():
-        value = value.normalize()  # zeros at the end of a fraction say nothing
-    return value == Context(prec=len(value.as_tuple().digits)).create_decimal(Decimal(number.as_py()))
 
 
 def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:

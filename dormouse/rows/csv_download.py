@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from os import PathLike
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import pyarrow as pa
 
@@ -17,6 +17,9 @@ from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.pages import Page
 from dormouse.rows.values import field_of, is_date
 from dormouse.whole_file import whole_file
+
+if TYPE_CHECKING:
+    from dormouse.rows.kinds import ColumnType
 
 Progress = Callable[[int, int | None], object]
 
@@ -81,7 +84,11 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
     With ROW_ID and ROW_VERSION where rows are not groups.
     """
     first = ask(None)
-    fields = [field_of(one.name, one.type) for one in first.columns]
+    numbers = first.beside_keys()
+    fields = [
+        field_of(first.columns[number].name, cast("ColumnType", first.columns[number].type))
+        for number in numbers
+    ]
     if first.row_ids is not None:
         fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
     schema = pa.schema(fields)
@@ -98,11 +105,11 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
 
 def _batch(page: Page, schema: pa.Schema) -> pa.RecordBatch:
     cells: list[Any] = [] if page.row_ids is None else [page.row_ids, page.row_versions]
-    for number, column in enumerate(page.columns):
+    for number in page.beside_keys():
         values = [row[number] for row in page.rows]
         cells.append(
             [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-            if column.type == "JSON"
+            if page.columns[number].type == "JSON"
             else values
         )
     arrays = [pa.array(values, field.type) for values, field in zip(cells, schema, strict=True)]

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from dormouse.errors import InvalidInput
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows import paging
 from dormouse.rows.columns import LINK_MAX, Column
 from dormouse.rows.emit import Dialect
@@ -60,6 +61,11 @@ class Page:
         Raises what `query` does: `PageExpired` for instance.
         """
         return self._count()
+
+    def beside_keys(self) -> list[int]:
+        """Returns the numbers of the columns that do not repeat `row_ids` and `row_versions`."""
+        keys = () if self.row_ids is None else (ROW_ID, ROW_VERSION)
+        return [number for number, one in enumerate(self.columns) if one.name.upper() not in keys]
 
     def to_json(self, *, count: bool = False) -> dict[str, Any]:
         """As an object of JSON; `count` costs a count of the answer."""

@@ -357,6 +357,9 @@ async def upload_rows(
         bool, Query(description="insert all rows, without ROW_ID and ROW_VERSION of the file")
     ] = False,
     dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
+    change_id: Annotated[
+        str | None, Query(description="the same file with the same id changes the table once")
+    ] = None,
     job_id: Annotated[
         str | None, Query(description="the same file sent again with the same id is the same job")
     ] = None,
@@ -368,6 +371,7 @@ async def upload_rows(
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
     asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
+    asked |= {} if change_id is None else {"change_id": change_id}
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)
