@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.rows.kinds import Misfit, parsed_value
 from dormouse.service.declared import Served
 from dormouse.service.problems import Refused
 
@@ -77,9 +78,17 @@ class JsonRoute(Served):
 
 
 def parse_json(body: bytes, what: str = "the body") -> Any:
-    """JSON as RFC 8259 has it: no NaN, no name twice, and only texts that UTF-8 can have."""
+    """Returns JSON as RFC 8259 has it: no NaN, no name twice, and only texts that UTF-8 can have.
+
+    Raises `InvalidInput`, also for a number with a fraction or an exponent that a double does not keep.
+    """
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
+        found = json.loads(
+            body.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_float=_double,
+            object_pairs_hook=_object,
+        )
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise InvalidInput(f"{what} is not valid Unicode") from None
@@ -94,6 +103,13 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(
         f'JSON has no {name}; write "{name}" in a condition, {{"double": "{name}"}} as a parameter'
     )
+
+
+def _double(text: str) -> float:
+    try:
+        return float(parsed_value("DOUBLE", text))
+    except Misfit as error:
+        raise ValueError(f"{text[:40]} {error}: send it as a text where a text is taken") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
