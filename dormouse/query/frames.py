@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dormouse.errors import not_installed
+from dormouse.errors import InvalidQuery, not_installed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,4 +63,16 @@ def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
         import polars
     except ImportError:
         raise not_installed("polars", "polars") from None
-    return polars.from_arrow(ask().read_all())
+    reader = ask()
+    for field in reader.schema:
+        if _has_intervals(field.type):
+            raise InvalidQuery(
+                f"column {field.name!r} has intervals, which Polars does not have: cast it to VARCHAR, or "
+                "take arrow() or df()"
+            )
+    return polars.from_arrow(reader.read_all())
+
+
+def _has_intervals(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return str(kind) == "month_day_nano_interval" or any(map(_has_intervals, inner))

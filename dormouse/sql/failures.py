@@ -57,9 +57,10 @@ def failure(error: Exception, *, reads: bool = True) -> DormouseError:
     return ReadFailed(line) if reads and kind in _MAY_BE_FILES else InvalidQuery(line)
 
 
-def syntax_error(error: duckdb.Error, statement: str) -> DormouseError:
-    """Why the statement cannot be read, and where."""
-    return InvalidQuery(f"{first_line(error)}{_place(str(error), statement)}")
+def syntax_error(error: duckdb.Error, statement: str, hint: str | None = None) -> DormouseError:
+    """Why the statement cannot be read, where, and what to write instead."""
+    complaint = f"{first_line(error)}{_place(str(error), statement)}"
+    return InvalidQuery(f"{complaint}; {hint}" if hint else complaint)
 
 
 def _place(complaint: str, statement: str) -> str:

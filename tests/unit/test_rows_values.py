@@ -54,7 +54,7 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("f", "FILE"), f"{FILE}\n", "is no reference to a file: put the file first"),
     (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
-    (dm.Column("x", "DOUBLE"), 2**53 + 1, "is a whole number that a double rounds"),
+    (dm.Column("x", "DOUBLE"), 2**53 + 1, "is not exact in a double"),
     (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
     (dm.Column("j", "JSON"), [math.nan], "is no value of JSON"),
 ]
