@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from decimal import Decimal, InvalidOperation
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
 from dormouse.data.json_places import check_objects, is_empty, line_of_object
-from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, not_null, value_column
+from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, exact_decimal, not_null, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LIST, LONG, STRING, STRUCT, TIMESTAMP, DataType, Field
 
@@ -30,7 +29,7 @@ BATCH_ROWS = 2_048
 _FILE = "$path, hive_partitioning = false"
 """DuckDB takes names for patterns, and has values of folders in place of those of the file."""
 
-_INEXACT = (pa.ArrowInvalid, InvalidOperation, TypeError)
+_INEXACT = (pa.ArrowInvalid, TypeError, ValueError)
 _ADVICE = re.compile(r" (?:Try setting|LINE 1:) ")
 """What DuckDB adds for statements of ours, which no caller can change."""
 _OF_ENGINE = re.compile(r'^[A-Za-z ]+ Error: | in file "[^"]*"')
@@ -221,7 +220,7 @@ def _is_exact(value: Any, field: Field) -> bool:
 
 
 def _exact(value: Any, kind: DataType) -> Any:
-    """Decimals, and texts of all else."""
+    """Returns decimals, and texts of all else."""
     if kind.element is not None and isinstance(value, list):
         return [_exact(one, kind.element) for one in value]
     if kind.parts and isinstance(value, dict):
@@ -229,7 +228,7 @@ def _exact(value: Any, kind: DataType) -> Any:
     if isinstance(value, bool) and not kind.is_nested and kind.precision is None:
         return str(value).lower()
     if value is None or (isinstance(value, str) and not kind.is_nested):
-        return Decimal(value) if value is not None and kind.precision is not None else value
+        return value if value is None or kind.precision is None else exact_decimal(value.strip(), kind)
     raise TypeError(f"there is a {type(value).__name__} where {kind} is wanted")
 
 

@@ -367,3 +367,47 @@ def test_the_line_of_a_value_is_found_in_any_batch(tmp_path: Path, monkeypatch: 
     path = written(tmp_path, "b.json", '[\n{"k": 1},\n{"k": 5.5}]')
     with pytest.raises(InvalidData, match=r": object 2: column 'k' is '5\.5'"):
         [*open_source(path, schema).batches]
+
+
+ADDED = dm.Field("note", dm.STRING, nullable=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "options"),
+    [
+        (dm.TIMESTAMP, "2020-01-01T10:00:00Z", {}),
+        (dm.BYTES, "AAE=", {}),
+        (dm.DATE, "01.02.2020", {"time_formats": {"at": "%d.%m.%Y"}}),
+        (dm.TIMESTAMP, "01.02.2020 10:00", {"time_formats": {"at": "%d.%m.%Y %H:%M"}}),
+        (dm.DECIMAL(10, 2), "1.50", {}),
+        (dm.LONG, "5.0", {}),
+        (dm.BOOLEAN, "true", {}),
+    ],
+)
+def test_a_file_may_lack_an_added_column_whatever_the_others_are(
+    tmp_path: Path, kind: dm.DataType, text: str, options: dict[str, Any]
+) -> None:
+    path = written(tmp_path, "a.csv", f"k,at\n1,{text}\n")
+    at = dm.Field("at", kind)
+    (whole,) = rows_of(dm.Files(path, **options), dm.Field("k", dm.LONG), at)
+    (found,) = rows_of(dm.Files(path, **options), dm.Field("k", dm.LONG), at, ADDED)
+    assert found == {**whole, "note": None}
+
+
+def test_the_names_of_a_header_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = dm.Field("k", dm.LONG), ADDED
+    wide = written(tmp_path, "a.csv", "k,note," + ",".join(f"c{n}" for n in range(50_000)) + "\nx\n")
+    narrow = written(tmp_path, "b.csv", "k,more\nx\n")
+    other = written(tmp_path, "c.csv", ",".join(f"c{n}" for n in range(50_000)) + "\nx\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(sniffing, "sniff", None)
+        for path, told in (
+            (wide, "'c0' is not in"),
+            (narrow, "'more' is not in"),
+            (other, "'k' .* is missing"),
+        ):
+            with pytest.raises(InvalidData, match=f"csv': column {told}"):
+                rows_of(path, *fields)
+    twice = written(tmp_path, "d.csv", "k,note,note\n1,a,b\n")
+    with pytest.raises(InvalidData, match="'note'"):
+        rows_of(twice, *fields)
