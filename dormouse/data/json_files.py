@@ -65,7 +65,7 @@ def _connected(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[DuckDBP
 def json_types(file: DataFile) -> dict[str, DataType]:
     """The columns of all objects, and their types; what has several, or none, is text. `InvalidData`."""
     try:
-        return {} if is_empty(file.path) else _json_types(file)
+        return {} if is_empty(file) else _json_types(file)
     except _NoColumns:
         return {}
 
@@ -132,7 +132,7 @@ def json_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yields these columns, in objects that lack them with their defaults, or null; `InvalidData`."""
     columns = {field.name: _as_text(field.type) for field in fields}
-    if is_empty(file.path):
+    if is_empty(file):
         return
     with _connected(file, fields) as connection:
         path = {"path": glob.escape(str(file.path))}

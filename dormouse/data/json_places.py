@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dormouse.data.data_files import DataFile
 from dormouse.data.text_format import opened
 from dormouse.errors import InvalidData
 from dormouse.model.types import DataType, Field
@@ -31,12 +32,16 @@ _NAMES = {
 }
 
 
-def is_empty(path: Path) -> bool:
-    """Returns whether a file has no objects: it is empty, or an array of none."""
-    with opened(path) as stream:
+def is_empty(file: DataFile) -> bool:
+    """Returns whether a file of text has no rows: it is empty, or of JSON an array without objects."""
+    if file.kind == "parquet":
+        return False
+    with opened(file.path) as stream:
         begin = bytes(stream.read(_EMPTY_BYTES_MAX + 1))
     text = begin.decode("utf-8-sig", errors="replace")
-    return len(begin) <= _EMPTY_BYTES_MAX and _EMPTY.fullmatch(text) is not None
+    if len(begin) > _EMPTY_BYTES_MAX:
+        return False
+    return not text.strip() if file.kind == "csv" else _EMPTY.fullmatch(text) is not None
 
 
 def line_of_object(path: Path, number: int) -> int | None:

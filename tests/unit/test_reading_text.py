@@ -15,7 +15,7 @@ import pytest
 import dormouse as dm
 from dormouse.data import json_places, sniffing
 from dormouse.data.data_files import find_files
-from dormouse.data.infer import infer
+from dormouse.data.infer import columns_of, infer
 from dormouse.data.json_files import json_batches
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData, InvalidSchema
@@ -411,3 +411,31 @@ def test_the_names_of_a_header_are_checked_first(tmp_path: Path, monkeypatch: py
     twice = written(tmp_path, "d.csv", "k,note,note\n1,a,b\n")
     with pytest.raises(InvalidData, match="'note'"):
         rows_of(twice, *fields)
+
+
+EMPTY = {"": True, "\n \n": True, "\ufeff": True, "k,v\n": False}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("text", EMPTY)
+def test_a_file_of_csv_without_a_line_has_no_rows(tmp_path: Path, text: str, packed: bool) -> None:
+    content = gzip.compress(text.encode()) if packed else text.encode()
+    path = written(tmp_path, "0.csv.gz" if packed else "0.csv", content)
+    assert rows_of(path, dm.Field("k", dm.LONG), dm.Field("v", dm.STRING)) == []
+    if EMPTY[text]:
+        with pytest.raises(InvalidData, match="is empty, and says nothing of its columns"):
+            infer(path, ["k"])
+        assert columns_of(path)[1] == {}
+    written(tmp_path, "1.csv", "k,v\n1,a\n")
+    rows = rows_of(str(tmp_path), dm.Field("k", dm.LONG), dm.Field("v", dm.STRING))
+    assert rows == [{"k": 1, "v": "a"}]
+    assert infer(str(tmp_path), ["k"]).schema.names == ("k", "v")
+    assert columns_of(str(tmp_path))[1] == {"k": dm.LONG, "v": dm.STRING}
+
+
+@pytest.mark.parametrize("text", ["", "[]", " \n"])
+def test_files_of_json_without_objects_have_no_columns(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, "0.jsonl", text)
+    assert columns_of(path)[1] == {}
+    written(tmp_path, "1.jsonl", '{"k": 1, "v": "a"}\n')
+    assert columns_of(str(tmp_path))[1] == {"k": dm.LONG, "v": dm.STRING}
