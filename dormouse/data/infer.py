@@ -157,7 +157,7 @@ def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
 def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
     found = find_files(given)
     # files without rows say nothing of their columns
-    file = next((one for one in found if not is_empty(one)), found[0])
+    file = next((one for one in found if _has_rows(one)), found[0])
     with naming(file):
         if file.kind == "csv":
             columns, sample, given, unsure = _of_csv(file)
@@ -170,6 +170,11 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
         if column not in columns
     }
     return file.name, {**columns, **folders}, sample, replace(given, found=tuple(found)), unsure
+
+
+def _has_rows(file: DataFile) -> bool:
+    with naming(file):
+        return not is_empty(file)
 
 
 def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str]]:

@@ -15,10 +15,22 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
-from dormouse.data.json_places import check_objects, is_empty, line_of_object
+from dormouse.data.json_places import check_depth, check_objects, is_empty, line_of_object
 from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, exact_decimal, not_null, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
-from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LIST, LONG, STRING, STRUCT, TIMESTAMP, DataType, Field
+from dormouse.model.types import (
+    BOOLEAN,
+    DATE,
+    DOUBLE,
+    LIST,
+    LONG,
+    NESTING_DEPTH_MAX,
+    STRING,
+    STRUCT,
+    TIMESTAMP,
+    DataType,
+    Field,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -65,7 +77,10 @@ def _connected(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[DuckDBP
 def json_types(file: DataFile) -> dict[str, DataType]:
     """The columns of all objects, and their types; what has several, or none, is text. `InvalidData`."""
     try:
-        return {} if is_empty(file) else _json_types(file)
+        if is_empty(file):
+            return {}
+        check_depth(file.path)
+        return _json_types(file)
     except _NoColumns:
         return {}
 
@@ -117,13 +132,16 @@ def _check_keys(connection: DuckDBPyConnection, file: DataFile) -> None:
             raise InvalidData(f"has columns {other!r} and {key!r}, which differ by case only: rename one")
 
 
-def _type(found: Any) -> DataType:
-    """Of DuckDB's types; what has none of ours is text."""
+def _type(found: Any, levels: int = NESTING_DEPTH_MAX - 1) -> DataType:
+    """Returns our type for one of DuckDB's; text for one that has none, or is below the last level."""
     kind = str(found.id)
+    if kind in ("list", "struct") and not levels:
+        return STRING
     if kind == "list":
-        return LIST(_type(found.children[0][1]))
+        return LIST(_type(found.children[0][1], levels - 1))
     if kind == "struct":
-        return STRUCT([Field(name, _type(part), nullable=True) for name, part in found.children])
+        parts = ((name, _type(part, levels - 1)) for name, part in found.children)
+        return STRUCT([Field(name, part, nullable=True) for name, part in parts])
     return _OF_DUCKDB.get(str(found), STRING)
 
 
