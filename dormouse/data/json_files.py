@@ -15,13 +15,14 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
-from dormouse.data.json_places import check_depth, check_objects, is_empty, line_of_object
+from dormouse.data.json_places import check_depth, check_objects, has_tiny_numbers, is_empty, line_of_object
 from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, exact_decimal, not_null, value_column
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import (
     BOOLEAN,
     DATE,
     DOUBLE,
+    FLOAT,
     LIST,
     LONG,
     NESTING_DEPTH_MAX,
@@ -158,6 +159,8 @@ def json_batches(
             f"select * from read_json({_FILE}, columns = {_struct(columns)})", path
         ).to_arrow_reader(BATCH_ROWS)
         exact = [field for field in fields if _has_decimals(field.type)]
+        floating = [field for field in fields if _is_floating(field.type)]
+        exact += floating if floating and has_tiny_numbers(file.path) else []
         objects = _objects(file) if exact else repeat(None)
         given = {field: defaults[field.name] for field in fields if defaults.get(field.name) is not None}
         presence = _presence(file, list(given)) if given else repeat(None)
@@ -261,6 +264,12 @@ def _exact_type(kind: DataType) -> pa.DataType:
 def _has_decimals(kind: DataType) -> bool:
     inner = ([] if kind.element is None else [kind.element]) + [part.type for part in kind.parts]
     return kind.precision is not None or any(map(_has_decimals, inner))
+
+
+def _is_floating(kind: DataType) -> bool:
+    return kind in (DOUBLE, FLOAT) or (
+        kind.key is None and kind.element is not None and _is_floating(kind.element)
+    )
 
 
 def _as_text(kind: DataType) -> str:

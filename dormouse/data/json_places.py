@@ -25,6 +25,8 @@ _BETWEEN = re.compile(r"[\s,\[\]]*")
 JSON_DEPTH_MAX = 100
 """DuckDB, and Python, recurse once a level, and end the process, or raise, at some thousands."""
 _DEPTH_BYTES = 1 << 20
+_TINY_ZEROS = 300
+_TINY = re.compile(rb"[eE]-0*[1-9][0-9]{2}|0{%d}" % _TINY_ZEROS)
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 _SHOWN = 100
@@ -69,6 +71,17 @@ def check_depth(path: Path) -> None:
                 line += data.count(b"\n", 0, int(np.argmax(depths > JSON_DEPTH_MAX)))
                 raise InvalidData(f"line {line:,}: nests more than {JSON_DEPTH_MAX} deep", line=line)
             depth, is_text, line = int(depths[-1]), bool(in_text[-1]), line + data.count(b"\n")
+
+
+def has_tiny_numbers(path: Path) -> bool:
+    """Returns whether a file may have numbers of which DuckDB makes zero: they are smaller than any double."""
+    last = b""
+    with opened(path) as stream:
+        while block := bytes(stream.read(_DEPTH_BYTES)):
+            if _TINY.search(last + block):
+                return True
+            last = block[-_TINY_ZEROS:]
+    return False
 
 
 def line_of_object(path: Path, number: int) -> int | None:

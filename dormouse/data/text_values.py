@@ -320,6 +320,14 @@ def day_orders(time_format: str) -> list[str]:
     return [time_format, *others]
 
 
+def formats_to_try(time_format: str) -> list[str]:
+    """Returns a format that was found, after its other orders if it begins with a short year.
+
+    A short year comes first only if no other order fits.
+    """
+    return [*day_orders(time_format)[1:], time_format] if time_format.startswith("%y") else [time_format]
+
+
 def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | None:
     """Another order of days and months in which the texts are other times; None where they can be none.
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.data.infer import infer
 from dormouse.data.source import open_source
 from dormouse.data.text_values import UnfitText, value_column
 from dormouse.errors import InvalidData
@@ -170,3 +171,54 @@ def test_whole_floats_may_be_keys_and_have_another_decimal_point(tmp_path: Path)
     )
     rows = [row for batch in open_source(str(path), schema).batches for row in batch.to_pylist()]
     assert rows == [{"k": 1, "x": 0.5, "v": 1}, {"k": 2, "x": 1.5, "v": None}]
+
+
+@pytest.mark.parametrize("text", ["1e-400", "-2.5E-330", "0." + "0" * 350 + "1"])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(dm.DOUBLE, "{}"), (dm.FLOAT, "{}"), (dm.LIST(dm.DOUBLE), "[1.5, {}]")]
+)
+def test_a_number_of_json_that_is_too_small_is_not_zero(
+    tmp_path: Path, kind: DataType, value: str, text: str
+) -> None:
+    path = written(tmp_path / "a.jsonl", [value.format("1.5"), value.format(text)])
+    with pytest.raises(InvalidData, match=r"line 2: column 'v' is .*, which does not fit"):
+        loaded(path, kind)
+    path = written(tmp_path / "a.jsonl", [value.format("0e-400"), "null", value.format("1.5")])
+    found = loaded(path, kind)
+    assert found[1] is None and found[0] in (0, [1.5, 0]) and found[2] in (1.5, [1.5, 1.5])
+
+
+@pytest.mark.parametrize(
+    "words", [["inf"], ["nan"], ["-inf", "nan"], ["Infinity"], ["+Inf", "NaN", "-infinity"]]
+)
+@pytest.mark.parametrize("numbers", [["1.5"], ["5"], ["5", "-1.5", "2e3"]])
+def test_infinite_numbers_are_doubles_in_any_order(
+    tmp_path: Path, words: list[str], numbers: list[str]
+) -> None:
+    for values in (words + numbers, numbers + words, words[:1] + numbers + words[1:]):
+        found = infer(written(tmp_path / "a.csv", values), ["k"])
+        assert found.schema.field("v").type == dm.DOUBLE, values
+        rows = [
+            row for batch in open_source(found.files, found.schema).batches for row in batch["v"].to_pylist()
+        ]
+        assert str(rows) == str([float(one) for one in values])
+    assert infer(written(tmp_path / "b.csv", words), ["k"]).schema.field("v").type == dm.STRING
+    assert (
+        infer(written(tmp_path / "c.csv", [*words, "x", *numbers]), ["k"]).schema.field("v").type == dm.STRING
+    )
+
+
+@pytest.mark.parametrize("between", ["/", "-", "."])
+@pytest.mark.parametrize("time", ["", " 10:00:00"])
+def test_a_short_year_is_the_last_part_of_a_day_if_it_can_be(tmp_path: Path, between: str, time: str) -> None:
+    def format_of(*days: str) -> tuple[str, bool]:
+        path = written(tmp_path / "a.csv", [day.replace("/", between) + time for day in days])
+        found = infer(path, ["k"])
+        (how,) = found.files.formats.values()
+        return dict(how.time_formats)["v"].replace(between, "/").removesuffix(" %H:%M:%S"), bool(found.unsure)
+
+    assert format_of("31/12/20", "30/11/20") == ("%d/%m/%y", True)
+    assert format_of("01/02/03") == ("%d/%m/%y", True)
+    assert format_of("12/31/20", "11/30/20") == ("%m/%d/%y", False)
+    assert format_of("31/12/99", "30/11/20") == ("%d/%m/%y", False)
+    assert format_of("99/12/31", "20/11/30") == ("%y/%m/%d", False)
