@@ -227,7 +227,7 @@ def unfit(error: Exception, path: Path, how: TextFormat) -> InvalidData:
     rest = _CSV_COLUMN.sub("", _ROW.sub("", text)).strip()
     line = _line(path, how, int(row[1])) if row else None
     at = "" if line is None else f"line {line:,}: "
-    name = _column_name(path, how, int(column[1])) if column else None
+    name = column_name(path, how, int(column[1])) if column else None
     if name is None:
         return InvalidData(f"{at}{rest}", line=line)
     cell = _CELL.search(str(error))
@@ -279,7 +279,8 @@ def last_line(path: Path, how: TextFormat) -> int:
         return last
 
 
-def _column_name(path: Path, how: TextFormat, number: int) -> str:
+def column_name(path: Path, how: TextFormat, number: int) -> str:
+    """Returns the name of a column by its number in the file, from 0."""
     names = list(how.names)
     if not names:
         with opened(path) as stream:
@@ -298,6 +299,14 @@ def _records(path: Path, how: TextFormat) -> Iterator[tuple[int, list[str]]]:
                 begins = reader.line_num + 1
         except csv.Error:
             return
+
+
+def file_header(path: Path, how: TextFormat) -> list[str]:
+    """Returns the names that the header of a file has; none if it has no header, or none that counts."""
+    if not how.has_header or how.names:
+        return []
+    with opened(path) as stream:
+        return header_of(_as_text(stream, how), how)
 
 
 def header_of(text: TextIO, how: TextFormat) -> list[str]:
