@@ -74,7 +74,7 @@ def check_depth(path: Path) -> None:
 
 
 def has_tiny_numbers(path: Path) -> bool:
-    """Returns whether a file may have numbers of which DuckDB makes zero: they are smaller than any double."""
+    """Returns whether a file may have numbers of which DuckDB makes zero, as no double is so small."""
     last = b""
     with opened(path) as stream:
         while block := bytes(stream.read(_DEPTH_BYTES)):
