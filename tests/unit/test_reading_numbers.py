@@ -86,7 +86,7 @@ def exact(text: str, kind: DataType) -> Decimal | None:
     """Returns the value that Python's Decimal finds, or None if the type has no such value."""
     context = Context(prec=200, traps=[InvalidOperation])
     value = Decimal(text)
-    assert kind.precision is not None
+    assert kind.precision is not None and kind.scale is not None
     try:
         scaled = value.quantize(Decimal(1).scaleb(-kind.scale), context=context)
     except InvalidOperation:
