@@ -87,7 +87,8 @@ def is_same(given: bytes | None, recorded: bytes) -> bool:
 
 def _peeked(batches: Iterable[Any]) -> tuple[Iterator[Any], bool]:
     """Returns the batches, and whether any has rows; reads up to the first that has."""
-    others, empty = iter(batches), []
+    others = iter(batches)
+    empty: list[Any] = []
     for batch in others:
         if getattr(batch, "num_rows", 1):
             return chain(empty, [batch], others), True
