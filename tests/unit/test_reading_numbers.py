@@ -86,7 +86,7 @@ def exact(text: str, kind: DataType) -> Decimal | None:
     """Returns the value that Python's Decimal finds, or None if the type has no such value."""
     context = Context(prec=200, traps=[InvalidOperation])
     value = Decimal(text)
-    assert kind.precision is not None
+    assert kind.precision is not None and kind.scale is not None
     try:
         scaled = value.quantize(Decimal(1).scaleb(-kind.scale), context=context)
     except InvalidOperation:
@@ -209,13 +209,12 @@ def test_infinite_numbers_are_doubles_in_any_order(
 
 
 @pytest.mark.parametrize("between", ["/", "-", "."])
-@pytest.mark.parametrize("time", ["", " 10:00:00"])
-def test_a_short_year_is_the_last_part_of_a_day_if_it_can_be(tmp_path: Path, between: str, time: str) -> None:
+def test_a_short_year_is_the_last_part_of_a_day_if_it_can_be(tmp_path: Path, between: str) -> None:
     def format_of(*days: str) -> tuple[str, bool]:
-        path = written(tmp_path / "a.csv", [day.replace("/", between) + time for day in days])
+        path = written(tmp_path / "a.csv", [day.replace("/", between) for day in days])
         found = infer(path, ["k"])
         (how,) = found.files.formats.values()
-        return dict(how.time_formats)["v"].replace(between, "/").removesuffix(" %H:%M:%S"), bool(found.unsure)
+        return dict(how.time_formats)["v"].replace(between, "/"), bool(found.unsure)
 
     assert format_of("31/12/20", "30/11/20") == ("%d/%m/%y", True)
     assert format_of("01/02/03") == ("%d/%m/%y", True)

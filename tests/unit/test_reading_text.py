@@ -15,7 +15,7 @@ import pytest
 import dormouse as dm
 from dormouse.data import json_places, sniffing
 from dormouse.data.data_files import find_files
-from dormouse.data.infer import columns_of, infer
+from dormouse.data.infer import infer
 from dormouse.data.json_files import json_batches
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData, InvalidSchema
@@ -367,75 +367,3 @@ def test_the_line_of_a_value_is_found_in_any_batch(tmp_path: Path, monkeypatch: 
     path = written(tmp_path, "b.json", '[\n{"k": 1},\n{"k": 5.5}]')
     with pytest.raises(InvalidData, match=r": object 2: column 'k' is '5\.5'"):
         [*open_source(path, schema).batches]
-
-
-ADDED = dm.Field("note", dm.STRING, nullable=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "options"),
-    [
-        (dm.TIMESTAMP, "2020-01-01T10:00:00Z", {}),
-        (dm.BYTES, "AAE=", {}),
-        (dm.DATE, "01.02.2020", {"time_formats": {"at": "%d.%m.%Y"}}),
-        (dm.TIMESTAMP, "01.02.2020 10:00", {"time_formats": {"at": "%d.%m.%Y %H:%M"}}),
-        (dm.DECIMAL(10, 2), "1.50", {}),
-        (dm.LONG, "5.0", {}),
-        (dm.BOOLEAN, "true", {}),
-    ],
-)
-def test_a_file_may_lack_an_added_column_whatever_the_others_are(
-    tmp_path: Path, kind: dm.DataType, text: str, options: dict[str, Any]
-) -> None:
-    path = written(tmp_path, "a.csv", f"k,at\n1,{text}\n")
-    at = dm.Field("at", kind)
-    (whole,) = rows_of(dm.Files(path, **options), dm.Field("k", dm.LONG), at)
-    (found,) = rows_of(dm.Files(path, **options), dm.Field("k", dm.LONG), at, ADDED)
-    assert found == {**whole, "note": None}
-
-
-def test_the_names_of_a_header_are_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = dm.Field("k", dm.LONG), ADDED
-    wide = written(tmp_path, "a.csv", "k,note," + ",".join(f"c{n}" for n in range(50_000)) + "\nx\n")
-    narrow = written(tmp_path, "b.csv", "k,more\nx\n")
-    other = written(tmp_path, "c.csv", ",".join(f"c{n}" for n in range(50_000)) + "\nx\n")
-    with monkeypatch.context() as patched:
-        patched.setattr(sniffing, "sniff", None)
-        for path, told in (
-            (wide, "'c0' is not in"),
-            (narrow, "'more' is not in"),
-            (other, "'k' .* is missing"),
-        ):
-            with pytest.raises(InvalidData, match=f"csv': column {told}"):
-                rows_of(path, *fields)
-    twice = written(tmp_path, "d.csv", "k,note,note\n1,a,b\n")
-    with pytest.raises(InvalidData, match="'note'"):
-        rows_of(twice, *fields)
-
-
-EMPTY = {"": True, "\n \n": True, "\ufeff": True, "k,v\n": False}
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("text", EMPTY)
-def test_a_file_of_csv_without_a_line_has_no_rows(tmp_path: Path, text: str, packed: bool) -> None:
-    content = gzip.compress(text.encode()) if packed else text.encode()
-    path = written(tmp_path, "0.csv.gz" if packed else "0.csv", content)
-    assert rows_of(path, dm.Field("k", dm.LONG), dm.Field("v", dm.STRING)) == []
-    if EMPTY[text]:
-        with pytest.raises(InvalidData, match="is empty, and says nothing of its columns"):
-            infer(path, ["k"])
-        assert columns_of(path)[1] == {}
-    written(tmp_path, "1.csv", "k,v\n1,a\n")
-    rows = rows_of(str(tmp_path), dm.Field("k", dm.LONG), dm.Field("v", dm.STRING))
-    assert rows == [{"k": 1, "v": "a"}]
-    assert infer(str(tmp_path), ["k"]).schema.names == ("k", "v")
-    assert columns_of(str(tmp_path))[1] == {"k": dm.LONG, "v": dm.STRING}
-
-
-@pytest.mark.parametrize("text", ["", "[]", " \n"])
-def test_files_of_json_without_objects_have_no_columns(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, "0.jsonl", text)
-    assert columns_of(path)[1] == {}
-    written(tmp_path, "1.jsonl", '{"k": 1, "v": "a"}\n')
-    assert columns_of(str(tmp_path))[1] == {"k": dm.LONG, "v": dm.STRING}
