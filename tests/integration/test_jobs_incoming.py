@@ -139,7 +139,6 @@ BROKEN = {
     "x.csv": b"k,v\n1,a\nx,b\n",
     "y.csv": b"k,v\n1,a,b,c\n",
     "z.csv": b"q,r\n1,a\n",
-    "u.csv": b"",
     "w.csv": b"\xff\xfe\xff",
     "x.parquet": b"PAR1 no parquet PAR1",
     "y.parquet": b"",
