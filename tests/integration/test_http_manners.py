@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,6 +89,62 @@ def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Clie
     assert "'dry_run'" in refused(sent, 400, "invalid-input")
     assert http.get("/v1/tables/t/files?limit=1").status_code == 200
     assert http.get("/health?probe=1").status_code == 200
+
+
+@pytest.mark.parametrize("bad", ["%ff", "%fe", "%c3%28", "%ed%b0%af", "a%2F%ff"])
+def test_a_path_or_query_that_is_no_utf8_is_refused(http: httpx.Client, bad: str) -> None:
+    """Else several paths would name one thing."""
+    at = "2026-03-05T12:00:00Z"
+    for method, path in [
+        ("PUT", f"/v1/payloads/acme/{bad}/{at}/k"),
+        ("GET", f"/v1/payloads/{bad}/1/{at}/k"),
+        ("GET", f"/v1/tables/{bad}"),
+        ("GET", f"/v1/rows/{bad}"),
+        ("GET", f"/v1/tables?after={bad}"),
+        ("GET", f"/v1/tables?{bad}=1"),
+        ("DELETE", f"/v1/jobs/{bad}"),
+        ("GET", f"/{bad}"),
+    ]:
+        said = refused(
+            http.request(method, path, **({"json": 1} if method == "PUT" else {})), 400, "invalid-input"
+        )
+        assert said == "the path and the query must be UTF-8, percent-encoded"
+    assert http.get("/v1/tables?after=%C3%A9").status_code == 200
+
+
+DEEP = 480
+"""Lists in each other: as many as readers of JSON take."""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "place"),
+    [
+        ("POST", "/v1/sql", {"statement": "select $1", "parameters": "deep"}),
+        ("POST", "/v1/sql", {"statement": "select $a", "parameters": {"a": "deep"}}),
+        ("POST", "/v1/sql/plan", {"statement": "select $1", "parameters": "deep"}),
+        ("POST", "/v1/tables/t/query", {"where": {"key": "deep"}}),
+        ("POST", "/v1/tables/t/query", {"where": {"key": {"min": "deep"}}}),
+        ("POST", "/v1/tables/t/plan", {"where": {"key": "deep"}}),
+        ("POST", "/v1/rows/r/query", {"sql": "select * from r where n = $1", "parameters": "deep"}),
+        ("POST", "/v1/rows/r/changes", {"changes": "deep"}),
+        ("POST", "/v1/rows/r/changes", {"changes": [{"kind": "insert", "rows": [{"n": "deep"}]}]}),
+        ("PUT", "/v1/rows/r2", {"columns": [{"name": "n", "type": "INTEGER", "default": "deep"}]}),
+        (
+            "POST",
+            "/v1/rows",
+            {"name": "r2", "columns": [{"name": "n", "type": "INTEGER", "default": "deep"}]},
+        ),
+        ("POST", "/v1/jobs", {"kind": "query", "request": {"statement": "select $1", "parameters": "deep"}}),
+        ("POST", "/v1/jobs", {"kind": "query", "request": {"table": "t", "where": {"key": "deep"}}}),
+        ("POST", "/v1/jobs", {"kind": "deep", "request": "deep"}),
+    ],
+)
+def test_what_is_nested_deeply_is_refused(http: httpx.Client, method: str, path: str, place: Any) -> None:
+    for depth in (150, DEEP, 900, 5_000):
+        body = json.dumps(place).replace('"deep"', "[" * depth + "1" + "]" * depth)
+        answer = http.request(method, path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 404, 405), (depth, answer.text[:300])
+        assert len(answer.json()["detail"]) < 700
 
 
 def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, instance: Instance) -> None:
