@@ -1,7 +1,7 @@
 """Work on row tables, as jobs: changes, upserts, loads of CSV that was sent, queries.
 
 A change is made once, whatever worker dies: its id is the one that is given, or the job's. Tables and
-snapshots that a worker made before it died are found again. What fails says the name of its error first.
+snapshots that a worker made before it died are found again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dormouse.rows.changes import Changed, check_change_id
 from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat
-from dormouse.rows.sql import parse
+from dormouse.rows.statements import given, statement_of
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
@@ -154,7 +154,12 @@ def check(instance: Instance, asked: object) -> None:
     if isinstance(asked, QueryAsked) and asked.page is None:
         if asked.sql is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page: give sql or page")
-        parse(asked.sql)
+        asked_of = instance.row_table(asked.table)
+        version = asked.version
+        if asked.snapshot is not None:
+            version = asked_of.store.snapshot(asked.snapshot).version
+        values = given(parse_parameters(asked.parameters))
+        statement_of(asked.sql, asked_of.name, asked_of.columns(version), values)
     instance.row_table(str(getattr(asked, "table", "")))
 
 
@@ -167,9 +172,9 @@ def functions(instance: Instance, parsed: Callable[[str, object], Any]) -> dict[
                 return json_value(do(instance, parsed(kind, request), progress))
             except JobError:
                 raise
-            except DormouseError as error:
+            except DormouseError:
                 progress.check()
-                raise type(error).told(f"{type(error).__name__}: {error}", error.data) from error
+                raise
 
         return run
 

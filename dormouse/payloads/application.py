@@ -1,7 +1,7 @@
 """Payloads in the transaction of an application, which commits them with its own rows, or neither.
 
 The application's role may have no right to our tables: a function that runs as its owner writes the rows
-(migration 0039). Their day must exist, and is made before, in a transaction of its own: one that is made
+(migration 0040). Their day must exist, and is made before, in a transaction of its own: one that is made
 within the application's keeps other makers of days, and the exchange of each day, waiting until that ends.
 """
 
@@ -25,7 +25,8 @@ from dormouse.postgres.transaction import rows_of, run_lookup
 
 _QUERIES = load(__package__ or "", "application")
 _GRANTS = (
-    "grant usage on schema dormouse to ROLE; grant execute on function dormouse.put_payload, "
+    "as the owner of the schema: grant usage on schema dormouse to ROLE; as the owner of the functions, the "
+    "role that made or migrated the instance: grant execute on function dormouse.put_payload, "
     "dormouse.put_payloads to ROLE"
 )
 
@@ -39,7 +40,7 @@ class ApplicationWrites:
         self._days_made: set[date] = set()
 
     def put(self, conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
-        """Keeps payloads when the transaction of `conn` commits.
+        """Keeps payloads when the transaction of `conn` commits; an error leaves it as it was before.
 
         Raises `InvalidInput` for a connection that has no transaction or is to another database,
         `InstanceForbidden`, `PayloadExpired`, and the errors of psycopg that end a transaction, such as
@@ -47,15 +48,19 @@ class ApplicationWrites:
         """
         check_connection(conn)
         self._make_days({key.day for key in contents})
-        for batch in batches(in_order(contents), contents):
-            values = {**columns(batch), "contents": [contents[key] for key in batch]}
-            try:
-                # the connection may be set to cursors and rows of another kind
-                psycopg.Cursor(conn, row_factory=tuple_row).execute(
-                    _QUERIES["put"].on(), {**values, "instance": self._instance_id()}
-                )
-            except psycopg.Error as error:
-                raise _told(conn, error) from error
+        instance = self._instance_id()
+        # the connection may be set to cursors and rows of another kind
+        cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+        try:
+            if conn.info.transaction_status == TransactionStatus.IDLE:
+                # else the block would be the whole transaction, and commit it
+                cursor.execute(_QUERIES["begin"].on())
+            with conn.transaction():  # a savepoint
+                for batch in batches(in_order(contents), contents):
+                    values = {**columns(batch), "contents": [contents[key] for key in batch]}
+                    cursor.execute(_QUERIES["put"].on(), {**values, "instance": instance})
+        except psycopg.Error as error:
+            raise _told(conn, error) from error
 
     def _make_days(self, days: set[date]) -> None:
         if missing := days - self._days_made:
@@ -91,7 +96,7 @@ def _told(conn: psycopg.Connection[Any], error: psycopg.Error) -> Exception:
             return InvalidPayload(said)
         case pg.InsufficientPrivilege():
             grants = _GRANTS.replace("ROLE", conn.info.user)
-            return InstanceForbidden(f"put payloads: {said}; as the owner of the schema: {grants}")
+            return InstanceForbidden(f"put payloads: {said}; {grants}")
         case pg.UndefinedFunction() | pg.InvalidSchemaName():
             return InvalidInput(
                 f"the database {conn.info.dbname!r} of conn is not the one of the instance: {said}"

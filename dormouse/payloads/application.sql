@@ -8,3 +8,7 @@ select dormouse.put_payloads(
 -- name: instance
 -- The id of the instance.
 select instance_id::text from instance;
+
+-- name: begin
+-- Begins the transaction of a connection that is not in autocommit mode and has begun none.
+select;

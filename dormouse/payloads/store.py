@@ -64,8 +64,8 @@ class PayloadStore:
         """Keeps a payload, in place of the one of the same key. `content` is any JSON value, None too.
 
         With `conn`, a connection of the application to the database of the instance, the payload is kept when
-        the transaction of that commits; until then no other reads it, `get` included. Kinds that begin with
-        "dormouse." are refused then.
+        the transaction of that commits; until then no other reads it, `get` included. An error leaves that
+        transaction as it was before the call. Kinds that begin with "dormouse." are refused.
 
         Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped; with `conn` also
         `InvalidInput`, `InstanceForbidden`, and what psycopg raises of a transaction that must be run again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import islice
 
@@ -15,6 +16,9 @@ from dormouse.sql.wanted import Wanted
 PLAN_TYPE = "dormouse"
 COLUMNS = ["plan_type", "plan"]
 RANGES_SHOWN = 5
+_FILES = "Filename(s)"
+_FILES_BOX = re.compile(r"│([^│]*Filename\(s\):[^│]*)│")
+_FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
 
 
 def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
@@ -23,6 +27,34 @@ def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.Reco
     return pa.RecordBatch.from_arrays(
         [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
     )
+
+
+def without_files(plan: pa.Array) -> pa.Array:
+    """Returns plans of DuckDB without the paths of the files that they read."""
+    return pa.array(
+        [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
+    )
+
+
+def _without_files(plan: str) -> str:
+    if _FILES not in plan:
+        return plan
+    lines = _FILES_JSON.sub('"Files": "not shown"', plan).split("\n")
+    for number in range(len(lines)):
+        for found in _FILES_BOX.finditer(lines[number]):
+            _clear_box(lines, number, *found.span(1))
+    shown = "\n".join(lines)
+    # a form whose paths are not found is not shown at all
+    return "the plan names files of the server: ask for the text or json format" if _FILES in shown else shown
+
+
+def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
+    """Clears the lines of a box between two columns, down to its first empty line."""
+    for number in range(first, len(lines)):
+        line = lines[number]
+        if not line[left:right].strip() or line[left - 1 : left] != "│":
+            return
+        lines[number] = line[:left] + " " * (right - left) + line[right:]
 
 
 def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:

@@ -33,7 +33,7 @@ from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import Condition, Question, question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
-from dormouse.sql.explained import explanation
+from dormouse.sql.explained import explanation, without_files
 from dormouse.sql.failures import ReadFailed
 from dormouse.sql.named import Named, alone, meant
 from dormouse.sql.results import BATCH_ROWS, Rows, fitted
@@ -237,7 +237,10 @@ class _Statement:
         def batches() -> Iterator[pa.RecordBatch]:
             yield said
             yield from (
-                pa.RecordBatch.from_arrays(batch.columns, schema=said.schema) for batch in rows.batches
+                pa.RecordBatch.from_arrays(
+                    [batch.column(0), without_files(batch.column(1))], schema=said.schema
+                )
+                for batch in rows.batches
             )
 
         return Rows(said.schema, batches())
