@@ -54,6 +54,54 @@ def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: htt
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
+def test_a_version_that_a_row_table_does_not_have_is_refused(http: httpx.Client, instance: Instance) -> None:
+    rows = instance.row_table("r")
+    rows.change([dm.Insert([{"n": 1}])])
+    for path in ("/v1/rows/r", "/v1/rows/r/csv"):
+        said = refused(http.get(path, params={"version": 99}), 400, "invalid-query")
+        assert said == "table 'r' has no version 99; the newest is 1"
+        assert http.get(path, params={"version": 1}).status_code == 200
+    with connect(str(http.base_url)) as client:
+        for table in (rows, client.row_table("r")):
+            with pytest.raises(dm.InvalidQuery, match="has no version 99"):
+                table.columns(99)
+            assert table.columns(0) == table.columns(1) == table.columns()
+
+
+def test_a_page_goes_on_with_its_own_query_alone(http: httpx.Client, instance: Instance) -> None:
+    instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
+    instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
+    asked = {"sql": "select n from r order by n", "version": 1, "wait_seconds": 60}
+    path = "/v1/rows/r/query"
+    token = http.post(path, json={**asked, "page_rows": 1}).json()["next_page"]
+    assert http.post(path, json={**asked, "page": token}).json()["rows"] == [[1]]
+    for other in ({"sql": "select n from r"}, {"version": 2}, {"parameters": [1]}):
+        refused(http.post(path, json={**asked, **other, "page": token}), 400, "invalid-page")
+
+
+def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table_t: Table) -> None:
+    table_t.ingest({"key": [4]})
+    for _ in range(2):
+        instance.row_table("r").change([dm.Insert([{"n": 1}])])
+        ended(http, "query", statement="select 1")
+    for path, name, following in [
+        ("/v1/rows/r/history", "changes", "before"),
+        ("/v1/tables/t/files", "files", "after"),
+        ("/v1/tables/t/partitions", "partitions", "after"),
+        ("/v1/jobs", "jobs", "after"),
+    ]:
+        whole = http.get(path).json()
+        assert whole["next"] is None
+        assert http.get(path, params={"limit": len(whole[name])}).json() == whole
+        pages = [http.get(path, params={"limit": 1}).json()]
+        while pages[-1]["next"] is not None:
+            assert len(pages) < len(whole[name])
+            more = {following: pages[-1]["next"]}
+            pages.append(http.get(path, params={"limit": 1, **more}).json())
+        assert [one for page in pages for one in page[name]] == whole[name]
+        assert http.get(path, params={"limit": 10_000}).status_code == 200
+
+
 def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
     """On every path that takes GET."""
     job = ended(http, "query", statement="select * from t")
