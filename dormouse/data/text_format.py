@@ -26,7 +26,8 @@ UTF_8 = "utf-8"
 _MARKED = {"utf-16": codecs.BOM_UTF16_BE, "utf-32": codecs.BOM_UTF32_BE}
 """Encodings of which the beginning tells the order of bytes."""
 
-_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+"""Arrow's names of compressions, by the end of a file's name."""
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
 _CELL = re.compile(r"CSV conversion error to [^:]+: invalid value '(.*)'", re.DOTALL)
@@ -76,7 +77,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with _zipped(path) as stream:
             yield stream
         return
-    compression = _COMPRESSED.get(path.suffix.lower())
+    compression = COMPRESSIONS.get(path.suffix.lower())
     if compression is None:
         with path.open("rb") as stream:
             yield stream

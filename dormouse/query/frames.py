@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dormouse.errors import InvalidQuery, not_installed
+from dormouse.model.text import COLUMNS_SHOWN, shown_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +49,12 @@ class Container:
     def __arrow_c_stream__(self: _Read, requested_schema: Any = None) -> Any:
         """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
         return self.query().__arrow_c_stream__(requested_schema)
+
+
+def shown_reader(schema: pa.Schema) -> str:
+    """Returns how a reader shows itself: its columns, and how its rows are read."""
+    named = shown_list([f"{field.name} {field.type}" for field in schema], COLUMNS_SHOWN)
+    return f"Answer({named}; a reader, whose rows are read once: by batches, arrow(), df() or pl())"
 
 
 def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
