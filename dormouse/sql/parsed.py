@@ -171,12 +171,6 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
     )
 
 
-def check_statement(statement: str) -> None:
-    """Raises `InvalidQuery` for a text that `parsed` refuses, whatever tables there are."""
-    with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
-        parsed(connection, statement)
-
-
 def words(text: str) -> Iterator[tuple[int, str]]:
     """Tokens, where they begin in UTF-8, and the names and keywords in lower case."""
     raw = text.encode()
