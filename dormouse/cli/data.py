@@ -39,7 +39,8 @@ FormatOption = Annotated[
 RowsToGo = Annotated[
     list[str] | None,
     typer.Option(
-        help="column=value, column=min:max with at least one end, or JSON; rows must meet all of them."
+        help="column=value, column=min:max with at least one end, or JSON, like "
+        "'{\"day\": null}'; rows must meet all."
     ),
 ]
 AllRows = Annotated[bool, typer.Option("--all", help="All rows.")]
@@ -129,7 +130,8 @@ def query(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            help="column=value, column=min:max (without the maximum; column=: is not null), or JSON."
+            help="column=value, column=min:max (without the maximum; column=: is not null), "
+            "or JSON, like '{\"day\": null}'."
         ),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,

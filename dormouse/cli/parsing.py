@@ -190,8 +190,19 @@ def _json_object(text: str) -> dict[str, Any]:
     return dict(found)
 
 
+def _nothing(field: Field) -> Any:
+    """Returns the empty text; `InvalidQuery` says how to ask for nulls of other types."""
+    try:
+        return value_of_text(field, "")
+    except InvalidInput as error:
+        asked = json.dumps({field.name: None}, ensure_ascii=False)
+        raise InvalidQuery(f"{error}; rows without a value are asked for by --where '{asked}'") from None
+
+
 def _condition(field: Field, text: str) -> Any:
     parts = [part.replace("\\:", ":") for part in _UNESCAPED_COLON.split(text)]
+    if not text:
+        return _nothing(field)
     if len(parts) == 1:
         return value_of_text(field, parts[0])
     if len(parts) > 2:

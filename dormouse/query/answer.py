@@ -26,6 +26,9 @@ class Answer(Frames):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self._reader)})
+
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self._reader.__arrow_c_stream__(requested_schema)
 

@@ -1,16 +1,18 @@
-"""What EXPLAIN says beside DuckDB's plan: what is read of each table, out of how much."""
+"""What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import pyarrow as pa
 
 from dormouse.model.region import Range
+from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary
+from dormouse.sql.results import Rows
 from dormouse.sql.wanted import Wanted
 
 PLAN_TYPE = "dormouse"
@@ -55,6 +57,21 @@ def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
         if not line[left:right].strip() or line[left - 1 : left] != "│":
             return
         lines[number] = line[:left] + " " * (right - left) + line[right:]
+
+
+def with_nulls(rows: Rows, schema: Schema) -> Rows:
+    """Returns DuckDB's description of a table's view, with NO for its columns that are never null."""
+    never = {field.name for field in schema.fields if not field.nullable}
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows.batches:
+            told = pa.array(
+                ["NO" if name in never else "YES" for name in batch["column_name"].to_pylist()],
+                rows.schema.field("null").type,
+            )
+            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), told)
+
+    return Rows(rows.schema, batches())
 
 
 def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:

@@ -28,6 +28,8 @@ _READERS = {
 """How statements begin that may read."""
 _DESCRIBES = {"desc", "describe", "show"}
 """How statements begin that compute no rows of what they are about."""
+_NAME_ALONE = {2, 4}
+"""How many tokens such a statement has that names a table and nothing else: DESCRIBE t, DESCRIBE main.t."""
 _UPSERTS = (
     "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
     "'dormouse rows change' those of a row table"
@@ -116,6 +118,8 @@ class Parsed:
     names: frozenset[str]
     ctes: frozenset[str]
     lists_tables: bool
+    describes: bool
+    """Whether it is DESCRIBE, or SHOW, of one table by its name."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
@@ -163,6 +167,9 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         names=frozenset(named["names"] - lists),
         ctes=frozenset(name.lower() for name in named["ctes"]),
         lists_tables=bool(lists),
+        describes=kind in _DESCRIBES
+        and sum(word != ";" for _, word in tokens) in _NAME_ALONE
+        and len(named["names"] - lists) == 1,
         explains=explains,
         runs=runs,
         compares_null=not _COMPARING_NULL.isdisjoint(pairs),
