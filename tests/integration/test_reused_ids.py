@@ -182,9 +182,9 @@ def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instanc
         assert samples.upload_csv(path, change_id="one") == first
         assert list(instance.objects.list("answers/")) == []
         path.write_text("name\nb\n", "utf-8")
-        with pytest.raises(CommitIdReused, match="'one' is that of a job with another request"):
+        with pytest.raises(CommitIdReused, match="'one' was used before, for another change"):
             samples.upload_csv(path, change_id="one")
-        with pytest.raises(CommitIdReused, match="'one' is that of a job with another request"):
+        with pytest.raises(CommitIdReused, match="'one' was used before, for another change"):
             samples.upload_csv(path, change_id="one", header=False)
         assert list(instance.objects.list("answers/")) == []
         assert samples.version() == 1
