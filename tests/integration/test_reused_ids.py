@@ -191,7 +191,7 @@ def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instanc
         client.create_row_table("more", [dm.Column("name", "STRING")])
         more, insert = client.row_table("more"), [dm.Insert([{"name": "a"}])]
         assert more.change(insert, change_id="two") == more.change(insert, change_id="two")
-        with pytest.raises(CommitIdReused, match="'two' is that of a job with another request"):
+        with pytest.raises(CommitIdReused, match="'two' was used before, for another change"):
             more.change([dm.Insert([{"name": "b"}])], change_id="two")
         assert more.version() == 1
 

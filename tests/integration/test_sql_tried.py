@@ -30,9 +30,7 @@ table flights
 select 1;
 select 1; -- done
 /* a */ select /* b; c */ 1 -- d
-describe flights
 summarize flights
-show flights
 describe select carrier, n + 1 as m from flights
 select column_name from (describe flights)
 with recursive r(i) as (select 1 union all select i + 1 from r where i < 5) select * from r
