@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import InvalidQuery, not_installed
 from dormouse.model.text import COLUMNS_SHOWN, shown_list
@@ -28,27 +28,6 @@ class Frames:
     def pl(self) -> Any:
         """Returns the rows as a DataFrame of Polars; raises `DependencyMissing`."""
         return polars_of(lambda: self)
-
-
-class _Read(Protocol):
-    def count(self) -> int: ...
-
-    def query(self) -> pa.RecordBatchReader: ...
-
-
-class Container:
-    """A table as a container of its rows, for `len`, truth, and what takes Arrow's streams."""
-
-    def __len__(self: _Read) -> int:
-        """Returns how many rows there are; see `count`."""
-        return self.count()
-
-    def __bool__(self) -> bool:
-        return True  # without a count
-
-    def __arrow_c_stream__(self: _Read, requested_schema: Any = None) -> Any:
-        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
-        return self.query().__arrow_c_stream__(requested_schema)
 
 
 def shown_reader(schema: pa.Schema) -> str:

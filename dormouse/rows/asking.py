@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dormouse.errors import InvalidInput, InvalidQuery
-from dormouse.query.frames import Container
+from dormouse.model.container import Container
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 
 if TYPE_CHECKING:
