@@ -11,8 +11,9 @@ from sqlglot import exp
 from documentation import cell, made_of
 from dormouse.errors import InvalidQuery
 from dormouse.model.parameters import PARAMETERS_MAX
-from dormouse.rows import binding, pages, sql, statements, types
-from dormouse.rows.binding import AGGREGATES, CLAUSES, EXPRESSIONS
+from dormouse.rows import binding, calls, pages, sql, statements, types
+from dormouse.rows.binding import CLAUSES, EXPRESSIONS
+from dormouse.rows.calls import AGGREGATES
 from dormouse.rows.columns import Column
 from dormouse.rows.expressions import Cell, Kind
 from dormouse.rows.kinds import TYPES
@@ -90,6 +91,12 @@ OF_CLAUSES: Mapping[str, Example] = {
         "select team, count(*) as n from staff group by team order by n desc",
         [("red", 2), ("blue", 1)],
     ),
+    "having": Example(
+        "`HAVING condition`",
+        "Keeps the groups for which the condition is true. It names columns and aggregates, and not selected items.",
+        "select team, count(*) from staff group by team having count(*) > 1",
+        [("red", 2)],
+    ),
     "order": Example(
         "`ORDER BY item [ASC or DESC] [NULLS FIRST or NULLS LAST], …`",
         "Sorts; nulls come last unless it is said otherwise. Without it, rows come by ROW_ID.",
@@ -155,6 +162,33 @@ OF_OPERATORS: Mapping[type, Example] = {
         _where("name not like '%!%%' escape '!'"),
         [("ann",), ("bob",), ("eve",)],
     ),
+    exp.NullSafeNEQ: Example(
+        "`a IS DISTINCT FROM b`", "Not equal, where null equals null alone.", _where("pay is distinct from 80"), [("ann",), ("eve",)]
+    ),
+    exp.NullSafeEQ: Example(
+        "`a IS NOT DISTINCT FROM b`", "Equal, where null equals null.", _where("pay is not distinct from null"), [("eve",)]
+    ),
+    exp.Case: Example(
+        "`CASE WHEN condition THEN a … [ELSE b] END`, `CASE c WHEN d THEN a … END`",
+        "The value of the first condition that is true, or of the first d that equals c; else b, or null.",
+        "select case when pay > 90 then 'high' when pay is null then 'none' else 'low' end from staff",
+        [("high",), ("low",), ("none",)],
+    ),
+    exp.Cast: Example(
+        "`CAST(a AS type)`, `a::type`",
+        "An INTEGER as DOUBLE, an INTEGER or BOOLEAN as VARCHAR or TEXT, a text in quotes as INT, BIGINT, DOUBLE, BOOLEAN or "
+        "DATE. Others differ between databases, and are refused.",
+        _of("pay::double, cast(active as text)"),
+        [(100.0, "true")],
+    ),
+    exp.Coalesce: Example(
+        "`coalesce(a, b, …)`", "The first value that is not null.", "select coalesce(pay, 0) from staff", [(100,), (80,), (0,)]
+    ),
+    exp.Nullif: Example("`nullif(a, b)`", "Null where a equals b, else a.", "select nullif(pay, 80) from staff", [(100,), (None,), (None,)]),
+    exp.DPipe: Example("`a \\|\\| b`", "The texts after each other.", _of("name || '!'"), [("ann!",)]),
+    exp.Length: Example("`length(a)`", "The characters of a text.", _of("length(team)"), [(3,)]),
+    exp.Trim: Example("`trim(a)`", "The text without spaces at its ends.", _of("trim('  a ') || '.'"), [("a.",)]),
+    exp.Abs: Example("`abs(a)`", "The number without its sign.", _of("abs(pay - 120)"), [(20,)]),
 }  # fmt: skip
 
 OF_FUNCTIONS: Mapping[str, Example] = {
@@ -173,15 +207,13 @@ OF_FUNCTIONS: Mapping[str, Example] = {
 }  # fmt: skip
 
 REFUSED: Mapping[str, tuple[str, str]] = {
-    "HAVING": ("select team, count(*) from staff group by team having count(*) > 1", "HAVING"),
-    "CASE": ("select case when pay > 90 then 'high' end from staff", "CASE"),
-    "casts: `CAST(a AS type)`, `a::type`, `DATE '…'`": ("select cast(pay as double) from staff", "a cast"),
+    "casts that round or fail": ("select cast(rate as int) from staff", "a cast of DOUBLE to INT"),
     "joins, other tables": ("select * from staff a join staff b on a.pay = b.pay", "a join"),
     "sub-queries, `EXISTS`, WITH": ("select * from staff where pay in (select pay from staff)", "a sub-query"),
     "UNION, INTERSECT, EXCEPT": ("select name from staff union select team from staff", "'UNION'"),
     "window functions, QUALIFY, FILTER": ("select sum(pay) over () from staff", "a window"),
-    "other functions, like `upper`, `coalesce` and `now`": ("select upper(name) from staff", "the function 'upper'"),
-    "`a \\|\\| b`, ILIKE, SIMILAR TO, ANY": ("select name || 'x' from staff", "||"),
+    "other functions, like `upper`, `round` and `now`, of which databases differ": ("select upper(name) from staff", "the function 'upper'"),
+    "ILIKE, SIMILAR TO, ANY": ("select name from staff where name ilike 'A%'", "ILIKE"),
     "comments": ("select name from staff -- all", "a comment"),
 }  # fmt: skip
 """What is often looked for: a query that has it, and what its refusal names."""
@@ -192,7 +224,7 @@ _PAGE = """# SQL of row tables
 
 `rows.query(…)`, `dormouse rows query`, `POST /v1/rows/{{table}}/query` and the `sql` of downloads take one SELECT of one row table. It is
 read into a tree, of which only what stands here is let through. It reads the current rows, or those of a version or snapshot, and
-answers in [pages](../how-to/edit-rows.md#query). All else of SQL (joins, HAVING, CASE, casts, other functions) is for
+answers in [pages](../how-to/edit-rows.md#query). All else of SQL (joins, sub-queries, windows, other functions) is for
 [`instance.sql(…)`, `dormouse sql` and `/v1/sql`](../how-to/sql.md), which read the same current rows.
 
 The examples are of this table `staff`:
@@ -207,7 +239,7 @@ The examples are of this table `staff`:
 
 ## Values and operators
 
-Null in an operator gives null, but for `IS NULL`, and `AND` and `OR` where the other side decides.
+Null in an operator gives null, but for `IS NULL`, `IS DISTINCT FROM`, `coalesce` and `CASE`, and `AND` and `OR` where the other side decides.
 
 {operators}
 
@@ -217,7 +249,7 @@ Null in an operator gives null, but for `IS NULL`, and `AND` and `OR` where the 
 
 ## Functions
 
-All are aggregates: of all rows, or of each group. An aggregate has no other within, and does not stand in WHERE. With aggregates
+These are aggregates: of all rows, or of each group. An aggregate has no other within, and does not stand in WHERE. With aggregates
 or GROUP BY, a selected column must be in GROUP BY.
 
 {functions}
@@ -319,7 +351,7 @@ KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "NULL
 
 def _operator_kinds() -> str:
     lines = []
-    for operator in binding.ARITHMETIC.values():
+    for operator in calls.ARITHMETIC.values():
         for left in KINDS:
             for right in KINDS[KINDS.index(left) :]:
                 try:
@@ -329,7 +361,7 @@ def _operator_kinds() -> str:
                 taken = left if left == right else f"{left} and {right}"
                 lines.append(f"| `{operator}` | {taken} | {gives} |")
     compared = {name: [one for one in KINDS if _are_alike(name, one)] for name in KINDS}
-    symbols = ", ".join(f"`{one}`" for one in binding.COMPARED.values())
+    symbols = ", ".join(f"`{one}`" for one in calls.COMPARED.values())
     lines += [
         f"| {symbols}, IN, BETWEEN | {name} with {' or '.join(others)} | BOOLEAN |"
         for name, others in compared.items()

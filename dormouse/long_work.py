@@ -8,28 +8,38 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dormouse import row_work
-from dormouse.errors import DormouseError, InvalidData, InvalidInput, ObjectAlreadyExists
+from dormouse.errors import (
+    CutExpired,
+    DormouseError,
+    InvalidData,
+    InvalidInput,
+    ObjectAlreadyExists,
+    TableNotFound,
+)
 from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import answer_names
 from dormouse.model.cut import when_of_text
+from dormouse.model.parameters import given
 from dormouse.model.reshaping import Evolve
+from dormouse.model.schema import Schema
 from dormouse.model.values import json_value
 from dormouse.objects import ObjectStore
 from dormouse.objects.hiding import hiding, without_paths
 from dormouse.objects.names import INCOMING, check_name
 from dormouse.query.interruption import Interruption
 from dormouse.query.parameters_json import parse_parameters
-from dormouse.query.where import LIMIT_MAX
+from dormouse.query.where import LIMIT_MAX, question
 from dormouse.query.where_json import parse_where
 from dormouse.row_work import WorkAsked
+from dormouse.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,8 +47,8 @@ if TYPE_CHECKING:
     from dormouse.sql.engine import Sessions
 
 OBJECTS_MAX = 10_000
-PARSE_SECONDS_MAX = 1.0
-"""How long the start of a job waits for a process that parses its statement."""
+PLAN_SECONDS_MAX = 5.0
+"""How long the start of a job waits for a process that plans its statement."""
 
 logger = logging.getLogger(__name__)
 
@@ -117,9 +127,9 @@ def check_request(instance: Instance, kind: str, request: object, sessions: Sess
     `sessions` say where a statement is parsed, if not in this process.
     """
     asked = parsed(kind, request)
-    if isinstance(asked, QueryAsked) and asked.statement is not None:
-        _check_statement(asked.statement, sessions)
-    if kind in row_work.KINDS:
+    if isinstance(asked, QueryAsked):
+        _check_query(instance, asked, sessions)
+    elif kind in row_work.KINDS:
         row_work.check(instance, asked)
     elif (table := getattr(asked, "table", None)) is not None:
         instance.table(table)
@@ -128,28 +138,41 @@ def check_request(instance: Instance, kind: str, request: object, sessions: Sess
             _check_object(name)
 
 
-def _check_statement(statement: str, sessions: Sessions | None) -> None:
-    """Raises `InvalidQuery` for a statement that cannot be parsed.
-
-    While all processes that parse are busy, the job itself finds out.
-    """
-    if sessions is None:
-        from dormouse.sql.parsed import check_statement
-
-        check_statement(statement)
+def _check_query(instance: Instance, asked: QueryAsked, sessions: Sessions | None) -> None:
+    """Raises what a query would raise before it reads a file of a table."""
+    if asked.table is not None:
+        table = instance.table(asked.table)
+        schema = _schema(table, asked)
+        question(schema, parse_where(schema, asked.where), asked.columns, asked.limit)
         return
+    parameters = given(parse_parameters(asked.parameters))
     interruption = Interruption()
-    timer = threading.Timer(PARSE_SECONDS_MAX, interruption.set)
+    timer = threading.Timer(PLAN_SECONDS_MAX, interruption.set)
     timer.start()
     try:
-        with closing(sessions(interruption)) as session:
-            session.parsed(statement)
-    except InvalidInput:
+        instance.explain_sql(
+            str(asked.statement),
+            parameters,
+            as_of=_moment(asked),
+            interruption=interruption,
+            sessions=sessions,
+        )
+    except (InvalidInput, TableNotFound, CutExpired):
         raise
     except DormouseError:
-        logger.info("no process was free to parse the statement of a job", exc_info=True)
+        # all processes that plan are busy, or a part of the instance does not answer now
+        logger.info("the statement of a job was not checked: the job itself does", exc_info=True)
     finally:
         timer.cancel()
+
+
+def _moment(asked: QueryAsked) -> Any:
+    return when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
+
+
+def _schema(table: Table, asked: QueryAsked) -> Schema:
+    moment = _moment(asked)
+    return table.known_schema if moment is None else table.schema_at(moment)
 
 
 def parsed(kind: str, request: object) -> Any:
@@ -217,14 +240,13 @@ def _answer(
 def _rows(
     instance: Instance, asked: QueryAsked, interruption: Interruption, sessions: Sessions | None
 ) -> pa.RecordBatchReader:
-    as_of: Any = when_of_text(asked.as_of) if isinstance(asked.as_of, str) else asked.as_of
-    more: dict[str, Any] = {"as_of": as_of, "interruption": interruption, "sessions": sessions}
+    more: dict[str, Any] = {"as_of": _moment(asked), "interruption": interruption, "sessions": sessions}
     more["verify"] = asked.verify
     if asked.table is None:
         parameters = parse_parameters(asked.parameters)
         return instance.sql(str(asked.statement), parameters, **more)
     table = instance.table(asked.table)
-    schema = table.known_schema if as_of is None else table.schema_at(as_of)
+    schema = _schema(table, asked)
     more |= {"limit": asked.limit, "offset": asked.offset, "descending": asked.descending}
     return table.query(parse_where(schema, asked.where), asked.columns, **more)
 

@@ -1,7 +1,7 @@
 """Work on row tables, as jobs: changes, upserts, loads of CSV that was sent, queries.
 
-A change is made once, whatever worker dies: its id is the job's. Tables and snapshots that a worker made
-before it died are found again. What fails says the name of its error first.
+A change is made once, whatever worker dies: its id is the one that is given, or the job's. Tables and
+snapshots that a worker made before it died are found again.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import upload_name
 from dormouse.model.values import json_value
 from dormouse.query.parameters_json import parse_parameters
-from dormouse.rows.changes import Changed
+from dormouse.rows.changes import Changed, check_change_id
 from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat
-from dormouse.rows.sql import parse
+from dormouse.rows.statements import given, statement_of
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
@@ -61,6 +61,14 @@ class WorkAsked(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class MadeOnce(WorkAsked):
+    """What changes rows, at most once for each id of a change of the table."""
+
+    table: str
+    dry_run: bool = False
+    change_id: str | None = Field(default=None, description="of the change; by default the job's")
+
+
 class CreateAsked(WorkAsked):
     """A row table to make."""
 
@@ -68,27 +76,22 @@ class CreateAsked(WorkAsked):
     columns: list[dict[str, Any]]
 
 
-class ChangeAsked(WorkAsked):
+class ChangeAsked(MadeOnce):
     """Changes, in their order, as one transaction."""
 
-    table: str
     changes: list[dict[str, Any]] = Field(min_length=1)
-    dry_run: bool = False
 
 
-class UpsertAsked(WorkAsked):
+class UpsertAsked(MadeOnce):
     """Rows that are found by the values of some columns."""
 
-    table: str
     rows: list[dict[str, Any]]
     on: list[str]
-    dry_run: bool = False
 
 
-class UploadAsked(WorkAsked):
+class UploadAsked(MadeOnce):
     """A CSV file that was sent with the job."""
 
-    table: str
     separator: str = ","
     quote: str | None = '"'
     escape: str | None = None
@@ -97,7 +100,6 @@ class UploadAsked(WorkAsked):
     null: str | None = None
     columns: list[str] | None = None
     as_new: bool = False
-    dry_run: bool = False
     upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
     digest: str | None = Field(default=None, description="of the file")
 
@@ -143,6 +145,8 @@ def check(instance: Instance, asked: object) -> None:
         for column in asked.columns:
             Column.from_json(column)
         return
+    if isinstance(asked, MadeOnce) and asked.change_id is not None:
+        check_change_id(asked.change_id)
     if isinstance(asked, ChangeAsked):
         parse_changes(asked.changes)
     if isinstance(asked, UploadAsked):
@@ -150,7 +154,12 @@ def check(instance: Instance, asked: object) -> None:
     if isinstance(asked, QueryAsked) and asked.page is None:
         if asked.sql is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page: give sql or page")
-        parse(asked.sql)
+        asked_of = instance.row_table(asked.table)
+        version = asked.version
+        if asked.snapshot is not None:
+            version = asked_of.store.snapshot(asked.snapshot).version
+        values = given(parse_parameters(asked.parameters))
+        statement_of(asked.sql, asked_of.name, asked_of.columns(version), values)
     instance.row_table(str(getattr(asked, "table", "")))
 
 
@@ -163,9 +172,9 @@ def functions(instance: Instance, parsed: Callable[[str, object], Any]) -> dict[
                 return json_value(do(instance, parsed(kind, request), progress))
             except JobError:
                 raise
-            except DormouseError as error:
+            except DormouseError:
                 progress.check()
-                raise type(error).told(f"{type(error).__name__}: {error}", error.data) from error
+                raise
 
         return run
 
@@ -225,21 +234,21 @@ def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
 
 def _change(instance: Instance, asked: ChangeAsked, progress: Progress) -> Any:
     table, changes = instance.row_table(asked.table), parse_changes(asked.changes)
-    return _patiently(progress, lambda by: table.change(changes, asked.dry_run, **by)).to_json()
+    return _patiently(asked, progress, lambda by: table.change(changes, asked.dry_run, **by)).to_json()
 
 
 def _upsert(instance: Instance, asked: UpsertAsked, progress: Progress) -> Any:
     table = instance.row_table(asked.table)
     return _patiently(
-        progress, lambda by: table.upsert(asked.rows, on=asked.on, dry_run=asked.dry_run, **by)
+        asked, progress, lambda by: table.upsert(asked.rows, on=asked.on, dry_run=asked.dry_run, **by)
     ).to_json()
 
 
-def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) -> Changed:
+def _patiently(asked: MadeOnce, progress: Progress, change: Callable[[dict[str, Any]], Changed]) -> Changed:
     """Makes a change, whose options are given: when others let it, who may load a file for an hour."""
     owner = {} if progress.owner is None else {"changed_by": progress.owner}
     by: dict[str, Any] = {
-        "change_id": f"job:{progress.job_id}",
+        "change_id": progress.job_id if asked.change_id is None else asked.change_id,
         "progress": progress,
         "wait_seconds": _LOCK_SECONDS,
         **owner,
@@ -258,7 +267,7 @@ def _patiently(progress: Progress, change: Callable[[dict[str, Any]], Changed]) 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(progress.job_id, asked.upload)
-    options = asked.model_dump(exclude={"table", "dry_run", "upload", "digest"})
+    options = asked.model_dump(exclude={"table", "dry_run", "change_id", "upload", "digest"})
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:
@@ -271,6 +280,7 @@ def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
                 path.unlink(missing_ok=True)
         try:
             done = _patiently(
+                asked,
                 progress,
                 lambda by: table.upload_csv(path, dry_run=asked.dry_run, **options, **by),
             )

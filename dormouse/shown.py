@@ -9,9 +9,8 @@ from typing import Any
 from dormouse.errors import DormouseError
 from dormouse.model.edited import VERSIONS
 from dormouse.model.schema import Schema
-from dormouse.model.text import plural
+from dormouse.model.text import COLUMNS_SHOWN, plural, shown_list
 
-COLUMNS_SHOWN = 20
 TABLES_SHOWN = 50
 
 
@@ -21,9 +20,8 @@ class ShownTable:
     def __repr__(self) -> str:
         schema, rows = _known(self)
         columns = [f"{column} {kind}{part}" for column, kind, part in _columns(schema)]
-        return (
-            f"Table({_name(self)!r}: {_listed(columns, COLUMNS_SHOWN)}{'' if rows is None else f'; {rows}'})"
-        )
+        about = "" if rows is None else f"; {rows}"
+        return f"Table({_name(self)!r}: {shown_list(columns, COLUMNS_SHOWN)}{about})"
 
     def _repr_html_(self) -> str:
         schema, rows = _known(self)
@@ -41,7 +39,7 @@ class ShownInstance:
     def __repr__(self) -> str:
         tables = _tables(self)
         names = [_name(table) for table in tables]
-        about = f": {_listed(names, TABLES_SHOWN)}" if names else ""
+        about = f": {shown_list(names, TABLES_SHOWN)}" if names else ""
         return f"Instance({_url(self)!r}, {plural(len(names), 'table')}{about})"
 
     def _repr_html_(self) -> str:
@@ -78,11 +76,6 @@ def _known(table: Any) -> tuple[Schema, str | None]:
     what = "version" if table.every_version else "row"
     rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, what)}"
     return table.known_schema, rows
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    more = len(names) - most
-    return ", ".join([*names[:most], *([f"… {more:,} more"] if more > 0 else [])])
 
 
 def _columns(schema: Schema) -> list[tuple[str, str, str]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dormouse.model.container import Container
 from dormouse.model.cut import When
 from dormouse.model.region import Region
-from dormouse.query.frames import Container
 from dormouse.shaped_table import ShapedTable
 
 if TYPE_CHECKING:

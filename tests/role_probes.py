@@ -88,6 +88,10 @@ TRIGGERS = (
     "select dormouse.forget_rows()",
     "select dormouse.payload_20260305_mirror()",
 )
+PAYLOAD_KEYS_CALLS = tuple(
+    f"select dormouse.{name}(array['t'], array['i'], array['2999-01-03'::timestamptz], array['k'])"
+    for name in ("find_payloads", "delete_payloads")
+)
 SPENDING = (
     "select pg_current_xact_id()",
     "select pg_logical_emit_message(false, 'x', repeat('x', 1000))",
@@ -160,8 +164,11 @@ PROBES = {
             f"select dormouse.add_day('{one}', '2999-01-01')" for one in ("removal", "payload", "ended_job")
         ),
     ),
-    ("`dormouse_run`", CAN, "keep payloads"): Probe(
-        ("select dormouse.put_payload('t', 'i', '2999-01-03', 'k', '1')",),
+    ("`dormouse_run`", CAN, "keep, find and delete payloads"): Probe(
+        (
+            "select dormouse.put_payload('t', 'i', '2999-01-03', 'k', '1')",
+            *PAYLOAD_KEYS_CALLS,
+        ),
     ),
     ("`dormouse_run`", CAN, "make and drop"): Probe(
         (),
@@ -223,6 +230,7 @@ PROBES = {
             *TRIGGERS,
             "select dormouse.add_day('removal', '2999-01-01')",
             "select dormouse.put_payload('t', 'i', '2999-01-03', 'k', '1')",
+            *PAYLOAD_KEYS_CALLS,
             "select dormouse.lock_rows(1, 'read', gen_random_uuid(), '', 1)",
         ),
     ),

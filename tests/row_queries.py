@@ -47,7 +47,19 @@ def _maybe(word: str) -> st.SearchStrategy[str]:
     return st.sampled_from(["", word])
 
 
-_simple = st.one_of(*map(_condition_of, _kinds), st.just("b"), st.just("b = false"), st.just("b is null"))
+_simple = st.one_of(
+    *map(_condition_of, _kinds),
+    st.builds(
+        lambda c, no, v: f"{c} is {no}distinct from {v}",
+        st.sampled_from(["n", "x"]),
+        _maybe("not "),
+        st.sampled_from(["null", "1", "n", "x", "2"]),
+    ),
+    st.sampled_from(["length(name) > 1", "trim(name) = 'a'", "coalesce(b, false)", "nullif(n, 1) > 0"]),
+    st.just("b"),
+    st.just("b = false"),
+    st.just("b is null"),
+)
 conditions = st.recursive(
     _simple,
     lambda inner: st.one_of(
@@ -66,6 +78,23 @@ _expression = st.one_of(
     _number,
     _number.map(lambda one: f"{one} / 4"),
     st.just("n % 3"),
+    st.sampled_from(
+        [
+            "case when b then name else 'none' end",
+            "case n when 1 then x when 2 then 0.5 end",
+            "coalesce(n, 0)",
+            "coalesce(x, n, -1)",
+            "nullif(name, 'a')",
+            "nullif(x, n)",
+            "name || '-' || n::text",
+            "cast(b as varchar)",
+            "n::double",
+            "length(name || 'Äé')",
+            "trim('  ' || name || ' ')",
+            "abs(n - 3)",
+            "abs(x)",
+        ]
+    ),
 )
 _aggregate = st.one_of(
     st.sampled_from(
@@ -108,7 +137,8 @@ def grouped(draw: st.DrawFn) -> str:
     items = [*keys, *draw(st.lists(_aggregate, min_size=1, max_size=3))]
     group = f" group by {', '.join(keys)}" if keys else ""
     order = f" order by {', '.join(str(n) for n in range(1, len(keys) + 1))}" if keys else ""
-    return f"select {', '.join(items)} from t{draw(_where)}{group}{order}{draw(_limit)}"
+    having = draw(_maybe(f" having {draw(_aggregate)} is not null and count(*) > {draw(st.integers(0, 2))}"))
+    return f"select {', '.join(items)} from t{draw(_where)}{group}{having}{order}{draw(_limit)}"
 
 
 _LITERAL = re.compile(r"'(?:[^']|'')*'|(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e\d+)?(?![\w.])")
@@ -212,30 +242,29 @@ select version() from t
 select random() from t
 select txid_current() from t
 select upper(name) from t
-select length(name) from t
-select coalesce(n, 1) from t
-select nullif(n, 1) from t
+select trim(name, 'x') from t
+select trim(leading from name) from t
+select n || 'x' from t
+select abs(name) from t
+select x::int from t
+select name::int from t
+select cast(n as varchar(2)) from t
+select case when n then 1 end from t
+select case when b then j end from t
+select n from t having count(*) > 1
+select name from t where case when count(*) > 1 then b end
 select greatest(n, 1) from t
 select "count"(*) from t where lower(name) = 'x'
 select count(*) filter (where n > 1) from t
 select string_agg(name, ',') from t
-select array_agg(n) from t
-select json_agg(n) from t
 select stddev(n) from t
 select percentile_cont(0.5) within group (order by n) from t
 select row_number() over () from t
 select sum(n) over (partition by b) from t
-select case when b then 1 end from t
 select n::regclass from t
-select 'pg_class'::regclass from t
-select name::text from t
-select cast(n as text) from t
 select try_cast(name as int) from t
-select date '2024-01-01' from t
 select timestamp '2024-01-01' from t
 select interval '1 day' from t
-select regclass 'pg_class' from t
-select name || 'x' from t
 select * from t where name ~ 'x'
 select * from t where name similar to 'x'
 select * from t where name ilike 'x'
@@ -245,7 +274,6 @@ select * from t where n = all (select 1)
 select * from t where (n, d) = (1, 2)
 select * from t where row(n) = row(1)
 select * from t where n is true
-select * from t where n is distinct from 1
 select * from t where b is true
 select * from t where n = $1
 select * from t where n = ?
@@ -283,7 +311,6 @@ select n from t group by grouping sets ((n))
 select n from t group by all
 select n from t group by 0000000012
 select n from t order by 0000000012
-select n, count(*) from t group by n having count(*) > 1
 select * from t qualify true
 select * from t window w as ()
 select distinct on (n) n from t
@@ -348,11 +375,12 @@ WORDS = frozenset({
     "null", "in", "like", "cast", "as", "bigint", "float8", "text", "boolean", "collate", "nullif", "count",
     "sum", "avg", "min", "max", "bool_and", "bool_or", "desc", "nulls", "first", "last", "row_id",
     "row_version", "source", "counted", "coalesce", "octet_length", "size", "over", "rows", "unbounded",
-    "preceding", "total", "sized", "summed",
+    "preceding", "total", "sized", "summed", "case", "when", "then", "else", "end", "having",
+    "abs", "length", "btrim",
 })  # fmt: skip
 
 _TOKEN = re.compile(
-    r'%\(p\d+\)s|"C"|%%|<>|<=|>=|[=<>+\-*/(),]|\bc_(4|5|6|7|8|9|10)\b|\bi\d+\b|\b\d+\b|[a-z_][a-z_0-9]*|\s+'
+    r'%\(p\d+\)s|"C"|%%|\|\||<>|<=|>=|[=<>+\-*/(),]|\bc_(4|5|6|7|8|9|10)\b|\bi\d+\b|\b\d+\b|[a-z_][a-z_0-9]*|\s+'
 )
 
 

@@ -49,7 +49,7 @@ def changes(
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
     format: Annotated[
-        Literal["lines", "json", "csv", "parquet"] | None,
+        Literal["lines", "json", "csv", "tsv", "arrow", "parquet"] | None,
         typer.Option(
             "--format",
             "-f",

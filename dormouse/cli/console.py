@@ -16,7 +16,9 @@ from dormouse.cli.output import printable
 from dormouse.model.partition_tree import Partition, PartitionTree, outline
 from dormouse.model.values import shown_value
 
-PIPED_WIDTH = 1_000  # tables take what they need; nothing is cut off
+PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
+PIPED_CELL_WIDTH = 1_000
+"""A longer cell goes on in the next line of its row: all cells of a column are as wide as the widest."""
 CELL_CHARACTERS_MAX = 60
 
 
@@ -57,7 +59,12 @@ def _table(
     table = RichTable(title=titled, title_justify="left", title_style="bold", header_style="bold")
     for number, column in enumerate(columns):
         numeric = any(_is_number(row[number]) for row in rows)
-        table.add_column(escape(printable(column)), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            escape(printable(column)),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            max_width=None if stdout().is_terminal else PIPED_CELL_WIDTH,
+        )
     for row in rows:
         table.add_row(*map(text, row))
     return table
@@ -133,7 +140,7 @@ def _cell(value: Any, most: int) -> str:
 
 
 def _plain(value: Any, most: int = CELL_CHARACTERS_MAX) -> str:
-    """Text for a cell, which neither rich nor the terminal must take for commands."""
+    """Text for a cell, which neither rich nor the terminal must take for commands; cut off on a terminal."""
     text = printable(shown_value(value))
-    cut = text if len(text) <= most else text[: most - 1] + "…"
+    cut = text if len(text) <= most or not stdout().is_terminal else text[: most - 1] + "…"
     return escape(cut)

@@ -32,18 +32,15 @@ TABLE_ROWS = 10_000
 _BINARY = {"arrow", "parquet"}
 
 
-Format = Literal["table", "csv", "json", "lines", "arrow", "parquet"]
-_FORMATS: dict[str, Format] = {
-    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "lines",
-    ".ndjson": "lines", ".arrow": "arrow", ".arrows": "arrow",
-}  # fmt: skip
+Format = Literal["table", "csv", "tsv", "json", "lines", "arrow", "parquet"]
 FormatOption = Annotated[
     Format, typer.Option("--format", "-f", help="How rows are written; lines have a JSON object each.")
 ]
 RowsToGo = Annotated[
     list[str] | None,
     typer.Option(
-        help="column=value, column=min:max with at least one end, or JSON; rows must meet all of them."
+        help="column=value, column=min:max with at least one end, or JSON, like "
+        "'{\"day\": null}'; rows must meet all."
     ),
 ]
 AllRows = Annotated[bool, typer.Option("--all", help="All rows.")]
@@ -62,7 +59,9 @@ AsOfOption = Annotated[
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Write to this file; its name tells the format, like x.parquet."),
+    typer.Option(
+        "--output", "-o", help="Write to this file; its name tells the format, like x.parquet or x.csv.gz."
+    ),
 ]
 
 
@@ -131,7 +130,8 @@ def query(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            help="column=value, column=min:max (without the maximum; column=: is not null), or JSON."
+            help="column=value, column=min:max (without the maximum; column=: is not null), "
+            "or JSON, like '{\"day\": null}'."
         ),
     ] = None,
     columns: Annotated[str | None, typer.Option(help="Comma-separated; all when not given.")] = None,
@@ -269,18 +269,26 @@ def check_output(
         if file_format == "table":
             raise InvalidInput(
                 f"the name of {str(output)!r} tells no format: give --output {output.stem}.parquet, or "
-                "--format csv, json, lines, arrow or parquet"
+                "--format csv, tsv, json, lines, arrow or parquet"
             )
+    if output is not None and file_format != "table":
+        from dormouse.data.export import check_compression
+
+        check_compression(output, file_format)
     if output is None and file_format in _BINARY and sys.stdout.isatty():
         raise InvalidInput(f"--format {file_format} is not for a terminal: give --output FILE, or a pipe")
-    if session.as_json and output is None and file_format in {"csv", *_BINARY}:
+    if session.as_json and output is None and file_format in {"csv", "tsv", *_BINARY}:
         raise InvalidInput(f"--json and --format {file_format} contradict each other")
     return file_format
 
 
 def format_of(output: Path | None, otherwise: Format) -> Format:
     """Returns the format that the name of a file tells."""
-    return otherwise if output is None else _FORMATS.get(output.suffix.lower(), otherwise)
+    if output is None:
+        return otherwise
+    from dormouse.data.export import format_of_name
+
+    return format_of_name(output) or otherwise
 
 
 def write(
@@ -321,13 +329,13 @@ def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], N
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
     """Whole, or not at all; devices and pipes are written to as they are."""
-    from dormouse.data.export import export
+    from dormouse.data.export import compressed, export
 
     if not output.exists() or output.is_file():
-        with whole_file(output) as sink:
+        with whole_file(output) as file, compressed(file, output) as sink:
             return export(reader, sink, file_format)
     try:
-        with output.open("wb") as sink:
+        with output.open("wb") as file, compressed(file, output) as sink:
             return export(reader, sink, file_format)
     except OSError as error:
         raise InvalidInput(f"cannot write {str(output)!r}: {error.strerror}") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
+from dormouse.model.exact import parse_json
 from dormouse.model.properties import TableProperties, unknown_property
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
@@ -127,7 +128,7 @@ def _schema_of_file(file: Path) -> Schema:
         return Schema.from_json(json.loads(file.read_text("utf-8")))
     except OSError as error:
         raise InvalidSchema(f"cannot read {file}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidSchema(f"{file} is not JSON: {error}") from None
@@ -183,14 +184,25 @@ def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise InvalidQuery(f"--where {text[:100]!r} is not JSON: {error}") from None
     return dict(found)
 
 
+def _nothing(field: Field) -> Any:
+    """Returns the empty text; `InvalidQuery` says how to ask for nulls of other types."""
+    try:
+        return value_of_text(field, "")
+    except InvalidInput as error:
+        asked = json.dumps({field.name: None}, ensure_ascii=False)
+        raise InvalidQuery(f"{error}; rows without a value are asked for by --where '{asked}'") from None
+
+
 def _condition(field: Field, text: str) -> Any:
     parts = [part.replace("\\:", ":") for part in _UNESCAPED_COLON.split(text)]
+    if not text:
+        return _nothing(field)
     if len(parts) == 1:
         return value_of_text(field, parts[0])
     if len(parts) > 2:

@@ -15,6 +15,7 @@ import typer
 
 from dormouse.cli.verbs import Session, agreed, plural, verb
 from dormouse.errors import InvalidInput, InvalidPayload, PayloadCorrupt, PayloadRoundFailed
+from dormouse.model.exact import parse_json
 
 if TYPE_CHECKING:
     from dormouse.payloads.cooling import OffloadReport
@@ -232,7 +233,7 @@ def _json(file: Path | None) -> Any:
     where = "standard input" if file is None else str(file)
     try:
         content = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        return json.loads(content.decode("utf-8-sig"))
+        return parse_json(content.decode("utf-8-sig"))
     except OSError as error:
         raise InvalidInput(f"cannot read {where}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -30,6 +30,7 @@ from dormouse.cli.rows_options import (
 )
 from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
+from dormouse.model.exact import parse_json
 
 if TYPE_CHECKING:
     from dormouse.rows.columns import Column
@@ -203,15 +204,16 @@ def _page(page: Page, count: int) -> Any:
     from dormouse.model.edited import ROW_ID, ROW_VERSION
 
     keys = [] if page.row_ids is None else [ROW_ID, ROW_VERSION]
-    names = [*keys, *(one.name for one in page.columns)]
+    numbers = page.beside_keys()
+    names = [*keys, *(page.columns[number].name for number in numbers)]
     ids = (
         [()] * len(page.rows)
         if page.row_ids is None
         else zip(page.row_ids, page.row_versions or (), strict=True)
     )
-    kinds = [one.type for one in page.columns]
+    kinds = [page.columns[number].type for number in numbers]
     rows = [
-        dict(zip(names, (*key, *map(_told, kinds, row)), strict=True))
+        dict(zip(names, (*key, *map(_told, kinds, (row[number] for number in numbers))), strict=True))
         for key, row in zip(ids, page.rows, strict=True)
     ]
     told = f"{len(rows):,} of {plural(count, 'row')}, version {page.version}"
@@ -336,7 +338,7 @@ def read_json(file: str) -> Any:
     """What a file, or stdin, has."""
     try:
         content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        return json.loads(content.decode("utf-8-sig"))
+        return parse_json(content.decode("utf-8-sig"))
     except OSError as error:
         raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""`dormouse rows upload`, `download` and `preview`: row tables as CSV and TSV."""
+"""`dormouse rows upload`, `download` and `preview`: row tables as files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dormouse.cli.data import check_output, format_of, write
 from dormouse.cli.loading import dropped_if_it_fails
 from dormouse.cli.rows_options import (
     ChangeId,
@@ -103,25 +104,41 @@ def upload(
 def download(
     session: Session,
     table: TableName,
-    file: Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdout.", show_default=False)],
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A file, CSV unless its name tells another format, like x.tsv, x.json, x.parquet or "
+            "x.csv.gz; - for stdout.",
+            show_default=False,
+        ),
+    ],
     sql: Annotated[str | None, typer.Option(help="The rows of a SELECT from the table.")] = None,
     version: Annotated[int | None, typer.Option(min=0, help="The rows as of a version.")] = None,
     snapshot: Annotated[str | None, typer.Option(help="The rows of a snapshot.")] = None,
     separator: Separator = None,
     no_header: Annotated[bool, typer.Option("--no-header", help="Without the columns' names.")] = False,
 ) -> None:
-    """Write the rows with their ids and versions: edited and uploaded again, they are updated."""
+    """Write the rows with their ids and versions: CSV that is edited and uploaded again updates them."""
     from dormouse.cli.console import progress
     from dormouse.rows.csv_download import write_csv
     from dormouse.rows.csv_format import CsvFormat
 
     if file == "-" and session.as_json:
         raise InvalidInput("--json and - contradict each other: both go to stdout")
+    form = check_output(session, format_of(Path(file), "csv"), Path(file))
+    if form not in ("csv", "tsv") and (separator is not None or no_header):
+        raise InvalidInput(
+            f"--separator and --no-header are for CSV and TSV, and {file!r} is {form} by its name"
+        )
     with session.open(read_only=sql is None) as instance:
         found = instance.row_table(table)
         if file == "-":
             how = CsvFormat.of_file(file, separator=separator, header=not no_header)
             write_csv(found.rows_of(sql, version=version, snapshot=snapshot), sys.stdout.buffer, how)
+            return
+        if form not in ("csv", "tsv"):
+            reader = found.rows_of(sql, version=version, snapshot=snapshot)
+            write(session, reader, form, Path(file), limited=False)
             return
         with progress(f"download {table}", unit="rows") as moved:
             rows = found.download_csv(

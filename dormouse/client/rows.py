@@ -18,11 +18,11 @@ from dormouse.client.jobs import RemoteJobs
 from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.container import Container
 from dormouse.model.edited import ROW_VERSION
 from dormouse.model.parameters import Parameters, given
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
-from dormouse.query.frames import Container
 from dormouse.query.parameters_json import parameters_json
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, checked_reference
@@ -30,6 +30,7 @@ from dormouse.rows.changes_json import changes_json
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_format import CsvFormat, CsvOptions
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
+from dormouse.rows.given import as_dicts
 from dormouse.rows.pages import Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
@@ -164,11 +165,11 @@ class RemoteRowTable(Container):
     ) -> Changed:
         """Makes all of the changes in their order, as one transaction, or none: as `RowTable.change`.
 
-        By a job, whose id `change_id` is: the same again is the same change. A CSV file is sent by
-        `upload_csv`.
+        By a job. The same again with its `change_id` is the same change, also of `RowTable.change`. A CSV
+        file is sent by `upload_csv`.
         """
         asked = {"changes": json_value(changes_json(changes)), "dry_run": dry_run}
-        return Changed.from_json(self._run("row_change", asked, change_id))
+        return self._made("row_change", asked, change_id)
 
     def upsert(
         self,
@@ -179,8 +180,8 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
     ) -> Changed:
         """Updates what is there by the values of some columns, inserts what is not: as `RowTable.upsert`."""
-        asked = {"rows": json_value([dict(row) for row in rows]), "on": list(on), "dry_run": dry_run}
-        return Changed.from_json(self._run("row_upsert", asked, change_id))
+        asked = json_value({"rows": list(map(dict, as_dicts(rows))), "on": list(on), "dry_run": dry_run})
+        return self._made("row_upsert", asked, change_id)
 
     def preview_csv(
         self,
@@ -210,7 +211,8 @@ class RemoteRowTable(Container):
             "columns": None if columns is None else ",".join(columns),
             "as_new": "true" if as_new else None,
             "dry_run": "true" if dry_run else None,
-            "job_id": change_id or new_job_id(),
+            "change_id": change_id,
+            "job_id": new_job_id(),
         }
         job = self._http.send_file(self._path("csv", **given), _chunks(path), _CSV)
         return Changed.from_json(self._result(job["job_id"], progress))
@@ -274,8 +276,12 @@ class RemoteRowTable(Container):
     def _path(self, *rest: str, **asked: Any) -> str:
         return rows_path(self.name, *rest, **asked)
 
-    def _run(self, kind: str, asked: Mapping[str, Any], job_id: str | None = None) -> Any:
-        return run(self._jobs, kind, {"table": self.name, **asked}, job_id)
+    def _run(self, kind: str, asked: Mapping[str, Any]) -> Any:
+        return run(self._jobs, kind, {"table": self.name, **asked})
+
+    def _made(self, kind: str, asked: Mapping[str, Any], change_id: str | None) -> Changed:
+        once = {} if change_id is None else {"change_id": change_id}
+        return Changed.from_json(self._run(kind, {**asked, **once}))
 
     def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
         return result_of(self._jobs, job_id, progress)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from dormouse.client.http import Http, problem_error
 from dormouse.errors import DormouseError, InstanceError, InvalidQuery
 from dormouse.model.parameters import Parameters, given
-from dormouse.query.frames import Frames
+from dormouse.query.frames import Frames, shown_reader
 from dormouse.query.parameters_json import parameters_json
 from dormouse.query.sources import Source
 
@@ -39,6 +39,9 @@ class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc
         except BaseException:
             self._release()
             raise
+
+    def __repr__(self) -> str:
+        return shown_reader(self.schema)
 
     def close(self) -> None:
         """Ends the connection: the service stops working on the answer."""

@@ -5,6 +5,7 @@ Strings are `string` and bytes `binary` in what Dormouse hands out; inside DataF
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from math import isinf
@@ -114,7 +115,7 @@ def conform(data: Data, schema: Schema, first_row: int | None = None) -> Data:
     Errors tell the row: `first_row` is the number of the data's first, None when the caller does not know it.
     """
     names = data.schema.names
-    _check_names(names, schema)
+    check_names(names, schema)
     columns = [
         _fit(data.column(names.index(field.name)), field, first_row)
         if field.name in names
@@ -166,17 +167,19 @@ def check_columns(found: pa.Schema, schema: Schema, *, has_all: bool = False) ->
 
     `has_all`: also a column that rows may lack must be there.
     """
-    _check_names(found.names, schema, has_all=has_all)
+    check_names(found.names, schema, has_all=has_all)
     for field in schema.fields:
         if field.name in found.names:
             _check_type(found.field(field.name).type, field)
 
 
-def _check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
-    doubled = next((name for name in names if names.count(name) > 1), None)
+def check_names(names: list[str], schema: Schema, *, has_all: bool = False) -> None:
+    """Raises `InvalidData` for columns that are missing, not in the schema, or there twice."""
+    present = set(names)
+    doubled = next((name for name, count in Counter(names).items() if count > 1), None)
     if doubled is not None:
         raise InvalidData(f"column {doubled!r} comes twice in the data", columns=[doubled])
-    missing = [n for n in schema.names if n not in names and (has_all or not schema.is_optional(n))]
+    missing = [n for n in schema.names if n not in present and (has_all or not schema.is_optional(n))]
     extra = [name for name in names if name not in schema]
     if missing:
         # a name that differs by case alone is the likely mistake

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import pyarrow as pa
 
-from dormouse.data.arrow_schema import check_columns
+from dormouse.data.arrow_schema import check_names
 from dormouse.data.data_files import DataFile, Files
 from dormouse.data.odd_numbers import WatchedNumbers
 from dormouse.data.text_format import (
     NeverClosed,
     TextFormat,
+    column_name,
+    column_of,
     csv_rows,
+    file_header,
     last_line,
     line_of,
     open_csv,
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from dormouse.data.sniffing import Sniffed
 
 _ADVICE = "; if it stands for null, say so (--null), or give the column another type (--type)"
+_UNKNOWN_MAX = 1_000
+"""Of a file with more columns that are not in the schema, no other format is looked for: it takes minutes."""
 _NOT_UTF8 = "invalid UTF8"
 _EMPTY = ("",)
 _OTHER = "; say which encoding it has (--encoding), or make it one"
@@ -38,6 +44,10 @@ _OTHER = "; say which encoding it has (--encoding), or make it one"
 
 class _Unreadable(InvalidData):
     """Its columns are those that are wanted, but a row is not."""
+
+
+class _UnknownColumns(InvalidData):
+    """Its header has the columns of the schema, and others, or very many others."""
 
 
 class _Unsure(InvalidData):
@@ -61,6 +71,8 @@ def csv_format(file: DataFile, schema: Schema) -> TextFormat:
         return _sniffed(file, schema)
     try:
         return _tried(file, schema, TextFormat())
+    except _UnknownColumns:
+        raise  # another format would not find fewer
     except InvalidData as error:
         usual = error
     try:
@@ -127,21 +139,62 @@ def _time_formats(found: Sniffed, given: Files, schema: Schema) -> tuple[tuple[s
 
 def _tried(file: DataFile, schema: Schema, how: TextFormat) -> TextFormat:
     """The format, if the beginning of the file is of the schema by it."""
-    with (
-        _located(file, how, [0]),
-        opened(file.path) as stream,
-        open_csv(stream, how, _types(file, schema, how)) as reader,
-    ):
+    _check_header(file, schema, how)
+    types = _types(file, schema, how)
+    with _located(file, how, [0]):
+        try:
+            names, told = _try_types(file, schema, how, types)
+        except pa.ArrowInvalid as error:
+            names, told = _try_types(file, schema, how, _whole_as_text(error, file, how, types))
+    absent = tuple(name for name in schema.names if name not in names and name not in told)
+    return replace(how, absent=absent) if absent else how
+
+
+def _check_header(file: DataFile, schema: Schema, how: TextFormat) -> None:
+    """Raises `InvalidData` for a header with other columns than the schema's, before a row is read."""
+    names = file_header(file.path, how)
+    if not names:
+        return
+    names += [name for name, _ in file.folders if name not in names]
+    try:
+        check_names(names, schema)
+    except InvalidData as error:
+        has_all = {name for name in schema.names if not schema.is_optional(name)}.issubset(names)
+        if has_all or len(names) > len(schema.names) + _UNKNOWN_MAX:
+            raise _UnknownColumns(*error.args, **error.data) from None
+        raise
+
+
+def _try_types(
+    file: DataFile, schema: Schema, how: TextFormat, types: Mapping[str, pa.DataType]
+) -> tuple[list[str], list[str]]:
+    """Returns the names of a file's columns, and of those that only its folders have.
+
+    Raises `InvalidData`, or Arrow's error, if the beginning of the file does not fit the schema.
+    """
+    with opened(file.path) as stream, open_csv(stream, how, types) as reader:
         names = reader.schema.names
         told = [name for name, _ in file.folders if name not in names]
-        if set(names) | set(told) != set(schema.names) or len(names) + len(told) != len(schema.names):
-            check_columns(pa.schema([*reader.schema, *((name, pa.null()) for name in told)]), schema)
+        # their types are those that the reader is given, or not there yet
+        check_names([*names, *told], schema)
         _check_plain(schema, names)
         first = next(iter(reader), None)
         if first is not None:
             typed(first, schema, how)
-    absent = tuple(name for name in schema.names if name not in names and name not in told)
-    return replace(how, absent=absent) if absent else how
+    return names, told
+
+
+def _whole_as_text(
+    error: pa.ArrowInvalid, file: DataFile, how: TextFormat, types: Mapping[str, pa.DataType]
+) -> dict[str, pa.DataType]:
+    """Returns types with text for whole numbers, if Arrow's reader failed at one: it does not read 5.0.
+
+    Raises the error again if it has another cause.
+    """
+    number = column_of(error)
+    if number is None or not pa.types.is_integer(types.get(column_name(file.path, how, number), pa.null())):
+        raise error
+    return {name: pa.string() if pa.types.is_integer(kind) else kind for name, kind in types.items()}
 
 
 def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
@@ -151,14 +204,26 @@ def csv_batches(file: DataFile, schema: Schema) -> Iterator[pa.RecordBatch]:
     # in a text that must not be null, what stands for null in other columns is a text
     fields = [one for one in schema.fields if one.name in types]
     texts = [one.name for one in fields if one.type == STRING and not one.nullable]
-    with _located(file, how, rows), opened(file.path) as stream, ExitStack() as open_too:
+    with _located(file, how, rows), ExitStack() as streams:
 
         def as_texts(names: list[str], how: TextFormat = how) -> Iterator[pa.RecordBatch]:
-            again = open_too.enter_context(opened(file.path))
+            again = streams.enter_context(opened(file.path))
             return csv_rows(again, how, types | dict.fromkeys(names, pa.string()), names)
 
-        watched = WatchedNumbers(stream, how, file.given, fields)
-        batches = watched.checked(csv_rows(cast(BinaryIO, watched), how, types), as_texts)
+        def watched(types: Mapping[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+            stream = WatchedNumbers(streams.enter_context(opened(file.path)), how, file.given, fields)
+            return stream.checked(csv_rows(cast(BinaryIO, stream), how, types), as_texts)
+
+        def from_start() -> Iterator[pa.RecordBatch]:
+            read = 0
+            try:
+                for batch in watched(types):
+                    yield batch
+                    read += 1
+            except pa.ArrowInvalid as error:
+                yield from islice(watched(_whole_as_text(error, file, how, types)), read, None)
+
+        batches = from_start()
         if texts and how.null_texts != _EMPTY:
             others = as_texts(texts, replace(how, null_texts=_EMPTY))
             batches = (_with_texts(*both) for both in zip(batches, others, strict=True))

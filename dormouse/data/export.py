@@ -1,17 +1,27 @@
-"""Rows as JSON, CSV and Parquet, written piece by piece as they stream."""
+"""Rows as JSON, CSV, TSV, Arrow and Parquet, written piece by piece as they stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
-from typing import Any, BinaryIO, Protocol
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from dormouse.data.text_format import COMPRESSIONS
 from dormouse.data.value_columns import csv_column, csv_type, json_rows
 from dormouse.errors import InvalidInput
+
+RowsFormat = Literal["csv", "tsv", "json", "lines", "arrow", "parquet"]
+_FORMATS: dict[str, RowsFormat] = {
+    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".json": "json",
+    ".jsonl": "lines", ".ndjson": "lines", ".arrow": "arrow", ".arrows": "arrow",
+}  # fmt: skip
 
 
 class Writer(Protocol):
@@ -29,9 +39,10 @@ class Writer(Protocol):
 
 
 def export(reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str) -> int:
-    """Writes every row as "csv", "json", "lines" (of JSON), "arrow" or "parquet"; gives how many."""
+    """Writes every row as "csv", "tsv", "json", "lines" (of JSON), "arrow" or "parquet"; returns how many."""
     writers: dict[str, Callable[[], Writer]] = {
-        "csv": Csv, "json": JsonArray, "lines": JsonLines, "arrow": ArrowStream, "parquet": Parquet,
+        "csv": Csv, "tsv": lambda: Csv("\t"), "json": JsonArray, "lines": JsonLines, "arrow": ArrowStream,
+        "parquet": Parquet,
     }  # fmt: skip
     if file_format not in writers:
         raise InvalidInput(f"format {file_format!r} is not known; use {', '.join(writers)}")
@@ -43,6 +54,36 @@ def export(reader: pa.RecordBatchReader, sink: BinaryIO, file_format: str) -> in
     sink.write(writer.end())
     sink.flush()
     return count
+
+
+def format_of_name(path: str | PathLike[str]) -> RowsFormat | None:
+    """Returns the format that the name of a file tells, like rows.csv.gz; None if it tells none."""
+    name = Path(fspath(path))
+    return _FORMATS.get(Path(name.stem if _compression(name) else name.name).suffix.lower())
+
+
+def check_compression(path: str | PathLike[str], file_format: RowsFormat) -> None:
+    """Raises `InvalidInput` for a name like rows.parquet.gz: such formats compress by themselves."""
+    name = Path(fspath(path))
+    if file_format in ("parquet", "arrow") and _compression(name):
+        raise InvalidInput(f"{file_format} is not written as {name.suffix}: call the file {name.stem!r}")
+
+
+@contextmanager
+def compressed(sink: BinaryIO, path: str | PathLike[str]) -> Iterator[BinaryIO]:
+    """Gives a sink that writes to a file, compressed if the file's name ends like .gz; leaves `sink` open."""
+    compression = _compression(Path(fspath(path)))
+    if compression is None:
+        yield sink
+        return
+    # Arrow closes what it writes to
+    raw = open(sink.fileno(), "wb", closefd=False)  # noqa: SIM115
+    with pa.CompressedOutputStream(pa.PythonFile(raw, mode="w"), compression) as stream:
+        yield cast(BinaryIO, stream)
+
+
+def _compression(name: Path) -> str | None:
+    return COMPRESSIONS.get(name.suffix.lower())
 
 
 class JsonLines:

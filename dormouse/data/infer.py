@@ -88,10 +88,15 @@ def columns_of(data: Any) -> tuple[Any, dict[str, DataType]]:
         given = data if isinstance(data, Files) else Files(data)
         files = find_files(given)
         columns: dict[str, DataType] = {}
+        untyped: dict[str, DataType] = {}
         for file in files:
-            for name, kind in _types_of(file).items():
+            types, has_rows = _types_of(file)
+            if not has_rows:
+                untyped |= types
+                continue
+            for name, kind in types.items():
                 columns[name] = _common(file, name, columns.get(name, kind), kind)
-        return replace(given, found=tuple(files)), columns
+        return replace(given, found=tuple(files)), untyped | columns
     found = as_arrow(data)
     if found is None and isinstance(data, Iterable) and not isinstance(data, str | bytes):
         batches = iter(data)
@@ -109,14 +114,19 @@ def columns_of_arrow(found: pa.Schema) -> dict[str, DataType]:
     return {name: kind for name, (kind, _) in _of_arrow(found).items()}
 
 
-def _types_of(file: DataFile) -> dict[str, DataType]:
+def _types_of(file: DataFile) -> tuple[dict[str, DataType], bool]:
+    """Returns a file's columns, and whether there are values of which their types are known."""
+    has_rows = True
     with naming(file):
+        if is_empty(file):
+            return {}, False
         if file.kind == "csv":
-            columns = _of_csv(file)[0]
+            columns, sample, *_ = _of_csv(file)
+            has_rows = sample.num_rows > 0
         else:
             columns = _of_json(file) if file.kind == "json" else _of_parquet(file)
     folders = {name: _of_texts([text])[0] for name, text in file.folders if name not in columns}
-    return {name: kind for name, (kind, _) in columns.items()} | folders
+    return {name: kind for name, (kind, _) in columns.items()} | folders, has_rows
 
 
 def _common(file: DataFile, name: str, one: DataType, other: DataType) -> DataType:
@@ -146,8 +156,8 @@ def _as_shown(files: Files, unsure: Mapping[str, str]) -> str:
 
 def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapping[str, str]]:
     found = find_files(given)
-    # files of JSON without objects say nothing of their columns
-    file = next((one for one in found if one.kind != "json" or not is_empty(one.path)), found[0])
+    # files without rows say nothing of their columns
+    file = next((one for one in found if _has_rows(one)), found[0])
     with naming(file):
         if file.kind == "csv":
             columns, sample, given, unsure = _of_csv(file)
@@ -166,6 +176,11 @@ def _of_files(given: Files) -> tuple[str, _Columns, pa.Table | None, Files, Mapp
         replace(given, found=tuple(found), is_inferred=True),
         unsure,
     )
+
+
+def _has_rows(file: DataFile) -> bool:
+    with naming(file):
+        return not is_empty(file)
 
 
 def _of_csv(file: DataFile) -> tuple[_Columns, pa.Table, Files, Mapping[str, str]]:

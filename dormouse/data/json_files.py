@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,17 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
-from dormouse.data.json_places import check_objects, is_empty, line_of_object
+from dormouse.data.json_places import check_depth, check_objects, is_empty, line_of_object
 from dormouse.data.odd_numbers import has_long_numbers
-from dormouse.data.text_values import TIMES, UnfitRow, UnfitText, first_unkept, not_null, value_column
+from dormouse.data.text_values import (
+    TIMES,
+    UnfitRow,
+    UnfitText,
+    exact_decimal,
+    first_unkept,
+    not_null,
+    value_column,
+)
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import (
     BOOLEAN,
@@ -29,6 +36,7 @@ from dormouse.model.types import (
     INT,
     LIST,
     LONG,
+    NESTING_DEPTH_MAX,
     STRING,
     STRUCT,
     TIMESTAMP,
@@ -45,7 +53,7 @@ BATCH_ROWS = 2_048
 _FILE = "$path, hive_partitioning = false"
 """DuckDB takes names for patterns, and has values of folders in place of those of the file."""
 
-_INEXACT = (pa.ArrowInvalid, InvalidOperation, TypeError)
+_INEXACT = (pa.ArrowInvalid, TypeError, ValueError)
 _ADVICE = re.compile(r" (?:Try setting|LINE 1:) ")
 """What DuckDB adds for statements of ours, which no caller can change."""
 _OF_ENGINE = re.compile(r'^[A-Za-z ]+ Error: | in file "[^"]*"')
@@ -82,7 +90,10 @@ def _connected(file: DataFile, fields: Sequence[Field] = ()) -> Iterator[DuckDBP
 def json_types(file: DataFile) -> dict[str, DataType]:
     """The columns of all objects, and their types; what has several, or none, is text. `InvalidData`."""
     try:
-        return {} if is_empty(file.path) else _json_types(file)
+        if is_empty(file):
+            return {}
+        check_depth(file.path)
+        return _json_types(file)
     except _NoColumns:
         return {}
 
@@ -159,13 +170,16 @@ def _check_keys(connection: DuckDBPyConnection, file: DataFile) -> None:
             raise InvalidData(f"has columns {other!r} and {key!r}, which differ by case only: rename one")
 
 
-def _type(found: Any) -> DataType:
-    """Of DuckDB's types; what has none of ours is text."""
+def _type(found: Any, levels: int = NESTING_DEPTH_MAX - 1) -> DataType:
+    """Returns our type for one of DuckDB's; text for one that has none, or is below the last level."""
     kind = str(found.id)
+    if kind in ("list", "struct") and not levels:
+        return STRING
     if kind == "list":
-        return LIST(_type(found.children[0][1]))
+        return LIST(_type(found.children[0][1], levels - 1))
     if kind == "struct":
-        return STRUCT([Field(name, _type(part), nullable=True) for name, part in found.children])
+        parts = ((name, _type(part, levels - 1)) for name, part in found.children)
+        return STRUCT([Field(name, part, nullable=True) for name, part in parts])
     return _OF_DUCKDB.get(str(found), STRING)
 
 
@@ -174,7 +188,7 @@ def json_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yields these columns, in objects that lack them with their defaults, or null; `InvalidData`."""
     columns = {field.name: _as_text(field.type) for field in fields}
-    if is_empty(file.path):
+    if is_empty(file):
         return
     with _connected(file, fields) as connection:
         path = {"path": glob.escape(str(file.path))}
@@ -284,7 +298,7 @@ def _is_exact(value: Any, field: Field) -> bool:
 
 
 def _exact(value: Any, kind: DataType) -> Any:
-    """Decimals, and texts of all else."""
+    """Returns decimals, and texts of all else."""
     if kind.element is not None and isinstance(value, list):
         return [_exact(one, kind.element) for one in value]
     if kind.parts and isinstance(value, dict):
@@ -292,7 +306,7 @@ def _exact(value: Any, kind: DataType) -> Any:
     if isinstance(value, bool) and not kind.is_nested and kind.precision is None:
         return str(value).lower()
     if value is None or (isinstance(value, str) and not kind.is_nested):
-        return Decimal(value) if value is not None and kind.precision is not None else value
+        return value if value is None or kind.precision is None else exact_decimal(value.strip(), kind)
     raise TypeError(f"there is a {type(value).__name__} where {kind} is wanted")
 
 

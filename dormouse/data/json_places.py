@@ -10,6 +10,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dormouse.data.data_files import DataFile
 from dormouse.data.text_format import opened
 from dormouse.errors import InvalidData
 from dormouse.model.types import DataType, Field
@@ -19,6 +22,10 @@ _EMPTY_BYTES_MAX = 1 << 16
 _WHOLE_CHARACTERS_MAX = 1 << 28
 """Of a file whose values go over lines: it is parsed as a whole."""
 _BETWEEN = re.compile(r"[\s,\[\]]*")
+JSON_DEPTH_MAX = 100
+"""DuckDB, and Python, recurse once a level, and end the process, or raise, at some thousands."""
+_DEPTH_BYTES = 1 << 20
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 _SHOWN = 100
 _NAMES = {
@@ -31,12 +38,37 @@ _NAMES = {
 }
 
 
-def is_empty(path: Path) -> bool:
-    """Returns whether a file has no objects: it is empty, or an array of none."""
-    with opened(path) as stream:
+def is_empty(file: DataFile) -> bool:
+    """Returns whether a file of text has no rows: it is empty, or of JSON an array without objects."""
+    if file.kind == "parquet":
+        return False
+    with opened(file.path) as stream:
         begin = bytes(stream.read(_EMPTY_BYTES_MAX + 1))
     text = begin.decode("utf-8-sig", errors="replace")
-    return len(begin) <= _EMPTY_BYTES_MAX and _EMPTY.fullmatch(text) is not None
+    if len(begin) > _EMPTY_BYTES_MAX:
+        return False
+    return not text.strip() if file.kind == "csv" else _EMPTY.fullmatch(text) is not None
+
+
+def check_depth(path: Path) -> None:
+    """Raises `InvalidData` for a file that nests more than `JSON_DEPTH_MAX` deep."""
+    depth, line, is_text, rest = 0, 1, False, b""
+    with opened(path) as stream:
+        while block := bytes(stream.read(_DEPTH_BYTES)):
+            data = rest + block
+            slashes = len(data) - len(data.rstrip(b"\\"))
+            data, rest = (data[:-1], data[-1:]) if slashes % 2 else (data, b"")
+            codes = np.frombuffer(_ESCAPED.sub(b"..", data), np.uint8)
+            if not len(codes):
+                continue
+            in_text = (np.cumsum(codes == ord('"'), dtype=np.int32) + is_text) % 2 == 1
+            folded = codes | 32  # [ and ] become { and }
+            steps = (folded == ord("{")).astype(np.int8) - (folded == ord("}"))
+            depths = depth + np.cumsum(np.where(in_text, 0, steps), dtype=np.int32)
+            if depths.max() > JSON_DEPTH_MAX:
+                line += data.count(b"\n", 0, int(np.argmax(depths > JSON_DEPTH_MAX)))
+                raise InvalidData(f"line {line:,}: nests more than {JSON_DEPTH_MAX} deep", line=line)
+            depth, is_text, line = int(depths[-1]), bool(in_text[-1]), line + data.count(b"\n")
 
 
 def line_of_object(path: Path, number: int) -> int | None:

@@ -19,7 +19,7 @@ from dormouse.data.data_files import Files
 from dormouse.data.text_format import TextFormat, opened
 from dormouse.data.text_values import LEADING_ZERO, UnfitText, are_large, check_exact, first_unkept
 from dormouse.model.schema import Field
-from dormouse.model.types import DOUBLE, FLOAT, INT, LONG
+from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, STRING, DataType
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _CODES = {INT: r"^\s*[+-]?0[0-9xX]", LONG: r"^\s*[+-]?0[0-9xX]", DOUBLE: LEADING_ZERO}
 _TINY = re.compile(rb"[eE]-[0-9]{2}|[0-9]{16}[eE]-")
 """Ends of numbers that a floating one may take for zero, or round."""
+_NO_NUMBER = r"(?i)^\s*[+-]?(?:inf|infinity|nan)\s*$"
+_NUMBER = r"^\s*[+-]?(?:[0-9]+(?:%s[0-9]*)?|%s[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
 _DIGITS_MAX = 16
 """A double keeps all fractions of one digit less; their point is counted, too."""
 _TAIL_BYTES = 1024
@@ -166,6 +168,28 @@ def _long_in(text: bytes, even_whole: bool) -> bool:
 def _any_in(at: npt.NDArray[np.intp], begins: npt.NDArray[np.intp], ends: npt.NDArray[np.intp]) -> bool:
     """Returns whether a number, of those that begin and end there, has one of these places within."""
     return bool(len(at) and (np.searchsorted(at, begins) < np.searchsorted(at, ends)).any())
+
+
+def with_infinities(column: pa.Array, proposed: DataType, point: str) -> DataType:
+    """Returns DOUBLE for a column of numbers with some that are infinite or NaN; STRING for such words alone.
+
+    DuckDB proposes types by the order of the rows.
+    """
+    is_word = pc.match_substring_regex(column, _NO_NUMBER)
+    if proposed not in (STRING, LONG, DOUBLE) or not pc.any(is_word).as_py():
+        return proposed
+    others = column.filter(pc.invert(is_word)).drop_null()
+    pattern = _NUMBER % (re.escape(point), re.escape(point))
+    return DOUBLE if pc.all(pc.match_substring_regex(others, pattern), min_count=1).as_py() else STRING
+
+
+def are_kept(column: pa.Array, point: str) -> bool:
+    """Returns whether doubles keep all digits; True for texts that Arrow does not parse."""
+    texts = pc.replace_substring(pc.utf8_trim_whitespace(column), point, ".")
+    try:
+        return first_unkept(texts, numbers := texts.cast(pa.float64()), DOUBLE, pc.is_valid(numbers)) < 0
+    except pa.ArrowInvalid:
+        return True
 
 
 def _longest_fraction(codes: npt.NDArray[np.uint8], point: int) -> int:

@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.data_files import DataFile
+from dormouse.data.odd_numbers import are_kept, with_infinities
 from dormouse.data.text_format import UTF_8, TextFormat, column_of, header_of, open_csv, opened, unfit
 from dormouse.data.text_values import (
     HEXADECIMAL,
     LEADING_ZERO,
     TIMES,
-    first_unkept,
+    formats_to_try,
     other_order,
     value_column,
 )
@@ -358,12 +359,12 @@ def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataT
 
     A text has the format of times that all of its values with digits are written in.
     """
-    proposed = _OF_DUCKDB.get(kind, STRING)
+    proposed = with_infinities(column, _OF_DUCKDB.get(kind, STRING), point)
     if proposed == STRING or column.null_count == len(column):
         return STRING, None
     if proposed in (LONG, DOUBLE) and _any(column, f"{LEADING_ZERO}|{HEXADECIMAL}"):
         return STRING, None  # a code
-    if proposed == DOUBLE and (_any(column, _WHOLE_AND_LONG) or not _are_kept(column, point)):
+    if proposed == DOUBLE and (_any(column, _WHOLE_AND_LONG) or not are_kept(column, point)):
         return STRING, None
     for how in _formats(proposed, found):
         if (proposed in _READ and how is None and proposed != DATE) or _fits(column, proposed, how):
@@ -376,7 +377,7 @@ def _type(column: pa.Array, kind: str, found: _Found, point: str) -> tuple[DataT
 
 def _formats(proposed: DataType, found: _Found) -> list[str | None]:
     sniffed = {DATE: found.date_format, TIMESTAMP: found.timestamp_format}.get(proposed)
-    return [None] if not sniffed else [None, sniffed]
+    return [None] if not sniffed else [None, *formats_to_try(sniffed)]
 
 
 def _fits(column: pa.Array, proposed: DataType, how: str | None) -> bool:
@@ -385,15 +386,6 @@ def _fits(column: pa.Array, proposed: DataType, how: str | None) -> bool:
     except InvalidData:
         return False
     return True
-
-
-def _are_kept(column: pa.Array, point: str) -> bool:
-    """Returns whether doubles keep all digits; True for texts that Arrow does not parse."""
-    texts = pc.replace_substring(pc.utf8_trim_whitespace(column), point, ".")
-    try:
-        return first_unkept(texts, numbers := texts.cast(pa.float64()), DOUBLE, pc.is_valid(numbers)) < 0
-    except pa.ArrowInvalid:
-        return True
 
 
 def _any(column: pa.Array, pattern: str) -> bool:

@@ -6,8 +6,9 @@ The digest never depends on where the data lies: a file may have another name wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,10 @@ from dormouse.data.given_rows import as_arrow, is_of
 from dormouse.errors import InvalidData, ObjectStoreError
 
 DIGEST_BYTES = 16
+NO_ROWS = hashlib.blake2b(b"no rows", digest_size=DIGEST_BYTES).digest()
+"""Digest of data without rows, of whatever kind it is."""
+STREAM = hashlib.blake2b(b"stream", digest_size=DIGEST_BYTES).digest()
+"""Stands for a stream of rows, which is read only once: it is other data than none, and is not recorded."""
 PIECE_BYTES, PIECES_MAX = 64 * 1024, 64
 """A file of up to 4 MiB is read whole; of a larger one, pieces that are spread evenly over it."""
 PIECES_MIN, PIECES_IN_ALL = 2, 16_384
@@ -41,8 +46,8 @@ class GivenData:
         self.data = data
         self._deletes = deletes
 
-    def digest(self) -> bytes | None:
-        """Returns 16 bytes; None for a stream, which can be read only once, and for files that are not there.
+    def digest(self) -> bytes | None:  # noqa: PLR0911 one a kind
+        """Returns 16 bytes; `STREAM` for a stream of rows, and None for files that are not there.
 
         Sets `data` to what is left to load. Raises `InvalidData` for rows that Arrow cannot hold.
         """
@@ -57,15 +62,38 @@ class GivenData:
             self.data = replace(given, found=files)
             return found.digest()
         rows, is_frame = as_arrow(self.data), is_of(self.data, "polars")
-        if rows is None:
-            return None
         if isinstance(rows, pa.RecordBatchReader) and is_frame:
             rows = rows.read_all()
-        self.data = rows
         if isinstance(rows, pa.RecordBatchReader):
-            return None
+            self.data, has_rows = _peeked(rows)
+            self.data = pa.RecordBatchReader.from_batches(rows.schema, self.data)
+            return STREAM if has_rows else NO_ROWS
+        if rows is None:
+            if not isinstance(self.data, Iterable) or isinstance(self.data, bytes):
+                return None
+            self.data, has_rows = _peeked(self.data)
+            return STREAM if has_rows else NO_ROWS
+        self.data = rows
+        if not rows.num_rows:
+            return NO_ROWS
         _add_table(found, rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
         return found.digest()
+
+
+def is_same(given: bytes | None, recorded: bytes) -> bool:
+    """Returns whether data with a digest may be the data whose digest was recorded."""
+    return given in (None, recorded) or (given == STREAM and recorded != NO_ROWS)
+
+
+def _peeked(batches: Iterable[Any]) -> tuple[Iterator[Any], bool]:
+    """Returns the batches, and whether any has rows; reads up to the first that has."""
+    others = iter(batches)
+    empty: list[Any] = []
+    for batch in others:
+        if getattr(batch, "num_rows", 1):
+            return chain(empty, [batch], others), True
+        empty.append(batch)
+    return iter(empty), False
 
 
 def add_files(found: Hash, files: Sequence[tuple[Path, object]]) -> None:

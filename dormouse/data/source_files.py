@@ -42,7 +42,8 @@ def prepared(file: DataFile, schema: Schema) -> DataFile:
             _check_json(file, schema)
             return file
         if file.kind == "csv":
-            return replace(file, format=csv_format(file, schema))
+            # as of an hour without events
+            return file if is_empty(file) else replace(file, format=csv_format(file, schema))
         with parquet_file(file) as parquet:
             _check(file, _plain(parquet.schema_arrow, schema), schema)
             groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
@@ -86,6 +87,8 @@ def read_file(
     """The rows of a prepared file, or of some row groups of one, streamed, as the schema has them."""
     with naming(file):
         folders = _folder_values(file, schema)
+        if is_empty(file):
+            return
         if file.kind == "csv":
             batches = csv_batches(file, schema)
         elif file.kind == "json":
@@ -164,7 +167,7 @@ def _check_json(file: DataFile, schema: Schema) -> None:
 
     A file without objects, as of an hour without events, fits.
     """
-    if is_empty(file.path):
+    if is_empty(file):
         return
     types = json_types(file)
     _check(file, pa.schema([(name, pa.null()) for name in types]), schema)

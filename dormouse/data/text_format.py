@@ -26,7 +26,8 @@ UTF_8 = "utf-8"
 _MARKED = {"utf-16": codecs.BOM_UTF16_BE, "utf-32": codecs.BOM_UTF32_BE}
 """Encodings of which the beginning tells the order of bytes."""
 
-_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+"""Arrow's names of compressions, by the end of a file's name."""
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _ROW = re.compile(r"(?:CSV parse error: )?Row #(\d+): ")
 _CELL = re.compile(r"CSV conversion error to [^:]+: invalid value '(.*)'", re.DOTALL)
@@ -76,7 +77,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with _zipped(path) as stream:
             yield stream
         return
-    compression = _COMPRESSED.get(path.suffix.lower())
+    compression = COMPRESSIONS.get(path.suffix.lower())
     if compression is None:
         with path.open("rb") as stream:
             yield stream
@@ -227,7 +228,7 @@ def unfit(error: Exception, path: Path, how: TextFormat) -> InvalidData:
     rest = _CSV_COLUMN.sub("", _ROW.sub("", text)).strip()
     line = _line(path, how, int(row[1])) if row else None
     at = "" if line is None else f"line {line:,}: "
-    name = _column_name(path, how, int(column[1])) if column else None
+    name = column_name(path, how, int(column[1])) if column else None
     if name is None:
         return InvalidData(f"{at}{rest}", line=line)
     cell = _CELL.search(str(error))
@@ -279,7 +280,8 @@ def last_line(path: Path, how: TextFormat) -> int:
         return last
 
 
-def _column_name(path: Path, how: TextFormat, number: int) -> str:
+def column_name(path: Path, how: TextFormat, number: int) -> str:
+    """Returns the name of a column by its number in the file, from 0."""
     names = list(how.names)
     if not names:
         with opened(path) as stream:
@@ -298,6 +300,14 @@ def _records(path: Path, how: TextFormat) -> Iterator[tuple[int, list[str]]]:
                 begins = reader.line_num + 1
         except csv.Error:
             return
+
+
+def file_header(path: Path, how: TextFormat) -> list[str]:
+    """Returns the names that the header of a file has; none if it has no header, or none that counts."""
+    if not how.has_header or how.names:
+        return []
+    with opened(path) as stream:
+        return header_of(_as_text(stream, how), how)
 
 
 def header_of(text: TextIO, how: TextFormat) -> list[str]:

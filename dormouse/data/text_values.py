@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from decimal import Context, Decimal
+from decimal import Context, Decimal, InvalidOperation
 from itertools import chain, zip_longest
-from math import isfinite
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +14,20 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.text_format import TextFormat
 from dormouse.errors import InvalidData, not_installed
+from dormouse.model.exact import keeps
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.model.types import (
+    BYTES,
+    DATE,
+    DECIMAL_DIGITS_MAX,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    DataType,
+)
 from dormouse.model.values import bytes_of_base64
 
 _TEXTS = {TIMESTAMP, BYTES}
@@ -32,6 +43,11 @@ _FEW_DIGITS = {DOUBLE: r"^\s*[+-]?[0-9.]{1,15}(?:[eE]|\s*$)", FLOAT: r"^\s*[+-]?
 _NOT_ZERO = r"^[^eE]*[1-9]"
 _LOCAL = pa.timestamp("us")
 _FAILED = (pa.ArrowInvalid, ValueError)
+WHOLE = (INT, LONG)
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_FEW_DECIMALS = r"^[+-]?0*[0-9]{0,%d}(?:\.[0-9]{0,%d})?$"
+"""At most so many digits before the point and after it."""
+_WHOLE_FLOAT = r"^\s*(-?[0-9]+)%s0*\s*$"
 _PARSE = r"select case when regexp_matches(text, '\d') then try_strptime(text, $1) end from texts"
 _DAY_PARTS = re.compile("%[dmyY]")
 _LONG_YEARS = ("%d", "%m", "%Y"), ("%m", "%d", "%Y")
@@ -73,14 +89,17 @@ def not_null(column: pa.Array, field: Field) -> pa.Array:
 
 
 def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
-    """What Arrow is to read each column as: what it cannot read by itself is text first."""
+    """Returns the type as which Arrow's reader of CSV reads each column.
+
+    It is text for types that the reader does not know, and for decimals: the reader does not check that a
+    number has at most as many digits as the type, and stores another number.
+    """
     first_text = dict(how.time_formats)
-    return {
-        field.name: pa.string()
-        if field.type in _TEXTS or field.name in first_text
-        else arrow_type(field.type)
-        for field in schema.fields
-    }
+
+    def is_text(field: Field) -> bool:
+        return field.type in _TEXTS or field.type.precision is not None or field.name in first_text
+
+    return {field.name: pa.string() if is_text(field) else arrow_type(field.type) for field in schema.fields}
 
 
 def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBatch:
@@ -89,7 +108,8 @@ def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBa
     columns = {name: batch.column(name) for name in batch.schema.names}
     for field in schema.fields:
         if field.name in columns:
-            column = value_column(columns[field.name], field, formats.get(field.name))
+            time_format = formats.get(field.name)
+            column = value_column(columns[field.name], field, time_format, point=how.decimal_point)
             columns[field.name] = not_null(column, field)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
@@ -101,11 +121,13 @@ def value_column(  # noqa: PLR0911 one a kind
     *,
     empties: bool = True,
     keeps_digits: bool = False,
+    point: str = ".",
 ) -> pa.Array:
     """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`.
 
     - `empties`: what is null was an empty text, and is one where it must not be null.
     - `keeps_digits`: as of `check_exact`.
+    - `point`: the decimal point of whole numbers and decimals.
     """
     if field.type.is_nested and column.type != arrow_type(field.type):
         return _nested(column, field, keeps_digits=keeps_digits)
@@ -119,8 +141,62 @@ def value_column(  # noqa: PLR0911 one a kind
         return _each(column, field, _bytes, ": in text they are base64")
     if field.type == STRING:
         return pc.fill_null(column, "") if empties and not field.nullable else column
-    numbers = _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
+    if field.type.precision is not None:
+        return _each(column, field, lambda texts: _decimals(texts, field.type, point))
+    if field.type in WHOLE:
+        numbers = _each(column, field, lambda texts: _whole_numbers(texts, field.type, point))
+    else:
+        numbers = _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
     check_exact(column, numbers, field, keeps_digits=keeps_digits)
+    return numbers
+
+
+def _decimals(texts: pa.Array, kind: DataType, point: str) -> pa.Array:
+    """Converts texts to exact decimals; raises one of `_FAILED` for a text that the type does not hold."""
+    texts = pc.ascii_trim_whitespace(texts)
+    if point != ".":
+        if pc.any(pc.match_substring(texts, ".")).as_py():
+            raise ValueError("this file has another decimal point")
+        texts = pc.replace_substring(texts, point, ".")
+    whole = (kind.precision or 0) - (kind.scale or 0)
+    few_digits = _FEW_DECIMALS % (whole, DECIMAL_DIGITS_MAX - whole)
+    if pc.all(pc.match_substring_regex(texts, few_digits)).as_py() is not False:
+        return texts.cast(arrow_type(kind))
+    # Arrow makes other numbers of some that have more digits than 128 bits hold
+    values = [None if one is None else exact_decimal(one, kind) for one in texts.to_pylist()]
+    return pa.array(values, arrow_type(kind))
+
+
+def exact_decimal(text: str, kind: DataType) -> Decimal:
+    """Returns the value of a text; raises `ValueError` for a text that the type does not hold exactly."""
+    if kind.precision is None or _DECIMAL.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no decimal")
+    try:
+        value = Decimal(text)
+        digits = Context(prec=kind.precision, traps=[InvalidOperation])
+        scaled = value.quantize(Decimal(1).scaleb(-(kind.scale or 0)), context=digits)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} has too many digits") from None
+    if scaled != value:
+        raise ValueError(f"{text!r} would be rounded")
+    return scaled
+
+
+def _whole_numbers(texts: pa.Array, kind: DataType, point: str) -> pa.Array:
+    """Converts texts to whole numbers; raises one of `_FAILED` for a text that is none.
+
+    A program that has no nulls of whole numbers writes 5 as 5.0. As in a column of doubles, such a number is
+    taken only up to 2**53: a larger one may have been rounded.
+    """
+    target, texts = arrow_type(kind), pc.ascii_trim_whitespace(texts)
+    try:
+        return texts.cast(target)
+    except pa.ArrowInvalid:
+        pattern = _WHOLE_FLOAT % re.escape(point)
+        is_float = pc.match_substring_regex(texts, pattern)
+    numbers = pc.replace_substring_regex(texts, pattern, r"\1").cast(target)
+    if pc.any(pc.and_(is_float, are_large(numbers.cast(pa.float64()), DOUBLE))).as_py():
+        raise ValueError("a large number may have been rounded")
     return numbers
 
 
@@ -136,7 +212,7 @@ def check_exact(
 
     - A whole number is not written in hexadecimal.
     - A floating number is infinite, or zero, only where the text says so.
-    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `is_kept`. With
+    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `keeps`. With
       `keeps_digits` every DOUBLE has them: its type was inferred.
     """
     kind = inner or field.type
@@ -147,7 +223,7 @@ def check_exact(
             check_exact(some, read, field, part.type, keeps_digits=keeps_digits)
     if not pa.types.is_string(texts.type):
         return
-    if kind in (INT, LONG):
+    if kind in WHOLE:
         if (row := pc.index(pc.match_substring_regex(texts, HEXADECIMAL), True).as_py()) >= 0:
             raise UnfitText(field, texts[row].as_py(), row, ": it is hexadecimal")
     elif kind in _EXACT_MAX:
@@ -169,25 +245,11 @@ def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa
     few = pc.and_(pc.is_finite(numbers), pc.match_substring_regex(texts, _FEW_DIGITS[kind]))
     longer = pc.and_(watched, pc.and_(pc.match_substring_regex(texts, "[0-9]"), pc.invert(few)))
     for row in pc.indices_nonzero(pc.or_(lost, longer)).to_pylist():
-        if lost[row].as_py() or not is_kept(texts[row].as_py(), numbers[row]):
+        number = numbers[row]
+        shortest = number.cast(pa.string()).as_py()
+        if lost[row].as_py() or not keeps(number.as_py(), texts[row].as_py(), shortest):
             return int(row)
     return -1
-
-
-def is_kept(text: str, number: pa.Scalar) -> bool:
-    """Returns whether a floating number has the digits of a text.
-
-    It has them if the text is the shortest that tells the number apart, or if the number's exact value,
-    rounded to as many digits as the text has, is the text's.
-    """
-    if not isfinite(number.as_py()):
-        return False
-    value = Decimal(text.strip())
-    if value == Decimal(number.cast(pa.string()).as_py()):
-        return True
-    if value != value.to_integral_value():
-        value = value.normalize()  # zeros at the end of a fraction say nothing
-    return value == Context(prec=len(value.as_tuple().digits)).create_decimal(Decimal(number.as_py()))
 
 
 def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
@@ -255,6 +317,14 @@ def day_orders(time_format: str) -> list[str]:
     alike: Sequence[Sequence[str]] = next((one for one in (_LONG_YEARS, _SHORT_YEARS) if parts in one), [])
     others = ["".join(chain(*zip_longest(between, one, fillvalue=""))) for one in alike if one != parts]
     return [time_format, *others]
+
+
+def formats_to_try(time_format: str) -> list[str]:
+    """Returns a format that was found, after its other orders if it begins with a short year.
+
+    A short year comes first only if no other order fits.
+    """
+    return [*day_orders(time_format)[1:], time_format] if time_format.startswith("%y") else [time_format]
 
 
 def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | None:

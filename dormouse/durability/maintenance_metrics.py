@@ -48,8 +48,8 @@ def payload_numbers(payloads: PayloadStore) -> Iterator[Number]:
     now = payloads.status()
     for name, what in _OF_PAYLOADS.items():
         yield Number(f"payload_{name}", what, getattr(now, name))
-    for state in STATES:
-        count = getattr(now, f"{state}_days")
+    days = (now.open_days, now.offloaded_days, now.folding_days, now.folded_days)
+    for state, count in zip(STATES, days, strict=True):
         yield Number("payload_days", "Days of payloads, by state.", count, {"state": state})
 
 

@@ -14,8 +14,8 @@ from dormouse.errors import DormouseError
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 WATCH_SECONDS = 10
-QUIET_SECONDS = 0.01
-QUIET_LOOKS_MAX = 100
+QUIET_SECONDS = 0.05
+QUIET_LOOKS_MAX = 20
 TAIL_BYTES = 16 * 1024
 TAIL_LINES = 5
 FREE_BYTES_MIN = 1024 * 1024
@@ -48,18 +48,12 @@ class ServerLog:
         log = open_lock(self.path)  # two processes would cut twice
         try:
             # the size is read under the lock: another process may have cut the log just before
-            if not try_lock(log) or (size := os.fstat(log).st_size) <= LOG_BYTES_MAX:
+            if not try_lock(log) or os.fstat(log).st_size <= LOG_BYTES_MAX:
                 return
-            os.lseek(log, size - LOG_BYTES_MAX, os.SEEK_SET)
+            os.lseek(log, _settled_size(log) - LOG_BYTES_MAX, os.SEEK_SET)
             with os.fdopen(os.open(self._old, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as old:
-                for _ in range(QUIET_LOOKS_MAX):
-                    copied = old.tell()
-                    while part := os.read(log, 1024 * 1024):
-                        old.write(part)
-                    # what is written between the last read and the cut is lost: cut while nothing is
-                    if old.tell() == copied:
-                        break
-                    time.sleep(QUIET_SECONDS)
+                while part := os.read(log, 1024 * 1024):
+                    old.write(part)
             os.ftruncate(log, 0)
         finally:
             close_lock(log)
@@ -98,3 +92,17 @@ class ServerLog:
                 self.rotate()
             except (OSError, DormouseError) as error:
                 logger.warning("%s is not cut: %s", self.path, error)
+
+
+def _settled_size(log: int) -> int:
+    """Returns the size of a file once nothing is written to it for a moment, or after a second.
+
+    What is written between the last read and the cut would be lost.
+    """
+    size = os.fstat(log).st_size
+    for _ in range(QUIET_LOOKS_MAX):
+        time.sleep(QUIET_SECONDS)
+        before, size = size, os.fstat(log).st_size
+        if size == before:
+            break
+    return size

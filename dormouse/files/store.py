@@ -233,16 +233,16 @@ class FileReferenceStore(Updates):
         """Whether the commit is applied: what to ask after `CommitOutcomeUnknown`."""
         return bool(self._rows("applied_source", {"commit_key": narrow_id(commit_id)}))
 
-    def is_of_source(self, commit_id: str, source: Callable[[], bytes | None]) -> bool | None:
+    def is_of_source(self, commit_id: str, is_source: Callable[[bytes], bool]) -> bool | None:
         """Returns whether an applied commit may be of this data; None when it is not applied.
 
-        `source` gives the digest of the data. It is called only when there is one to compare it with.
+        `is_source` says whether the data has a digest. It is called only when one was recorded.
         """
         rows = self._rows("applied_source", {"commit_key": narrow_id(commit_id)})
         if not rows:
             return None
         recorded: UUID | None = rows[0][0]
-        return recorded is None or (given := source()) is None or given == recorded.bytes
+        return recorded is None or is_source(recorded.bytes)
 
     def _whole(
         self,

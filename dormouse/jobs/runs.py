@@ -60,7 +60,7 @@ class Run:
         said = one_line(error)
         if isinstance(error, SystemExit):
             said = f"its function ended the thread by SystemExit({error.code!r})"
-        elif not isinstance(error, DormouseError):
+        else:
             said = f"{type(error).__name__}: {said}"
         return self._failed(said, "".join(traceback.format_exception(error)))
 

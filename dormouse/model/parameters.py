@@ -13,6 +13,9 @@ from dormouse.model.text import is_text
 
 Parameters = Sequence[Any] | Mapping[str, Any]
 PARAMETERS_MAX = 10_000
+NESTING_MAX = 100
+"""The most lists in each other."""
+
 _TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
 
 
@@ -46,12 +49,19 @@ def _name(name: object) -> str:
     return name
 
 
-def _checked(name: str, value: Any) -> Any:
+def check_nesting(name: str, depth: int) -> None:
+    """Raises `InvalidQuery` for a parameter whose lists are more than `NESTING_MAX` in each other."""
+    if depth > NESTING_MAX:
+        raise InvalidQuery(f"parameter {name} has more than {NESTING_MAX} lists nested in each other")
+
+
+def _checked(name: str, value: Any, depth: int = 1) -> Any:
     if type(value).__module__ == "numpy":
         # as data frames hand them over
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_checked(name, item) for item in value]
+        check_nesting(name, depth)
+        return [_checked(name, item, depth + 1) for item in value]
     if isinstance(value, str) and not is_text(value):
         raise InvalidQuery(f"parameter {name} can have neither NUL nor half a surrogate pair")
     if not isinstance(value, _TYPES):

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from dormouse.errors import InvalidInput
 
 NAME_BYTES_MAX = 256
+COLUMNS_SHOWN = 20
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -91,3 +92,9 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     """The end of an error that names the nearest thing that there is; empty if nothing is near."""
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
+
+
+def shown_list(names: Sequence[str], most: int) -> str:
+    """Returns the first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join([*names[:most], *([f"… {more:,} more"] if more > 0 else [])])

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from dormouse.errors import InvalidPayload
-from dormouse.payloads.keys import PayloadKey, checked
+from dormouse.payloads.keys import PayloadKey, check_application_kind, checked
 
 CONTENT_BYTES_MAX = 64 * 2**20
 """Of a payload's JSON in UTF-8."""
@@ -28,6 +28,7 @@ def encode_given(given: object) -> tuple[PayloadKey, str]:
     if not isinstance(given, Sequence) or len(given) != 5:
         raise InvalidPayload(f"a payload is (tenant, id, inserted_at, kind, content), not {given!r}")
     key = checked(given[:4])
+    check_application_kind(key.kind)
     return key, encode(key, given[4])
 
 

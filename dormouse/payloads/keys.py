@@ -62,6 +62,12 @@ def checked(key: Sequence[Any]) -> PayloadKey:
         raise InvalidPayload(f"inserted_at {at.isoformat()} is in no year from 1 to 9999 in UTC") from None
 
 
+def check_application_kind(kind: str) -> None:
+    """Raises `InvalidPayload` for a kind that belongs to payloads of Dormouse itself."""
+    if kind.startswith(OWN_KINDS):
+        raise InvalidPayload(f"kind {kind!r}: kinds that begin with {OWN_KINDS!r} are for jobs of Dormouse")
+
+
 def place_values(name: str, key: PayloadKey | None) -> dict[str, Any]:
     """A key's place as the values of a statement, `name`_kind and so on; all None without a key."""
     place = (None,) * len(_PLACE) if key is None else key.place

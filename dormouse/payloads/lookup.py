@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from dormouse.postgres.connection import Supplier
 
 TRIES = 3
 """A day that is folded or made hot again meanwhile has other objects."""
+Find = Callable[[Iterable[PayloadKey]], Iterator[tuple[PayloadKey, Place | None]]]
 
 
 class Lookup:
@@ -30,13 +31,16 @@ class Lookup:
         self._reader = reader
         self.cold_reads = ColdReads()
 
-    def contents(self, wanted: Mapping[PayloadKey, None]) -> dict[PayloadKey, Any]:
-        """The content of each key, or the error, in their order."""
+    def contents(self, wanted: Mapping[PayloadKey, None], find: Find | None = None) -> dict[PayloadKey, Any]:
+        """Returns the content of each key, or the error, in their order.
+
+        `find` looks the keys up in a transaction that is not ours; objects are read outside of it.
+        """
         found: dict[PayloadKey, Any] = dict(wanted)
         again: Iterable[PayloadKey] = wanted
         before: dict[PayloadKey, Place] = {}
         for _ in range(TRIES):
-            places = dict(rows.places(self._supplier, again))
+            places = dict(rows.places(self._supplier, again) if find is None else find(again))
             # one that is where it was is read no better
             todo = {
                 key: place for key, place in places.items() if before.get(key) != place or key not in before

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import date, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.properties import SECONDS_MAX
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
-from dormouse.payloads.application import ApplicationWrites
+from dormouse.payloads.application import ApplicationPayloads
 from dormouse.payloads.content import encode_given
 from dormouse.payloads.cooling import OffloadReport
 from dormouse.payloads.copying import PayloadOptions
@@ -49,7 +50,7 @@ class PayloadStore:
         self._options = options or PayloadOptions()
         self._lookup = Lookup(supplier, Reader(objects))
         self._check_writable = check_writable
-        self._in_applications = ApplicationWrites(supplier)
+        self._in_applications = ApplicationPayloads(supplier)
 
     def put(
         self,
@@ -64,8 +65,8 @@ class PayloadStore:
         """Keeps a payload, in place of the one of the same key. `content` is any JSON value, None too.
 
         With `conn`, a connection of the application to the database of the instance, the payload is kept when
-        the transaction of that commits; until then no other reads it, `get` included. Kinds that begin with
-        "dormouse." are refused then.
+        the transaction of that commits; until then `get` finds it with the same `conn` alone. An error leaves
+        that transaction as it was before the call. Kinds that begin with "dormouse." are refused.
 
         Raises `InvalidPayload`, and `PayloadExpired` for a day that was dropped; with `conn` also
         `InvalidInput`, `InstanceForbidden`, and what psycopg raises of a transaction that must be run again.
@@ -92,31 +93,69 @@ class PayloadStore:
         elif contents:
             rows.put(self._supplier, contents)
 
-    def get(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> Any:
-        """The content of a payload.
+    def get(
+        self,
+        tenant: str,
+        id: str,
+        inserted_at: datetime,
+        kind: str,
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> Any:
+        """Returns the content of a payload; with `conn`, as the transaction of the application sees it.
+
+        That includes what it has put and deleted itself. Objects are read outside of the transaction.
 
         Raises `InvalidPayload` for a key that cannot be, `PayloadNotFound`, `PayloadExpired` when its day was
         dropped, `PayloadCorrupt` when what is kept of it is not what was written, and `PayloadUnavailable`
-        when the object store does not give it now.
+        when the object store does not give it now; with `conn` also what `put` raises of it.
         """
-        [found] = self.get_many([(tenant, id, inserted_at, kind)]).values()
+        [found] = self.get_many([(tenant, id, inserted_at, kind)], conn=conn).values()
         if isinstance(found, DormouseError):
             raise found
         return found
 
-    def get_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> dict[PayloadKey, Any]:
-        """The content of each key, or the error that `get` would raise. Raises `InvalidPayload`."""
-        return self._lookup.contents(dict.fromkeys(map(checked, keys)))
+    def get_many(
+        self,
+        keys: Iterable[tuple[str, str, datetime, str]],
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> dict[PayloadKey, Any]:
+        """Returns the content of each key, or the error that `get` would raise. `conn` is as for `get`.
 
-    def delete(self, tenant: str, id: str, inserted_at: datetime, kind: str) -> None:
-        """Deletes a payload, if it is there. Raises `InvalidPayload`."""
-        self.delete_many([(tenant, id, inserted_at, kind)])
+        Raises `InvalidPayload`, and with `conn` what `put` raises of it.
+        """
+        wanted = dict.fromkeys(map(checked, keys))
+        find = None if conn is None else partial(self._in_applications.places, conn)
+        return self._lookup.contents(wanted, find)
 
-    def delete_many(self, keys: Iterable[tuple[str, str, datetime, str]]) -> None:
-        """Deletes those that are there, all or none. Raises `InvalidPayload`."""
+    def delete(
+        self,
+        tenant: str,
+        id: str,
+        inserted_at: datetime,
+        kind: str,
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> None:
+        """Deletes a payload, if it is there; with `conn`, when the transaction of the application commits.
+
+        Raises `InvalidPayload`, and with `conn` what `put` raises of it.
+        """
+        self.delete_many([(tenant, id, inserted_at, kind)], conn=conn)
+
+    def delete_many(
+        self,
+        keys: Iterable[tuple[str, str, datetime, str]],
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> None:
+        """Deletes the payloads that are there, all or none. `conn` is as for `delete`, and so are errors."""
         wanted = set(map(checked, keys))
         self._check_writable()
-        if wanted:
+        if conn is not None:
+            self._in_applications.delete(conn, wanted)
+        elif wanted:
             rows.delete(self._supplier, wanted)
 
     def offload(

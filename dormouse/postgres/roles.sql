@@ -121,8 +121,8 @@ grant execute on function await_messages, interval_fork, lock_rows, lost_race, n
     to dormouse_run;
 -- it makes tables, as its owner
 grant execute on function add_day to dormouse_run;
--- they keep payloads as their owner; roles of applications get them by name
-grant execute on function put_payload, put_payloads to dormouse_run;
+-- they keep, find and delete payloads as their owner; roles of applications get them by name
+grant execute on function put_payload, put_payloads, find_payloads, delete_payloads to dormouse_run;
 grant execute on function replayed_snapshot, this_database to dormouse_read;
 alter default privileges in schema dormouse grant select, insert, update, delete on tables to dormouse_run;
 alter default privileges in schema dormouse grant usage, select on sequences to dormouse_run;

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from dormouse.query.frames import Frames
+from dormouse.query.frames import Frames, shown_reader
 
 
 class Answer(Frames):
@@ -26,8 +26,14 @@ class Answer(Frames):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)
 
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self._reader)})
+
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self._reader.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return shown_reader(self._reader.schema)
 
     def __iter__(self) -> Self:
         return self

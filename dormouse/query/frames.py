@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from dormouse.errors import not_installed
+from dormouse.errors import InvalidQuery, not_installed
+from dormouse.model.text import COLUMNS_SHOWN, shown_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,25 +30,10 @@ class Frames:
         return polars_of(lambda: self)
 
 
-class _Read(Protocol):
-    def count(self) -> int: ...
-
-    def query(self) -> pa.RecordBatchReader: ...
-
-
-class Container:
-    """A table as a container of its rows, for `len`, truth, and what takes Arrow's streams."""
-
-    def __len__(self: _Read) -> int:
-        """Returns how many rows there are; see `count`."""
-        return self.count()
-
-    def __bool__(self) -> bool:
-        return True  # without a count
-
-    def __arrow_c_stream__(self: _Read, requested_schema: Any = None) -> Any:
-        """Gives the rows to what takes Arrow's streams, like `pa.table(table)`."""
-        return self.query().__arrow_c_stream__(requested_schema)
+def shown_reader(schema: pa.Schema) -> str:
+    """Returns how a reader shows itself: its columns, and how its rows are read."""
+    named = shown_list([f"{field.name} {field.type}" for field in schema], COLUMNS_SHOWN)
+    return f"Answer({named}; a reader, whose rows are read once: by batches, arrow(), df() or pl())"
 
 
 def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
@@ -63,4 +49,16 @@ def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
         import polars
     except ImportError:
         raise not_installed("polars", "polars") from None
-    return polars.from_arrow(ask().read_all())
+    reader = ask()
+    for field in reader.schema:
+        if _has_intervals(field.type):
+            raise InvalidQuery(
+                f"column {field.name!r} has intervals, which Polars does not have: cast it to VARCHAR, or "
+                "take arrow() or df()"
+            )
+    return polars.from_arrow(reader.read_all())
+
+
+def _has_intervals(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return str(kind) == "month_day_nano_interval" or any(map(_has_intervals, inner))

@@ -13,6 +13,8 @@ from uuid import UUID
 from pydantic import TypeAdapter
 
 from dormouse.errors import InvalidQuery
+from dormouse.model.exact import exact_double
+from dormouse.model.parameters import check_nesting
 from dormouse.model.values import base64_text, bytes_of_base64
 
 _INTERVAL = TypeAdapter(timedelta)
@@ -34,7 +36,7 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
     ),
     "uuid": (UUID, str, UUID, "a UUID, like 0198c0de-0000-7000-8000-000000000000"),
     "decimal": (Decimal, str, Decimal, "a decimal number, like 0.10"),
-    "double": (float, str, float, "a number, NaN, Infinity or -Infinity"),
+    "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
 }
 """What JSON has no word for is an object with the name of its kind; the first that fits counts."""
 
@@ -42,8 +44,8 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
 def parameters_json(parameters: Any) -> Any:
     """Parameters, as `parse_parameters` takes them."""
     if isinstance(parameters, Mapping):
-        return {name: _json(value) for name, value in parameters.items()}
-    return [_json(value) for value in parameters]
+        return {name: _json(f"${name}", value) for name, value in parameters.items()}
+    return [_json(f"${number}", value) for number, value in enumerate(parameters, 1)]
 
 
 def parse_parameters(parameters: list[Any] | dict[str, Any] | None) -> list[Any] | dict[str, Any] | None:
@@ -53,18 +55,20 @@ def parse_parameters(parameters: list[Any] | dict[str, Any] | None) -> list[Any]
     return parameters and [_parsed(str(number), value) for number, value in enumerate(parameters, 1)]
 
 
-def _json(value: Any) -> Any:
+def _json(name: str, value: Any, depth: int = 1) -> Any:
     if isinstance(value, list | tuple):
-        return [_json(item) for item in value]
+        check_nesting(name, depth)
+        return [_json(name, item, depth + 1) for item in value]
     if isinstance(value, float) and math.isfinite(value):
         return value
-    found = ({name: text(value)} for name, (kind, text, *_) in _KINDS.items() if isinstance(value, kind))
+    found = ({word: text(value)} for word, (kind, text, *_) in _KINDS.items() if isinstance(value, kind))
     return next(found, value)
 
 
-def _parsed(name: str, value: Any) -> Any:
+def _parsed(name: str, value: Any, depth: int = 1) -> Any:
     if isinstance(value, list):
-        return [_parsed(name, item) for item in value]
+        check_nesting(f"${name}", depth)
+        return [_parsed(name, item, depth + 1) for item in value]
     if not isinstance(value, dict):
         return value
     must = ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dormouse.backoff import backoff_seconds
 from dormouse.commits.requests import AddFiles
 from dormouse.context import TableContext
+from dormouse.data.source_digest import STREAM, is_same
 from dormouse.errors import (
     CommitFailed,
     CommitIdReused,
@@ -60,8 +61,8 @@ def ingest_once(
 ) -> IngestReport:
     """Commits the files that `write` makes, once for each id; for an id that is applied it is not called.
 
-    `digest` gives 16 bytes for the data, or None, and is recorded with the id that a caller gave. Raises
-    `CommitIdReused` for an id that is applied with data of another digest.
+    `digest` gives 16 bytes for the data, as `GivenData.digest` does, or None. They are recorded with the id
+    that a caller gave. Raises `CommitIdReused` for an id that is applied with data of another digest.
 
     Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
     those that are changed meanwhile do not matter: readers find the older ones in the files. `leftovers`:
@@ -78,7 +79,7 @@ def ingest_once(
     applied = False
     if not _is_applied(context, ingest_id, source):
         with context.writing(loads=True, leftovers=leftovers) as (current, attempt):
-            of_data = source()
+            of_data = None if source() == STREAM else source()
             files = write(current, attempt)
             applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers, source=of_data)
         if not applied:
@@ -99,15 +100,17 @@ def ingest_once(
 
 def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:
     """Returns whether an ingest of this id is applied; `CommitIdReused` when it was one of other data."""
-    is_same = context.store.is_of_source(commit_id(ingest_id), source)
-    if is_same is False:
+    is_of_source = context.store.is_of_source(
+        commit_id(ingest_id), lambda recorded: is_same(source(), recorded)
+    )
+    if is_of_source is False:
         raise CommitIdReused(
             f"ingest id {ingest_id!r} was used before, for other data, in table {context.table.name!r}; "
             "nothing was added: give each ingest an id of its own",
             commit_id=ingest_id,
             table=context.table.name,
         )
-    return is_same is not None
+    return is_of_source is not None
 
 
 def commit_id(ingest_id: str) -> str:

@@ -135,9 +135,7 @@ class Application:
                 written += len(ids)
             else:
                 self._fill_added(cells, deletes)
-                _convert(cells, retyped, label)
-            for one in retyped:
-                self._targets.check(one.after, cells[one.after.column_id or 0], label)
+                self._retype(cells, label)
         if written:
             self._known = [self._store.ranges([(1, self._before.next_id)])]
         return written
@@ -256,7 +254,7 @@ class Application:
     ) -> None:
         """Writes the rows of a block, with all columns that the table will have."""
         self._fill_added(cells, deletes)
-        _convert(cells, self._plan.retyped, label)
+        self._retype(cells, label)
         known = zip(self._plan.schema.fields, self._plan.schema.shape.columns, strict=True)
         fixed = [pa.array(ids), pa.array(np.full(len(ids), version)), pa.array(deletes)]
         arrays = fixed + [
@@ -271,6 +269,13 @@ class Application:
         for column in self._plan.added:
             if (column.column_id or 0) not in cells:
                 cells[column.column_id or 0] = _without(_defaults(column, len(deletes)), deletes)
+
+    def _retype(self, cells: Cells, label: Callable[[int], str]) -> None:
+        """Adds what columns become that are retyped; raises `InvalidRow` for what refers to nothing."""
+        _convert(cells, self._plan.retyped, label)
+        for one in self._plan.retyped:
+            if (array := cells.get(one.after.column_id or 0)) is not None:
+                self._targets.check(one.after, array, label)
 
 
 class _Old:

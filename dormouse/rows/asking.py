@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from dormouse.errors import InvalidInput, InvalidQuery
-from dormouse.query.frames import Container
+from dormouse.model.container import Container
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 
 if TYPE_CHECKING:
     from dormouse.model.parameters import Parameters
     from dormouse.query.interruption import Interruption
+    from dormouse.rows.columns import Column
     from dormouse.rows.indexes import RowIndexes
     from dormouse.rows.indexing import Source
     from dormouse.rows.pages import Page
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AskedTable(Container):
-    """The method, of a row table."""
+    """What a row table is asked for by its queries."""
 
     store: RowStore
 
@@ -34,6 +35,14 @@ class AskedTable(Container):
     def _indexes(self) -> RowIndexes:
         """Made when they are first needed: they need DuckDB and sqlglot."""
         return self._indexes_of()
+
+    def columns(self, version: int | None = None) -> tuple[Column, ...]:
+        """The columns of now, or as of a version. `InvalidQuery` for one that the table does not have."""
+        state = self.store.state()
+        if version is None:
+            return state.columns
+        self._check_version(version, state)
+        return self.store.columns_at(version)
 
     def query(
         self,

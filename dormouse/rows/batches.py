@@ -14,8 +14,7 @@ import pyarrow as pa
 from dormouse.errors import InvalidRow
 from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.changes import Insert, Patch, Remove, Update
-from dormouse.rows.columns import Column
-from dormouse.rows.kinds import INTEGER_MAX
+from dormouse.rows.columns import Column, value_of
 from dormouse.rows.ranges import Flags, Ints
 from dormouse.rows.values import Label, array_of, row_label
 
@@ -23,6 +22,7 @@ BLOCK_ROWS_MAX = 25_000
 """Rows that have one version: of a batch."""
 BLOCK_BYTES_MAX = 32 * 1024 * 1024
 """A block that is read from files ends with the row that reaches it."""
+_NUMBER = Column("number", "INTEGER")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def inserts(change: Insert, columns: Sequence[Column]) -> Iterator[RowBatch]:
         cells: list[Mapping[str, Any]] = []
         for number, row in enumerate(rows):
             _check_dict(row, label(number))
-            if row.get(ROW_ID) is not None or row.get(ROW_VERSION) is not None:
+            if any(_number(row.get(key)) is not None for key in (ROW_ID, ROW_VERSION)):
                 raise InvalidRow(f"{label(number)}: a row to insert has no {ROW_ID} and no {ROW_VERSION}")
             cells.append(row)
         check_names(cells, columns, label)
@@ -113,7 +113,7 @@ def removals(change: Remove) -> Iterator[RowBatch]:
 def _pages(rows: Iterable[Any], what: str) -> Iterator[tuple[list[Any], Label]]:
     """Of rows as many as a block has, and what says where each stands."""
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-        raise InvalidRow(f"{what} takes a list of rows, not {rows!r}"[:200])
+        raise InvalidRow(f"{what} takes a list of rows, a DataFrame or a table of Arrow, not {rows!r}"[:200])
     left, before = iter(rows), 0
     while page := list(islice(left, BLOCK_ROWS_MAX)):
 
@@ -173,21 +173,29 @@ def _patch(row: Any, label: str) -> tuple[Any, Any, Mapping[str, Any] | None]:
 
 
 def _ids(values: Sequence[Any], label: Label) -> Ints:
-    for number, value in enumerate(values):
-        if value is None:
-            raise InvalidRow(f"{label(number)}: it has no {ROW_ID}")
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
-            raise InvalidRow(f"{label(number)}: {ROW_ID} {value!r} is not the id of a row")
-    return np.array(values, np.int64)
+    return _numbers(ROW_ID, "id", values, label, f"it has no {ROW_ID}")
 
 
 def _versions(values: Sequence[Any], label: Label, *, needed: bool) -> npt.NDArray[np.int64]:
-    for number, value in enumerate(values):
-        if value is None:
-            if needed:
-                raise InvalidRow(
-                    f"{label(number)}: it has no {ROW_VERSION}: send the version that it was read with"
-                )
-        elif not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= INTEGER_MAX:
-            raise InvalidRow(f"{label(number)}: {ROW_VERSION} {value!r} is not the version of a row")
-    return np.array([-1 if value is None else value for value in values], np.int64)
+    missing = f"it has no {ROW_VERSION}: send the version that it was read with" if needed else None
+    return _numbers(ROW_VERSION, "version", values, label, missing)
+
+
+def _numbers(name: str, what: str, values: Sequence[Any], label: Label, missing: str | None) -> Ints:
+    """Returns ids or versions, -1 for those that are null; `missing` says why these may not be."""
+    found = [_number(value) for value in values]
+    for number, one in enumerate(found):
+        if one is None and missing is not None:
+            raise InvalidRow(f"{label(number)}: {missing}")
+        if one == 0:
+            raise InvalidRow(f"{label(number)}: {name} {values[number]!r} is not the {what} of a row")
+    return np.array([-1 if one is None else one for one in found], np.int64)
+
+
+def _number(value: Any) -> int | None:
+    """Returns an id or a version as a cell of INTEGER takes it, 0 if it can be none."""
+    try:
+        number = value_of(_NUMBER, value, "")
+    except InvalidRow:
+        return 0
+    return None if number is None else max(number, 0)

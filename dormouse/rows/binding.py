@@ -10,7 +10,8 @@ from sqlglot import exp
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.edited import ROW_ID, ROW_VERSION
-from dormouse.rows import types
+from dormouse.rows import calls, types
+from dormouse.rows.calls import AGGREGATES, ARITHMETIC, CALLS, COMPARED
 from dormouse.rows.columns import Column
 from dormouse.rows.expressions import (
     ROW_ID_CELL,
@@ -19,27 +20,17 @@ from dormouse.rows.expressions import (
     Apply,
     Cell,
     Expression,
-    Function,
-    Operator,
     Order,
     Selected,
     Statement,
     Value,
     has_aggregate,
 )
-from dormouse.rows.sql import label, only, refused
+from dormouse.rows.sql import label, name_node, only, refused
 
-CLAUSES = ("expressions", "from_", "where", "group", "order", "limit", "offset", "distinct")
+CLAUSES = ("expressions", "from_", "where", "group", "order", "limit", "offset", "distinct", "having")
 ROWS_MAX = (1 << 63) - 1
-ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
-COMPARED: dict[type, Operator] = {
-    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
-}  # fmt: skip
-AGGREGATES: dict[type, Function] = {
-    exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max",
-}  # fmt: skip
 _ITEM = re.compile(r"\d{1,9}")
-_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?")
 
 
 class Binding:
@@ -70,21 +61,26 @@ class Binding:
             raise InvalidQuery("the query selects nothing")
         groups = self._groups(selected)
         orders = self._orders(selected)
-        is_grouped = bool(groups) or self._aggregates > 0
+        having = tree.args.get("having")
+        kept = None if having is None else self._condition(only(having, "this").this)
+        is_grouped = bool(groups) or self._aggregates > 0 or kept is not None
         if is_grouped:
-            for expression in (*(s.expression for s in selected), *(o.expression for o in orders)):
-                _check_grouped(expression, groups)
+            shown = [*(s.expression for s in selected), *(o.expression for o in orders)]
+            for expression in shown if kept is None else [*shown, kept]:
+                types.check_grouped(expression, groups)
         if distinct is not None:
             listed = {item.expression for item in selected}
             for item in selected:
                 types.check_comparable(item.expression, "DISTINCT")
             if not all(order.expression in listed for order in orders):
                 raise InvalidQuery("with DISTINCT, ORDER BY takes what is selected")
+        if distinct is None and not is_grouped:
+            types.check_keys(selected)
         limit, offset = self._count("limit"), self._count("offset")
         if unused := self._values.keys() - self._used:
             raise InvalidQuery(f"the query has no parameter ${min(unused)}")
         return Statement(
-            selected, distinct is not None, condition, groups, is_grouped, orders, limit, offset or 0
+            selected, distinct is not None, condition, groups, is_grouped, orders, limit, offset or 0, kept
         )
 
     def _check_table(self, name: str) -> frozenset[str]:
@@ -96,7 +92,7 @@ class Binding:
         if type(table) is not exp.Table:
             raise refused(table)
         only(table, "this", "alias")
-        found = only(_identifier(table.this), "this", "quoted")
+        found = only(name_node(table.this), "this", "quoted")
         if found.this != name and (found.args.get("quoted") or found.this.casefold() != name.casefold()):
             raise InvalidQuery(
                 f"the query reads {found.this!r}: it can read {name!r} alone, the table that it is asked of"
@@ -104,7 +100,7 @@ class Binding:
         alias = table.args.get("alias")
         if alias is None:
             return frozenset({name.casefold()})
-        return frozenset({only(_identifier(only(alias, "this").this), "this", "quoted").this.casefold()})
+        return frozenset({only(name_node(only(alias, "this").this), "this", "quoted").this.casefold()})
 
     def _items(self, node: exp.Expression) -> list[Selected]:
         if type(node) is exp.Star:
@@ -116,7 +112,7 @@ class Binding:
             return self._all()
         if type(node) is exp.Alias:
             only(node, "this", "alias")
-            name = only(_identifier(node.args["alias"]), "this", "quoted").this
+            name = only(name_node(node.args["alias"]), "this", "quoted").this
             return [replace(self._item(node.this), name=name)]
         return [self._item(node)]
 
@@ -175,7 +171,7 @@ class Binding:
                 raise InvalidQuery(f"{clause} {node.this[:20]}: the query selects {len(selected)} columns")
             return selected[number - 1].expression
         if type(node) is exp.Column and not node.args.get("table"):
-            identifier = only(_identifier(only(node, "this").this), "this", "quoted")
+            identifier = only(name_node(only(node, "this").this), "this", "quoted")
             if not (columns_first and self._find(identifier) is not None):
                 for item in selected:
                     if item.name == identifier.this or (
@@ -210,7 +206,7 @@ class Binding:
 
     def _column(self, node: exp.Expression) -> Expression:
         self._check_qualifier(only(node, "this", "table"))
-        identifier = only(_identifier(node.this), "this", "quoted")
+        identifier = only(name_node(node.this), "this", "quoted")
         found = self._parameter(identifier) or self._find(identifier)
         if found is None and identifier.this[:1] == "$" and not identifier.args.get("quoted"):
             raise InvalidQuery(f"the query's parameter {identifier.this} has no value: give it in parameters")
@@ -237,17 +233,14 @@ class Binding:
 
     def _check_qualifier(self, node: exp.Expression) -> None:
         table = node.args.get("table")
-        if (
-            table is not None
-            and only(_identifier(table), "this", "quoted").this.casefold() not in self._table
-        ):
+        if table is not None and only(name_node(table), "this", "quoted").this.casefold() not in self._table:
             raise InvalidQuery(f"the query reads no {table.this!r}")
 
     def _literal(self, node: exp.Expression) -> Expression:
         only(node, "this", "is_string")
         if node.args.get("is_string"):
             return Value("STRING", node.this)
-        return types.number(_numeral(node.this))
+        return types.number(types.numeral(node.this))
 
     def _null(self, node: exp.Expression) -> Expression:
         only(node)
@@ -256,7 +249,7 @@ class Binding:
     def _negation(self, node: exp.Expression) -> Expression:
         inner = only(node, "this").this
         if type(inner) is exp.Literal and not inner.is_string:
-            return types.number("-" + _numeral(only(inner, "this").this))
+            return types.number("-" + types.numeral(only(inner, "this").this))
         operand = types.numeric(self._expression(inner), "-")
         return Apply(operand.kind, "negate", (operand,))
 
@@ -325,6 +318,27 @@ class Binding:
         found = types.like(operands)
         return Apply("BOOLEAN", "not", (found,)) if node.args.get("negate") else found
 
+    def _case(self, node: exp.Expression) -> Expression:
+        """With a value after CASE, the conditions are that it equals others."""
+        subject, default = only(node, "this", "ifs", "default").this, node.args.get("default")
+        conditions, values = [], []
+        for one in node.args["ifs"]:
+            wanted = only(one, "this", "true").this
+            equal = exp.EQ(this=subject, expression=wanted)
+            conditions.append(self._condition(wanted) if subject is None else self._comparison(equal))
+            values.append(self._expression(one.args["true"]))
+        values.append(Value("NULL", None) if default is None else self._expression(default))
+        return calls.case(conditions, values)
+
+    def _cast(self, node: exp.Expression) -> Expression:
+        kind = only(only(node, "this", "to").args["to"], "this", "nested")
+        return calls.cast(self._expression(node.this), kind)
+
+    def _call(self, node: exp.Expression) -> Expression:
+        only(node, "this", "expression", "expressions", "safe")
+        given = [node.this, node.args.get("expression"), *(node.args.get("expressions") or ())]
+        return CALLS[type(node)]([self._expression(one) for one in given if one is not None])
+
     def _aggregate(self, node: exp.Expression) -> Expression:
         function = AGGREGATES[type(node)]
         operand = only(node, "this", "big_int").this
@@ -363,31 +377,10 @@ EXPRESSIONS: dict[type, Callable[[Binding, exp.Expression], Expression]] = {
     exp.Between: Binding._between,
     exp.Like: Binding._like,
     exp.Escape: Binding._like,
+    exp.Case: Binding._case,
+    exp.Cast: Binding._cast,
+    **dict.fromkeys(CALLS, Binding._call),
     **dict.fromkeys(ARITHMETIC, Binding._arithmetic),
     **dict.fromkeys(COMPARED, Binding._comparison),
     **dict.fromkeys(AGGREGATES, Binding._aggregate),
 }
-
-
-def _identifier(node: object) -> exp.Identifier:
-    if type(node) is not exp.Identifier:
-        raise refused(node)
-    return node
-
-
-def _numeral(text: str) -> str:
-    if not text.isascii() or not _NUMBER.fullmatch(text):
-        raise InvalidQuery(f"{text[:40]!r} is no number")
-    return text
-
-
-def _check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:
-    """`InvalidQuery` for what has several values within a group."""
-    if expression in groups or isinstance(expression, Aggregate | Value):
-        return
-    if isinstance(expression, Cell):
-        raise InvalidQuery(
-            "with aggregates or GROUP BY, a column that is selected or ordered by must be in GROUP BY"
-        )
-    for operand in expression.operands:
-        _check_grouped(operand, groups)

@@ -17,7 +17,6 @@ from dormouse.errors import CommitFailed, InvalidRow
 from dormouse.files.shapes import NextShape
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
-from dormouse.model.text import check_text
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.rows.applying import Application
 from dormouse.rows.batches import RowBatch, inserts, patches, removals, updates
@@ -34,6 +33,7 @@ from dormouse.rows.changes import (
     RetypeColumn,
     RowIds,
     Update,
+    check_change_id,
 )
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_loads import loads
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     import psycopg
 
 LOCK_WAIT_SECONDS = 60.0
-CHANGE_ID_BYTES_MAX = 204
-"""That of a job's is "job:" and its id, of 200 bytes."""
 Progress = Callable[[int, int | None], object]
 Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
 
@@ -120,7 +118,7 @@ class RowChanges:
     def found(self, find: Find, asked: Asked) -> Changed:
         """Makes all of the changes that are found when nobody else changes the table, or none."""
         if asked.change_id is not None:
-            check_text("change_id", asked.change_id, CHANGE_ID_BYTES_MAX)
+            check_change_id(asked.change_id)
         with self._still(asked) as held:
             if asked.change_id is not None:
                 done = self.store.change_of_id(asked.change_id, asked.digest)

@@ -10,7 +10,9 @@ from os import PathLike
 from pathlib import Path
 
 from dormouse.data.source_digest import DIGEST_BYTES, Hash, add_files
+from dormouse.model.values import json_value
 from dormouse.rows.changes import AddColumn, Change, Insert, LoadCsv, Patch, Remove, Row, Update
+from dormouse.rows.given import as_dicts
 
 
 def digest_of_changes(changes: Sequence[Change]) -> bytes | None:
@@ -34,7 +36,7 @@ def digest_of_changes(changes: Sequence[Change]) -> bytes | None:
 
 def digest_of_upsert(rows: Iterable[Row], on: Sequence[str]) -> bytes | None:
     """Returns 16 bytes; None where rows come from an iterator."""
-    found = hashlib.blake2b(b"upsert", digest_size=DIGEST_BYTES)
+    found, rows = hashlib.blake2b(b"upsert", digest_size=DIGEST_BYTES), as_dicts(rows)
     return found.digest() if _add(found, list(on)) and _add_rows(found, rows) else None
 
 
@@ -43,9 +45,9 @@ def _add_rows(found: Hash, rows: object) -> bool:
 
 
 def _add(found: Hash, value: object) -> bool:
-    """Adds JSON in one form; of values that JSON lacks what Python shows."""
+    """Adds JSON in one form, that in which a client sends it; of other values what Python shows."""
     try:
-        text = json.dumps(value, sort_keys=True, default=repr)
+        text = json.dumps(json_value(value), sort_keys=True, default=repr)
     except (TypeError, ValueError, RecursionError):
         return False
     found.update(text.encode() + b"\0")

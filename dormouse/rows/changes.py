@@ -9,28 +9,42 @@ from typing import Any, overload
 
 from dormouse.errors import InvalidRow, RowNotFound
 from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.model.text import check_text
 from dormouse.rows.columns import Column
+from dormouse.rows.given import as_dicts
 from dormouse.rows.kinds import INTEGER_MAX
 
+CHANGE_ID_BYTES_MAX = 204
+"""Jobs of earlier releases recorded "job:" and their id, of 200 bytes."""
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+@dataclass(frozen=True)
+class _Rows:
+    """Rows in a list, in a DataFrame of pandas or Polars, or in what speaks Arrow."""
+
+    rows: Iterable[Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", as_dicts(self.rows))
+
+
+@dataclass(frozen=True)
+class Insert(_Rows):
     """New rows: a dict of cells each; a cell that is missing, or null, has the column's default."""
 
     rows: Iterable[Row]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+@dataclass(frozen=True)
+class Update(_Rows):
     """Whole rows, each with ROW_ID and ROW_VERSION; one without other cells is deleted."""
 
     rows: Iterable[Row]
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
+@dataclass(frozen=True)
+class Patch(_Rows):
     """Some cells of rows, each with ROW_ID and, so that a conflict is told, ROW_VERSION.
 
     One without cells is left alone. As (ROW_ID, ROW_VERSION or None, cells) it is deleted when the cells are
@@ -40,8 +54,8 @@ class Patch:
     rows: Iterable[Row | tuple[int, int | None, Row | None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+@dataclass(frozen=True)
+class Remove(_Rows):
     """Rows to delete: pairs of ROW_ID and ROW_VERSION."""
 
     rows: Iterable[tuple[int, int]]
@@ -106,6 +120,11 @@ class LoadCsv:
 
 Change = Insert | Update | Patch | Remove | AddColumn | RenameColumn | RetypeColumn | DropColumn | LoadCsv
 SchemaChange = AddColumn | RenameColumn | RetypeColumn | DropColumn
+
+
+def check_change_id(change_id: object) -> None:
+    """Raises `InvalidInput` for what can be no id of a change."""
+    check_text("change_id", change_id, CHANGE_ID_BYTES_MAX)
 
 
 def checked_number(what: str, value: object) -> int:

@@ -26,6 +26,10 @@ QUERY_SECONDS_MAX = 300
 _NAME_BYTES_MAX = 63
 
 
+class IndexForbidden(InstanceError):
+    """The instance's user may not make a database of indexes; the message names no address."""
+
+
 class IndexCluster:
     """The databases by their names: "1", "2", … beside the instance's own, host:port/database of others.
 
@@ -109,7 +113,8 @@ class IndexCluster:
                 with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
                     conn.execute(text.format(sql.Identifier(database)))
             except psycopg.Error as error:
-                raise InstanceError(
+                is_forbidden = isinstance(error, psycopg.errors.InsufficientPrivilege)
+                raise (IndexForbidden if is_forbidden else InstanceError)(
                     f"cannot make the database {database!r} for indexes of row tables: {one_line(error)}; "
                     "have its owner make it, or name others by DORMOUSE_ROW_INDEXES"
                 ) from None

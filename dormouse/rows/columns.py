@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
@@ -151,16 +152,23 @@ def from_jsonb(found: Any) -> Column:
 
 
 def value_of(column: Column, value: Any, label: str, *, formed: bool = True) -> Any:
-    """Returns a value of Python or JSON as files have it; null stays. `InvalidRow` begins with the label.
+    """Returns a value of Python or JSON as files have it; null stays, and NaN is null but in a DOUBLE.
+
+    `InvalidRow` begins with the label.
 
     `formed`: a text must have the form of its type, which `check_new` checks of defaults and enums.
     """
-    if value is None:
+    if value is None or (column.type != "DOUBLE" and _is_nan(value)):
         return None
     try:
         return _within(column, stored_value(column.type, value), formed=formed)
     except Misfit as cause:
         raise _refused(column, value, label, cause) from None
+
+
+def _is_nan(value: Any) -> bool:
+    """Returns whether a value is NaN or NaT, which pandas has where there is nothing."""
+    return isinstance(value, float | datetime) and value != value  # noqa: PLR0124
 
 
 def text_value(column: Column, text: str | None, label: str) -> Any:

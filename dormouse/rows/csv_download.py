@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from os import PathLike
-from typing import Any, BinaryIO
+from os import PathLike, fspath
+from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 
-from dormouse.data.export import Csv
+from dormouse.data.export import Csv, compressed, format_of_name
 from dormouse.data.value_columns import moment_texts
 from dormouse.errors import InvalidInput
-from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.pages import Page
-from dormouse.rows.values import field_of, is_date
+from dormouse.rows.values import is_date
 from dormouse.whole_file import whole_file
 
 Progress = Callable[[int, int | None], object]
+_UNWRITTEN = {".xlsx", ".xls", ".ods", ".zip", ".orc", ".avro", ".feather"}
+"""Ends of names that promise another kind of file than CSV."""
 
 
 def write_csv(
@@ -69,9 +70,16 @@ def save_csv(
     how: CsvFormat,
     progress: Progress = lambda done, of: None,
 ) -> int:
-    """As `write_csv`, to a file that is whole or not there."""
+    """As `write_csv`, to a file that is whole or not there; of a name like x.csv.gz, compressed."""
     check_written(how)
-    with whole_file(path) as sink:
+    told = format_of_name(path)
+    if told not in (None, "csv", "tsv"):
+        raise InvalidInput(
+            f"the name of {fspath(path)!r} tells {told}, and this writes CSV: take rows_of() for others"
+        )
+    if (suffix := Path(fspath(path)).suffix.lower()) in _UNWRITTEN:
+        raise InvalidInput(f"files of {suffix} are not written: call the file x.csv, x.tsv or x.csv.gz")
+    with whole_file(path) as file, compressed(file, path) as sink:
         return write_csv(reader, sink, how, progress)
 
 
@@ -81,29 +89,12 @@ def rows_of_pages(ask: Callable[[str | None], Page]) -> pa.RecordBatchReader:
     With ROW_ID and ROW_VERSION where rows are not groups.
     """
     first = ask(None)
-    fields = [field_of(one.name, one.type) for one in first.columns]
-    if first.row_ids is not None:
-        fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
-    schema = pa.schema(fields)
 
     def batches() -> Iterator[pa.RecordBatch]:
         page = first
-        yield _batch(page, schema)
+        yield page.batch()
         while page.next_page is not None:
             page = ask(page.next_page)
-            yield _batch(page, schema)
+            yield page.batch()
 
-    return pa.RecordBatchReader.from_batches(schema, batches())
-
-
-def _batch(page: Page, schema: pa.Schema) -> pa.RecordBatch:
-    cells: list[Any] = [] if page.row_ids is None else [page.row_ids, page.row_versions]
-    for number, column in enumerate(page.columns):
-        values = [row[number] for row in page.rows]
-        cells.append(
-            [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-            if column.type == "JSON"
-            else values
-        )
-    arrays = [pa.array(values, field.type) for values, field in zip(cells, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatchReader.from_batches(first.schema, batches())

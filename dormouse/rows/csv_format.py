@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, TypedDict, Unpack
 
+from dormouse.data.export import format_of_name
 from dormouse.errors import InvalidInput
 
 NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
@@ -68,5 +69,5 @@ class CsvFormat:
     def of_file(cls, path: str | PathLike[str], **given: Unpack[CsvOptions]) -> CsvFormat:
         """With the separator that a file's name tells (tabs of .tsv and .tab), unless one is given."""
         if given.get("separator") is None:
-            given["separator"] = "\t" if fspath(path).lower().endswith((".tsv", ".tab")) else ","
+            given["separator"] = "\t" if format_of_name(path) == "tsv" else ","
         return cls(**given)  # type: ignore[arg-type]

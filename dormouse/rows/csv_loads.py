@@ -35,7 +35,8 @@ def loads(change: LoadCsv, columns: Sequence[Column]) -> Iterator[RowBatch]:
     file = CsvFile(change.path, CsvFormat.like(change))
     found = matched(file, columns, change.columns, as_new=change.as_new)
     keys_first = len(found) > 2 and tuple(found[:2]) == _KEYS
-    for batch in _blocks(file.batches(2 if keys_first else None)):
+    must_end = found[-1] == ROW_ID or set(found) == set(_KEYS)
+    for batch in _blocks(file.batches(2 if keys_first else None, must_end=must_end)):
         yield _batch(batch, found)
 
 

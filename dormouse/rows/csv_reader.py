@@ -83,15 +83,15 @@ class CsvFile:
         """The cells of one row's text."""
         return cells_of(record, f"a row of {self.name}", self.how)
 
-    def batches(self, width_min: int | None = None) -> Iterator[CsvBatch]:
+    def batches(self, width_min: int | None = None, *, must_end: bool = False) -> Iterator[CsvBatch]:
         """All rows, in their order; rows of `width_min` cells are welcome beside those of all.
 
         Raises `InvalidData`, which names the row: of another number of cells, not UTF-8, larger than the
-        largest block, or broken off.
+        largest block, or broken off. With `must_end` the last line must have its end.
         """
         done = 0
         for size in BLOCK_BYTES:
-            run = _Run(self, size, width_min)
+            run = _Run(self, size, width_min, must_end)
             try:
                 for batch in run.batches():
                     if (rest := _after(batch, done)) is not None:
@@ -126,6 +126,7 @@ class _Run:
     file: CsvFile
     block_bytes: int
     width_min: int | None
+    must_end: bool
     end: str = field(default_factory=lambda: uuid4().hex)
     """The first cell of a row that is added after the last."""
     ended_at: int | None = None
@@ -155,6 +156,11 @@ class _Run:
                 has = f"{self.width_min} cells, not {self.file.width} as the others, and no line end"
                 raise InvalidData(
                     f"{self.file.name}, row {row - 1}: the file ends in the middle of it: it has {has}"
+                )
+            if source.breaks_off and self.must_end and row > 1:
+                raise InvalidData(
+                    f"{self.file.name}, row {row - 1}: the file ends without the end of its last line, and a "
+                    "part of an id is the id of another row: end the line if the file is whole"
                 )
 
     def _parsed(self, source: _Ended) -> Iterator[pa.RecordBatch]:

@@ -35,6 +35,8 @@ class Dialect:
     of_booleans: dict[str, str]
     bytes_of: str
     """The function of how long a text is."""
+    trim: str
+    """The function that takes characters away at both ends."""
 
 
 POSTGRES = Dialect(
@@ -45,6 +47,7 @@ POSTGRES = Dialect(
     escape="",
     of_booleans={"min": "bool_and", "max": "bool_or"},
     bytes_of="octet_length",
+    trim="btrim",
 )
 DUCKDB = Dialect(
     parameter="${}",
@@ -60,6 +63,7 @@ DUCKDB = Dialect(
     escape=" escape '\\'",
     of_booleans={},
     bytes_of="strlen",
+    trim="trim",
 )
 
 
@@ -139,6 +143,25 @@ class Emitter:
     def _as_double(self, applied: Apply) -> str:
         return f"cast({self.expression(applied.operands[0])} as {self.dialect.types['DOUBLE']})"
 
+    def _as_text(self, applied: Apply) -> str:
+        written = f"cast({self.expression(applied.operands[0])} as {self.dialect.types['STRING']})"
+        return self.dialect.text.format(written)
+
+    def _call(self, applied: Apply) -> str:
+        return f"{applied.operator}({', '.join(map(self.expression, applied.operands))})"
+
+    def _length(self, applied: Apply) -> str:
+        return f"cast({self._call(applied)} as {self.dialect.types['INTEGER']})"
+
+    def _trim(self, applied: Apply) -> str:
+        text, space = self.expression(applied.operands[0]), self._parameter("STRING", " ")
+        return f"{self.dialect.trim}({text}, {space})"
+
+    def _case(self, applied: Apply) -> str:
+        *pairs, default = map(self.expression, applied.operands)
+        whens = [f"when {pairs[n]} then {pairs[n + 1]}" for n in range(0, len(pairs), 2)]
+        return f"(case {' '.join(whens)} else {default} end)"
+
     def _in(self, applied: Apply) -> str:
         value, *others = map(self.expression, applied.operands)
         return f"({value} in ({', '.join(others)}))"
@@ -171,6 +194,13 @@ _WRITERS: dict[str, Callable[[Emitter, Apply], str]] = {
     "not": Emitter._prefix,
     "is null": Emitter._is_null,
     "as double": Emitter._as_double,
+    "as text": Emitter._as_text,
+    "coalesce": Emitter._call,
+    "nullif": Emitter._call,
+    "abs": Emitter._call,
+    "length": Emitter._length,
+    "trim": Emitter._trim,
+    "case": Emitter._case,
     "in": Emitter._in,
     "like": Emitter._like,
 }

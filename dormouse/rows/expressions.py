@@ -11,7 +11,8 @@ Kind: TypeAlias = Literal["INTEGER", "DOUBLE", "STRING", "BOOLEAN", "DATE", "JSO
 
 Operator: TypeAlias = Literal[
     "+", "-", "*", "/", "%", "negate", "=", "<>", "<", "<=", ">", ">=", "and", "or", "not", "is null", "in",
-    "like", "as double",
+    "like", "as double", "as text", "case", "coalesce", "nullif", "||", "length", "trim", "abs",
+    "is distinct from", "is not distinct from",
 ]  # fmt: skip
 Function: TypeAlias = Literal["count", "sum", "avg", "min", "max"]
 
@@ -63,7 +64,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An operator on its operands; "and", "or" and "in" have any number, "like" a third that escapes."""
+    """An operator on its operands: of "and", "or", "in" and "coalesce" any number.
+
+    "like" has a third that escapes.
+    "case" has pairs of a condition and a value, and then the value of none.
+    """
 
     kind: Kind
     operator: Operator
@@ -121,6 +126,7 @@ class Statement:
     orders: tuple[Order, ...] = ()
     limit: int | None = None
     offset: int = 0
+    having: Expression | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -150,7 +156,12 @@ def compared(condition: Expression) -> Expression | None:
 def depth(statement: Statement) -> int:
     """How deep its expressions are, and the condition of being after a place in its order."""
     level = [item.expression for item in statement.selected]
-    level += [*statement.groups, *conditions(statement.where), *(one.expression for one in statement.orders)]
+    level += [
+        *statement.groups,
+        *conditions(statement.where),
+        *conditions(statement.having),
+        *(one.expression for one in statement.orders),
+    ]
     found = 2 * len(statement.orders)
     while level:
         found += 1

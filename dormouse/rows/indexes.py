@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -29,6 +28,7 @@ from dormouse.rows.answering import Asked, bound, build_of, count_of, page_at_on
 from dormouse.rows.builds import Build, BuildBusy, Unsure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.column_indexes import SlowColumns
+from dormouse.rows.index_worker import IndexWorker
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
@@ -37,7 +37,7 @@ from dormouse.rows.statements import Given, given
 from dormouse.rows.waiting import Wait
 
 if TYPE_CHECKING:
-    from dormouse.jobs import JobStore, Progress, Worker
+    from dormouse.jobs import JobStore, Progress
     from dormouse.model.parameters import Parameters
     from dormouse.query.interruption import Interruption
 
@@ -67,7 +67,8 @@ class RowIndexes:
         self._started: dict[tuple[Any, ...], float] = {}
         self._slow = SlowColumns()
         self._seconds: dict[int, tuple[float, float]] = {}
-        self._worker: tuple[int, Worker] | None = None
+        kinds = (KIND, COLUMNS_KIND)
+        self._worker = IndexWorker(lambda: jobs.worker(dict.fromkeys(kinds, self.work), threads=THREADS))
 
     def query(
         self,
@@ -164,11 +165,7 @@ class RowIndexes:
         self.indexing.upkeep(self._open_table)
 
     def close(self) -> None:
-        with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None and worker[0] == os.getpid():
-            worker[1].stop()
-            worker[1].stop()
+        self._worker.close()
         self.indexing.cluster.close()
 
     def _following(
@@ -363,7 +360,7 @@ class RowIndexes:
             self._started = {one: at for one, at in self._started.items() if now - at < TOLD_SECONDS}
             self._started[key] = now
         try:
-            self._work_here()
+            self._worker.start()
             self._jobs.start(
                 COLUMNS_KIND if columns else KIND, {"table": looked.name, "columns": list(columns)}
             )
@@ -378,23 +375,3 @@ class RowIndexes:
                 self._started.pop(key, None)
             raise
         return True
-
-    def _work_here(self) -> None:
-        """Has a worker in this process, so that the work is done also where no other process works."""
-        with self._lock:
-            if self._worker is not None and self._worker[0] == os.getpid():
-                return
-            worker = self._jobs.worker(dict.fromkeys((KIND, COLUMNS_KIND), self.work), threads=THREADS)
-            self._worker = os.getpid(), worker
-
-        def run() -> None:
-            try:
-                worker.run()
-            except (DormouseError, psycopg.Error) as error:
-                logger.warning("the worker of indexes ended: %s", one_line(error))
-            finally:
-                with self._lock:
-                    if self._worker is not None and self._worker[1] is worker:
-                        self._worker = None
-
-        threading.Thread(target=run, name="dormouse-rows", daemon=True).start()

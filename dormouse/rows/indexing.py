@@ -25,7 +25,7 @@ from dormouse.errors import (
 )
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows.builds import Build, BuildBusy, Builds
-from dormouse.rows.cluster import IndexCluster
+from dormouse.rows.cluster import IndexCluster, IndexForbidden
 from dormouse.rows.column_indexes import ColumnIndexes
 from dormouse.rows.placements import Looked, Placed, Placements
 
@@ -295,6 +295,8 @@ def cause(error: BaseException) -> str:
     """Returns why an index cannot be used, for users: without the address of its database."""
     if isinstance(error.__cause__, psycopg.errors.DiskFull):
         return "the disk of the database is full"
+    if isinstance(error, IndexForbidden):
+        return str(error)
     if isinstance(error, ConnectionsExhausted):
         return "its database has no connection to spare"
     return "cannot connect to its database, or lost the connection (the log names it)"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
 
 from dormouse.errors import one_line
+from dormouse.model.exact import EXACT_MAX, exact_double, parse_json
 from dormouse.model.types import BOOLEAN, DOUBLE, LONG, STRING, DataType
 
 ColumnType = Literal["INTEGER", "DOUBLE", "STRING", "DATE", "BOOLEAN", "ENTITY", "LINK", "FILE", "JSON"]
@@ -46,9 +47,10 @@ FORMS: dict[str, tuple[str, str]] = {
 """The pattern of the texts of a type, which Python and Arrow read alike, and why other texts are refused."""
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
-_EXACT_MAX = 2.0**53
 JSON_CHARACTERS_MAX = 64 * 1024 * 1024
 _SPECIAL = {"nan", "infinity", "inf", "-infinity", "-inf"}
+_WHOLE_FLOAT = re.compile(r"([+-]?\d{1,16})\.0*")
+"""As pandas writes whole numbers beside nulls; of more digits some may be lost."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -67,7 +69,7 @@ def parsed_value(kind: str, text: str) -> Any:
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_MAX:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT_MAX:
         return int(value)  # as pandas has whole numbers beside nulls
     if not isinstance(value, int) or isinstance(value, bool):
         raise Misfit("is not a whole number")
@@ -81,13 +83,12 @@ def _double(value: Any) -> float:
         return float(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise Misfit("is not a number")
+    if isinstance(value, float):
+        return value
     try:
-        found = float(value)
-    except OverflowError:
-        raise Misfit("is larger than any double") from None
-    if isinstance(value, int) and found != value:
-        raise Misfit("is a whole number that a double rounds")
-    return found
+        return exact_double(str(value))
+    except ValueError as error:
+        raise Misfit(str(error)) from None
 
 
 def _string(value: Any) -> str:
@@ -148,7 +149,10 @@ def _integer_of(text: str) -> int:
     if not text.isascii() or "_" in text:
         raise Misfit("is not a whole number")
     try:
-        return _integer(int(text))
+        if not (found := _WHOLE_FLOAT.fullmatch(text)):
+            return _integer(int(text))
+        whole = int(found[1])
+        return _integer(whole if abs(whole) <= EXACT_MAX else text)
     except Misfit:
         raise
     except ValueError:
@@ -157,26 +161,13 @@ def _integer_of(text: str) -> int:
 
 def _double_of(text: str) -> float:
     try:
-        found = float(text) if text.isascii() and "_" not in text else None
+        float(text if text.isascii() and "_" not in text else "-")
     except ValueError:
-        found = None
-    if found is None:
-        raise Misfit("is not a number")
-    if math.isinf(found) and any(map(str.isdigit, text)):
-        raise Misfit("is larger than any double")
-    is_watched = math.isfinite(found) and (abs(found) >= _EXACT_MAX or not found)
-    if is_watched and not _has_digits(text, found):
-        raise Misfit("has more digits than a double")
-    return found
-
-
-def _has_digits(text: str, found: float) -> bool:
-    """Returns whether a double has the digits of a text."""
-    import pyarrow as pa
-
-    from dormouse.data.text_values import is_kept
-
-    return is_kept(text, pa.scalar(found))
+        raise Misfit("is not a number") from None
+    try:
+        return exact_double(text)
+    except ValueError as error:
+        raise Misfit(str(error)) from None
 
 
 def _boolean_of(text: str) -> bool:
@@ -196,7 +187,7 @@ def _json_of(text: str) -> str:
         raise ValueError(f"{name} is none of its values")
 
     try:
-        return _json(json.loads(text, parse_constant=no_constant))
+        return _json(parse_json(text, no_constant))
     except Misfit:
         raise
     except (ValueError, RecursionError) as error:

@@ -7,13 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
+
+import pyarrow as pa
 
 from dormouse.errors import InvalidInput
+from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.query.frames import Frames
 from dormouse.rows import paging
 from dormouse.rows.columns import LINK_MAX, Column
 from dormouse.rows.emit import Dialect
 from dormouse.rows.expressions import Statement
+from dormouse.rows.kinds import ColumnType
+from dormouse.rows.values import field_of
 
 PAGE_ROWS, PAGE_ROWS_MAX = 1_000, 100_000
 PAGE_BYTES = 64 * 1024 * 1024
@@ -36,8 +42,8 @@ class SelectColumn:
 
 
 @dataclass(frozen=True)
-class Page:
-    """Some rows of an answer, and how to get those that follow.
+class Page(Frames):
+    """Some rows of an answer, and how to get those that follow; `arrow()`, `df()` and `pl()` have these rows.
 
     `row_ids` and `row_versions` are of each row, and None where rows are groups. All pages of a query are of
     one `version`, which was committed at `changed_at`. A page has at most `max_rows`.
@@ -60,6 +66,40 @@ class Page:
         Raises what `query` does: `PageExpired` for instance.
         """
         return self._count()
+
+    def beside_keys(self) -> list[int]:
+        """Returns the numbers of the columns that do not repeat `row_ids` and `row_versions`."""
+        keys = () if self.row_ids is None else (ROW_ID, ROW_VERSION)
+        return [number for number, one in enumerate(self.columns) if one.name.upper() not in keys]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of `read_all`: ROW_ID and ROW_VERSION, unless rows are groups, and the columns."""
+        columns = [self.columns[number] for number in self.beside_keys()]
+        fields = [field_of(one.name, cast("ColumnType", one.type)) for one in columns]
+        if self.row_ids is not None:
+            fields = [pa.field(ROW_ID, pa.int64()), pa.field(ROW_VERSION, pa.int64()), *fields]
+        return pa.schema(fields)
+
+    def read_all(self) -> pa.Table:
+        """Returns the rows of this page as a table of Arrow, with JSON as text."""
+        return pa.Table.from_batches([self.batch()])
+
+    def batch(self) -> pa.RecordBatch:
+        """Returns the rows of this page as a batch of Arrow, with JSON as text."""
+        schema = self.schema
+        cells: list[Any] = [] if self.row_ids is None else [self.row_ids, self.row_versions]
+        for number in self.beside_keys():
+            values = [row[number] for row in self.rows]
+            if self.columns[number].type == "JSON":
+                values = [None if one is None else json.dumps(one, ensure_ascii=False) for one in values]
+            cells.append(values)
+        arrays = [pa.array(values, field.type) for values, field in zip(cells, schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Gives the rows of this page to what takes Arrow's streams, like `pa.table(page)`."""
+        return self.read_all().__arrow_c_stream__(requested_schema)
 
     def to_json(self, *, count: bool = False) -> dict[str, Any]:
         """As an object of JSON; `count` costs a count of the answer."""

@@ -205,6 +205,7 @@ def _grouped(emitter: Emitter, statement: Statement, source: str) -> str:
     return (
         f"select {'distinct ' if statement.distinct else ''}{items} from {source}"
         f"{emitter.conditions(tuple(conditions(statement.where)))}{f' group by {groups}' if groups else ''}"
+        f"{f' having {emitter.expression(statement.having)}' if statement.having is not None else ''}"
     )
 
 

@@ -73,10 +73,6 @@ class RowTable(AskedTable):
         """The newest version and the columns, of one moment. `TableNotFound`."""
         return self.store.state()
 
-    def columns(self, version: int | None = None) -> tuple[Column, ...]:
-        """The columns of now, or as of a version."""
-        return self.state().columns if version is None else self.store.columns_at(version)
-
     def version(self) -> int:
         """The newest version; 0 of a table that was never changed."""
         return self.state().version
@@ -253,7 +249,7 @@ class RowTable(AskedTable):
         if version is not None:
             self._check_version(version, state)
         wanted = state.version if version is None else version
-        known = state.columns if wanted >= state.columns_since else self.columns(wanted)
+        known = state.columns if wanted >= state.columns_since else self.store.columns_at(wanted)
         return self._reader.current(wanted, _chosen(known, columns))
 
     def count(self) -> int:
@@ -276,7 +272,7 @@ class RowTable(AskedTable):
         """
         state = self.state()
         till = state.version if till is None else min(till, state.version)
-        known = state.columns if till >= state.columns_since else self.columns(till)
+        known = state.columns if till >= state.columns_since else self.store.columns_at(till)
         return self._reader.changed(after, till, known, self.store.changed_ranges(after))
 
     def preview_csv(

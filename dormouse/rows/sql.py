@@ -6,6 +6,7 @@ goes on: `binding.py` makes values of ours of the tree, `emit.py` statements of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from sqlglot import exp
@@ -20,7 +21,7 @@ TOKENS_MAX = 40_000
 DEPTH_MAX = 50
 """Of parentheses within each other. (The tree's other depths end as Python's recursion does.)"""
 
-SHAPE = "a query is SELECT … FROM the table, and may have WHERE, GROUP BY, ORDER BY, LIMIT and OFFSET"
+SHAPE = "a query is SELECT … FROM the table, and may have WHERE, GROUP BY, HAVING, ORDER BY, LIMIT and OFFSET"
 
 ELSEWHERE = "instance.sql(…), 'dormouse sql' and /v1/sql read the same rows with the SQL of DuckDB"
 
@@ -42,15 +43,15 @@ class _Dialect(Dialect):
 _dialect = _Dialect()
 
 WORDS = {
-    "joins": "a join", "with_": "WITH", "having": "HAVING", "into": "INTO", "locks": "a row lock",
+    "joins": "a join", "with_": "WITH", "into": "INTO", "locks": "a row lock",
     "laterals": "LATERAL", "windows": "WINDOW", "qualify": "QUALIFY", "query": "a sub-query",
     "hint": "a hint", "db": "a schema", "catalog": "a database", "except_": "EXCEPT", "replace": "REPLACE",
     "sample": "a sample", "pivots": "PIVOT", "grouping_sets": "GROUPING SETS", "rollup": "ROLLUP",
     "cube": "CUBE", "all": "ALL", "unnest": "UNNEST", "on": "ON", "only": "ONLY",
     "columns": "a list of columns", "symmetric": "SYMMETRIC",
-    exp.Subquery: "a sub-query", exp.Select: "a sub-query", exp.Exists: "a sub-query", exp.Cast: "a cast",
+    exp.Subquery: "a sub-query", exp.Select: "a sub-query", exp.Exists: "a sub-query",
     exp.Window: "a window", exp.Placeholder: "a placeholder", exp.Parameter: "a placeholder",
-    exp.Any: "ANY", exp.Tuple: "a list of values", exp.Case: "CASE", exp.DPipe: "||", exp.ILike: "ILIKE",
+    exp.Any: "ANY", exp.Tuple: "a list of values", exp.ILike: "ILIKE",
     exp.Fetch: "FETCH", exp.Filter: "FILTER", exp.Values: "VALUES",
 }  # fmt: skip
 
@@ -67,6 +68,7 @@ def parse(text: object) -> exp.Select:
         tokens = _dialect.tokenize(text)
         _check(tokens)
         trees = [tree for tree in _dialect.parser().parse(tokens, text) if tree is not None]
+        _keep_names(trees, text)
     except InvalidQuery:
         raise
     except ParseError as error:
@@ -91,6 +93,14 @@ def parse(text: object) -> exp.Select:
     return trees[0]
 
 
+def _keep_names(trees: Sequence[exp.Expr], text: str) -> None:
+    """Notes what the text calls each function, which the parser may call by another name."""
+    for tree in trees:
+        for node in tree.find_all(exp.Func):
+            if "start" in node.meta:
+                node.meta["name"] = text[node.meta["start"] : node.meta["end"] + 1]
+
+
 def only(node: N, *names: str) -> N:
     """The node, if all that it says is in these arguments; `InvalidQuery` names the first other."""
     for name, value in node.args.items():
@@ -105,12 +115,19 @@ def refused(node: object, argument: str = "") -> InvalidQuery:
     if what is None and isinstance(node, exp.Anonymous):
         what = f"the function {_shown(str(node.this))!r}"
     elif what is None and isinstance(node, exp.Func) and not isinstance(node, exp.Connector):
-        what = f"the function {node.sql_name().lower()!r}"
+        what = f"the function {_shown(str(node.meta.get('name') or node.sql_name()).lower())!r}"
     elif what is None and isinstance(node, exp.Expression):
         what = f"{node.key.upper()!r}"
     return InvalidQuery(
         f"the query has {what or argument.upper()}, which is not allowed; {SHAPE}; {ELSEWHERE}"
     )
+
+
+def name_node(node: object) -> exp.Identifier:
+    """Returns the node, which must be a name; `InvalidQuery`."""
+    if type(node) is not exp.Identifier:
+        raise refused(node)
+    return node
 
 
 def label(node: exp.Expression) -> str:

@@ -73,6 +73,7 @@ def _of_kinds(
     except (ValueNeeded, InvalidQuery):
         return None
     others = [item.expression for item in found.selected]
+    others += [] if found.having is None else [found.having]
     others += [*found.groups, *(order.expression for order in found.orders)]
     return None if any(map(has_parameter, others)) else found
 

@@ -105,13 +105,17 @@ insert into row_columns (table_id, since_version, columns) values (%(table_id)s,
 
 -- name: change_of_id
 -- What a change did that was asked before by this id, and whether it was the same, as far as both digests are known.
+-- Jobs of earlier releases recorded "job:" and their id, which clients gave as the id of the change.
 select coalesce(i.digest = %(digest)s, true),
     coalesce(c.first_version, i.last_version + 1), i.last_version, coalesce(c.first_id, 1),
     coalesce(c.inserted, 0), coalesce(c.updated, 0), coalesce(c.deleted, 0), coalesce(i.unchanged, c.unchanged)
 from row_change_id i
 left join row_change c
     on c.table_id = i.table_id and c.last_version = i.last_version and i.unchanged is null
-where i.table_id = %(table_id)s and i.change_id = %(change_id)s and (i.unchanged is not null or c.table_id is not null);
+where i.table_id = %(table_id)s and i.change_id in (%(change_id)s, 'job:' || %(change_id)s)
+    and (i.unchanged is not null or c.table_id is not null)
+order by i.change_id <> %(change_id)s
+limit 1;
 
 -- name: history
 -- A page of the changes, the newest first.

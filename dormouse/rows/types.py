@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from dormouse.errors import InvalidQuery, InvalidRow
+from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import Column, value_of
-from dormouse.rows.expressions import Aggregate, Apply, Cell, Expression, Function, Kind, Operator, Value
+from dormouse.rows.expressions import (
+    ROW_ID_CELL,
+    ROW_VERSION_CELL,
+    Aggregate,
+    Apply,
+    Cell,
+    Expression,
+    Function,
+    Kind,
+    Operator,
+    Selected,
+    Value,
+)
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _DIGITS_MAX = 400
+_NUMBER = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?")
 _KINDS: dict[str, Kind] = {
     "INTEGER": "INTEGER",
     "DOUBLE": "DOUBLE",
@@ -35,6 +50,13 @@ def number(text: str) -> Value:
     if math.isinf(found := float(text)):
         raise InvalidQuery(f"{text[:40]} is larger than any DOUBLE")
     return Value("DOUBLE", found)
+
+
+def numeral(text: str) -> str:
+    """Returns the text of a number; `InvalidQuery` for another."""
+    if not text.isascii() or not _NUMBER.fullmatch(text):
+        raise InvalidQuery(f"{text[:40]!r} is no number")
+    return text
 
 
 def of_kind(expression: Expression, kind: Kind) -> Expression:
@@ -73,7 +95,7 @@ def alike(expressions: Sequence[Expression]) -> list[Expression]:
     if len(kinds) > 1:
         raise InvalidQuery(f"{' and '.join(sorted(kinds))} cannot be compared")
     kind: Kind = next(iter(kinds), "STRING")
-    return [_read(e, kind) if e in texts and kind != "STRING" else of_kind(e, kind) for e in expressions]
+    return [read(e, kind) if e in texts and kind != "STRING" else of_kind(e, kind) for e in expressions]
 
 
 def _whole(expression: Expression) -> Expression:
@@ -88,6 +110,14 @@ def check_comparable(expression: Expression, where: str) -> None:
     """`InvalidQuery` for JSON, which has no order."""
     if expression.kind == "JSON":
         raise InvalidQuery(f"{where} takes no JSON: it can be selected, counted, and asked for IS NULL")
+
+
+def check_keys(selected: Sequence[Selected]) -> None:
+    """`InvalidQuery` for another value with the name of a row's id or version, which an upload would take."""
+    keys = {ROW_ID: ROW_ID_CELL, ROW_VERSION: ROW_VERSION_CELL}
+    for item in selected:
+        if keys.get(item.name.upper(), item.expression) != item.expression:
+            raise InvalidQuery(f"the query calls another value {item.name}: give it another name")
 
 
 def numeric(expression: Expression, operator: str) -> Expression:
@@ -139,8 +169,8 @@ def aggregate(function: Function, operand: Expression, *, distinct: bool) -> Exp
     return Aggregate(operand.kind, function, operand)
 
 
-def _read(text: Expression, kind: Kind) -> Value:
-    """A text that is compared with what is none, as a value of that kind."""
+def read(text: Expression, kind: Kind) -> Value:
+    """A text that is compared with what is none, as a value of that kind; `InvalidQuery`."""
     assert isinstance(text, Value) and isinstance(text.value, str)  # noqa: S101
     value: Any = text.value
     if kind in ("DATE", "DOUBLE"):
@@ -167,3 +197,15 @@ def _check_escapes(pattern: Any, escape: str) -> None:
     for one in characters:
         if one == escape and next(characters, None) not in ("%", "_", escape):
             raise InvalidQuery(f"in a pattern, {escape!r} stands before %, _ or itself")
+
+
+def check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> None:
+    """`InvalidQuery` for what has several values within a group."""
+    if expression in groups or isinstance(expression, Aggregate | Value):
+        return
+    if isinstance(expression, Cell):
+        raise InvalidQuery(
+            "with aggregates or GROUP BY, a column that is selected or ordered by must be in GROUP BY"
+        )
+    for operand in expression.operands:
+        check_grouped(operand, groups)

@@ -14,6 +14,7 @@ from dormouse.errors import AmbiguousRows, InvalidColumn, InvalidRow
 from dormouse.model.edited import ROW_ID, ROW_VERSION
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch, check_names, checked_rows
 from dormouse.rows.columns import Column, column_named
+from dormouse.rows.given import as_dicts
 from dormouse.rows.ranges import Flags, Ints
 from dormouse.rows.values import array_of, row_label, with_default
 
@@ -30,7 +31,7 @@ def upserts(
     `AmbiguousRows` for rows of equal keys, here or there.
     """
     keys = _keys(on, columns)
-    if not (listed := checked_rows(rows, "upsert")):
+    if not (listed := checked_rows(as_dicts(rows), "upsert")):
         return [], 0
     for number, row in enumerate(listed):
         if missing := next((name for name in on if name not in row), None):

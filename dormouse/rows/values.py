@@ -121,13 +121,15 @@ def _integers(texts: pa.Array) -> pa.Array:
     # Arrow reads hexadecimal, too
     if pc.any(pc.match_substring(texts, "x", ignore_case=True)).as_py():
         raise _OneByOne
+    if pc.any(pc.match_substring(texts, ".")).as_py():
+        texts = pc.replace_substring_regex(texts, r"^([+-]?\d{1,15})\.0*$", r"\1")
     return texts.cast(pa.int64())
 
 
 def _doubles(texts: pa.Array) -> pa.Array:
     numbers = texts.cast(pa.float64())
-    # Arrow reads 1e400 as infinity
-    if pc.any(pc.is_inf(numbers)).as_py():
+    # Arrow reads 1e400 as infinity, 1e-400 as zero, and rounds large numbers
+    if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
         raise _OneByOne
     if first_unkept(texts, numbers, DOUBLE, are_large(numbers, DOUBLE)) >= 0:
         raise _OneByOne

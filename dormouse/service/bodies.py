@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model import exact
 from dormouse.service.declared import Served
 from dormouse.service.problems import Refused
 
@@ -77,9 +78,9 @@ class JsonRoute(Served):
 
 
 def parse_json(body: bytes, what: str = "the body") -> Any:
-    """JSON as RFC 8259 has it: no NaN, no name twice, and only texts that UTF-8 can have."""
+    """JSON as RFC 8259 has it: no NaN, no name twice, only texts that UTF-8 can have, exact numbers."""
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_object)
+        found = exact.parse_json(body.decode("utf-8"), _refuse_constant)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise InvalidInput(f"{what} is not valid Unicode") from None
@@ -94,12 +95,3 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(
         f'JSON has no {name}; write "{name}" in a condition, {{"double": "{name}"}} as a parameter'
     )
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:100]!r} is named twice")
-        found[name] = value
-    return found

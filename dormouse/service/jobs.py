@@ -98,8 +98,10 @@ def list_jobs(
 ) -> Response:
     """Of the token's holder; the service's own token sees all, and the rounds of its tables."""
     place = None if after is None else JobPlace.parse(after)
-    found = here.jobs.list(kind, state, owner=holder.owner, limit=limit, after=place)  # type: ignore[arg-type]
-    following = JobPlace.of(found[-1]).text if len(found) == limit else None
+    page = partial(here.jobs.list, kind, state, owner=holder.owner)  # type: ignore[arg-type]
+    found = page(limit=limit, after=place)
+    last = JobPlace.of(found[-1]) if len(found) == limit else None
+    following = last.text if last and page(limit=1, after=last) else None
     shown = [_document(job, hiding(here.objects.url)) for job in found]
     return JSONResponse({"jobs": shown, "next": following})
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dormouse.errors import DormouseError, InvalidPayload, PayloadCorrupt
 from dormouse.payloads import PayloadKey
-from dormouse.payloads.keys import OWN_KINDS, checked
+from dormouse.payloads.keys import check_application_kind, checked
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import AnswerDocument, problems
@@ -141,8 +141,7 @@ def _key(tenant: str, id_: str, inserted_at: str, kind: str) -> PayloadKey:
         at = datetime.fromisoformat(inserted_at)
     except ValueError:
         raise InvalidPayload(f"inserted_at {inserted_at!r}: write it like 2026-03-05T12:00:00Z") from None
-    if kind.startswith(OWN_KINDS):
-        raise InvalidPayload(f"kind {kind!r}: kinds that begin with {OWN_KINDS!r} are for jobs of Dormouse")
+    check_application_kind(kind)
     return checked((tenant, id_, at, kind))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
@@ -146,8 +146,9 @@ def list_partitions(
     leaves: Annotated[bool, Query(description="only leaves")] = False,
 ) -> Response:
     """A page of the partition tree, by partition id; what changes between two pages may be missed."""
-    page = here.instance.table(table).partition_page(after or "", limit, leaves=leaves)
-    following = page[-1].partition_id if len(page) == limit else None
+    found = here.instance.table(table).partition_page(after or "", limit + 1, leaves=leaves)
+    page, last = page_of(found, limit)
+    following = last and last.partition_id
     return JSONResponse({"partitions": [wire.partition(one) for one in page], "next": following})
 
 
@@ -158,8 +159,8 @@ def list_partitions(
 def list_files(here: Here, table: TableNamed, after: After = None, limit: Limit = PAGE_ROWS) -> Response:
     """A page of the files with their facts; what changes between two pages may be missed."""
     found = here.instance.table(table)
-    page = found.file_page(after, limit)
-    following = page[-1].filename if len(page) == limit else None
+    page, last = page_of(found.file_page(after, limit + 1), limit)
+    following = last and last.filename
     return JSONResponse({"files": [wire.file(found.schema, one) for one in page], "next": following})
 
 
@@ -287,6 +288,12 @@ def page_by_name(named: Mapping[str, T], after: str | None, limit: int | None) -
     names = sorted(name for name in named if after is None or name > after)
     page = names if limit is None else names[:limit]
     return [named[name] for name in page], page[-1] if len(page) < len(names) else None
+
+
+def page_of(found: Sequence[T], limit: int) -> tuple[Sequence[T], T | None]:
+    """Returns a page, and its last one where more follow it: of what was asked for with one more."""
+    page = found[:limit]
+    return page, page[-1] if len(page) < len(found) else None
 
 
 def _schema(found: Table, as_of: str | int | None) -> Schema:

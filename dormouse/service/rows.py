@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from dormouse.errors import (
     CommitOutcomeUnknown,
     InvalidQuery,
+    InvalidRow,
 )
 from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
@@ -38,7 +39,7 @@ from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, PARTS, 
 from dormouse.service.formats import CsvAnswer
 from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
 from dormouse.service.parts import entity_tag, wanted_part
-from dormouse.service.routes import After, Here, MaybeLimit, page_by_name
+from dormouse.service.routes import After, Here, MaybeLimit, page_by_name, page_of
 from dormouse.service.row_documents import (
     CsvLook,
     PutFile,
@@ -55,7 +56,7 @@ from dormouse.service.terms import UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork
 
 _BINARY = "application/octet-stream"
-_ID = re.compile("[0-9]{1,19}")
+_REFERENCE = re.compile("[0-9]{1,19}:[0-9]{1,19}")
 _BYTES = {_BINARY: {"schema": {"type": "string", "format": "binary"}}}
 _FILE_BYTES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
@@ -112,9 +113,8 @@ def row_history(
 ) -> Response:
     """The newest first; `next` goes on as `before`."""
     which = {} if before is None else {"before": before}
-    page = here.instance.row_table(table).history(limit=limit, **which)
-    following = page[-1].last_version if len(page) == limit else None
-    return JSONResponse({"changes": json_value(page), "next": following})
+    page, last = page_of(here.instance.row_table(table).history(limit=limit + 1, **which), limit)
+    return JSONResponse({"changes": json_value(page), "next": last and last.last_version})
 
 
 @rows.get("/{table}/rows", response_model=dict[str, Any], responses=ROWS, summary="Rows by id and version")
@@ -125,7 +125,9 @@ def several_rows(
     row: Annotated[list[str], Query(description="ROW_ID:ROW_VERSION; repeat it", max_length=1_000)],
 ) -> Response:
     """The rows in the order of the request, each with the columns of its version."""
-    wanted = [tuple(int(part) if _ID.fullmatch(part) else part for part in one.split(":")) for one in row]
+    if wrong := [one for one in row if not _REFERENCE.fullmatch(one)]:
+        raise InvalidRow(f"row {wrong[0]!r} is not ROW_ID:ROW_VERSION, such as 7:2")
+    wanted = [tuple(map(int, one.split(":"))) for one in row]
     return JSONResponse({"rows": json_value(here.instance.row_table(table).rows(wanted))})
 
 
@@ -357,6 +359,9 @@ async def upload_rows(
         bool, Query(description="insert all rows, without ROW_ID and ROW_VERSION of the file")
     ] = False,
     dry_run: Annotated[bool, Query(description="say what it would do, and change nothing")] = False,
+    change_id: Annotated[
+        str | None, Query(description="the same file with the same id changes the table once")
+    ] = None,
     job_id: Annotated[
         str | None, Query(description="the same file sent again with the same id is the same job")
     ] = None,
@@ -368,6 +373,7 @@ async def upload_rows(
     upload = new_upload()
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
     asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
+    asked |= {} if change_id is None else {"change_id": change_id}
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from pydantic import AfterValidator
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -53,7 +53,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             _divide_path(scope)
-        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope) or _not_text(scope)) is not None:
             await problem_of(refusal).response()(scope, receive, send)
             return
         if scope["type"] == "http":
@@ -92,6 +92,16 @@ class Guard:
         name = host.lower()
         name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
         return name == self._host or is_loopback(name)
+
+
+def _not_text(scope: Scope) -> Exception | None:
+    """Returns the refusal of a path or query that is not UTF-8; readers would take several for one name."""
+    try:
+        for sent in (scope["raw_path"], scope["query_string"]):
+            unquote_to_bytes(sent).decode("utf-8")
+    except UnicodeDecodeError:
+        return InvalidInput("the path and the query must be UTF-8, percent-encoded")
+    return None
 
 
 def _divide_path(scope: Scope) -> None:

@@ -1,20 +1,26 @@
-"""What EXPLAIN says beside DuckDB's plan: what is read of each table, out of how much."""
+"""What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import pyarrow as pa
 
 from dormouse.model.region import Range
+from dormouse.model.schema import Schema
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.planner import PlanSummary
+from dormouse.sql.results import Rows
 from dormouse.sql.wanted import Wanted
 
 PLAN_TYPE = "dormouse"
 COLUMNS = ["plan_type", "plan"]
 RANGES_SHOWN = 5
+_FILES = "Filename(s)"
+_FILES_BOX = re.compile(r"│([^│]*Filename\(s\):[^│]*)│")
+_FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
 
 
 def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
@@ -23,6 +29,49 @@ def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.Reco
     return pa.RecordBatch.from_arrays(
         [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
     )
+
+
+def without_files(plan: pa.Array) -> pa.Array:
+    """Returns plans of DuckDB without the paths of the files that they read."""
+    return pa.array(
+        [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
+    )
+
+
+def _without_files(plan: str) -> str:
+    if _FILES not in plan:
+        return plan
+    lines = _FILES_JSON.sub('"Files": "not shown"', plan).split("\n")
+    for number in range(len(lines)):
+        for found in _FILES_BOX.finditer(lines[number]):
+            _clear_box(lines, number, *found.span(1))
+    shown = "\n".join(lines)
+    # a form whose paths are not found is not shown at all
+    return "the plan names files of the server: ask for the text or json format" if _FILES in shown else shown
+
+
+def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
+    """Clears the lines of a box between two columns, down to its first empty line."""
+    for number in range(first, len(lines)):
+        line = lines[number]
+        if not line[left:right].strip() or line[left - 1 : left] != "│":
+            return
+        lines[number] = line[:left] + " " * (right - left) + line[right:]
+
+
+def with_nulls(rows: Rows, schema: Schema) -> Rows:
+    """Returns DuckDB's description of a table's view, with NO for its columns that are never null."""
+    never = {field.name for field in schema.fields if not field.nullable}
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows.batches:
+            told = pa.array(
+                ["NO" if name in never else "YES" for name in batch["column_name"].to_pylist()],
+                rows.schema.field("null").type,
+            )
+            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), told)
+
+    return Rows(rows.schema, batches())
 
 
 def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:

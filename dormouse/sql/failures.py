@@ -19,6 +19,7 @@ _MAY_BE_FILES = {"IO", "HTTP", "Invalid Input", "Serialization", "Binder", None}
 """Kinds of what it complains of; of a page that ends too soon it tells none."""
 _SETTING = re.compile(r'\n?Use "?SET [^\n]*')
 """Advice that no statement can follow: settings are locked."""
+_DEVIATION = re.compile(r"^(STDDEV|VAR)\w* is out of range")
 _DISK_FULL = ("No space left on device", "max_temp_directory_size")
 
 
@@ -52,14 +53,20 @@ def failure(error: Exception, *, reads: bool = True) -> DormouseError:
         return QueryTooLarge(
             f"the statement needs more memory than it may use, ask for less at once: {needed}"
         )
+    if _DEVIATION.search(line):
+        return InvalidQuery(
+            f"{line.rstrip('!')}: values are infinite, or too large to be squared; leave them out by "
+            "WHERE isfinite(x), or the column: SUMMARIZE SELECT ... FROM ..."
+        )
     if kind in {"INTERNAL", "FATAL"}:
         return EngineFailed(f"DuckDB failed at this statement, write it in another way: {line}")
     return ReadFailed(line) if reads and kind in _MAY_BE_FILES else InvalidQuery(line)
 
 
-def syntax_error(error: duckdb.Error, statement: str) -> DormouseError:
-    """Why the statement cannot be read, and where."""
-    return InvalidQuery(f"{first_line(error)}{_place(str(error), statement)}")
+def syntax_error(error: duckdb.Error, statement: str, hint: str | None = None) -> DormouseError:
+    """Why the statement cannot be read, where, and what to write instead."""
+    complaint = f"{first_line(error)}{_place(str(error), statement)}"
+    return InvalidQuery(f"{complaint}; {hint}" if hint else complaint)
 
 
 def _place(complaint: str, statement: str) -> str:

@@ -28,14 +28,26 @@ _READERS = {
 """How statements begin that may read."""
 _DESCRIBES = {"desc", "describe", "show"}
 """How statements begin that compute no rows of what they are about."""
+_NAME_ALONE = {2, 4}
+"""How many tokens such a statement has that names a table and nothing else: DESCRIBE t, DESCRIBE main.t."""
 _UPSERTS = (
     "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
     "'dormouse rows change' those of a row table"
 )
 _DELETES = "table.delete and 'dormouse delete' delete rows"
+_AT = (
+    "SQL takes no AT: a moment is given beside the statement: as_of, or --as-of; all its tables are "
+    "read as they were then"
+)
+_TRANSACTIONS = "each statement reads one moment by itself; as_of, or --as-of, gives several the same one"
+_MAINTAINS = "'dormouse maintain' and 'dormouse compact' keep tables fit"
+_PREPARES = "give the values of $1 or $name beside a statement: parameters, or --param"
+_ACCESS = "roles of PostgreSQL and tokens of 'dormouse serve' say what a user may do"
 _CHANGES = {
     "insert": "table.ingest and 'dormouse ingest' add rows",
     "update": _UPSERTS,
+    "upsert": _UPSERTS,
+    "replace": _UPSERTS,
     "merge": _UPSERTS,
     "delete": _DELETES,
     "truncate": _DELETES,
@@ -45,9 +57,26 @@ _CHANGES = {
     "alter": "table.add_column and 'dormouse table add-column' add a column, and others like them change it",
     "copy": "'dormouse sql --output FILE' writes an answer to a file, and 'dormouse ingest' reads one",
 }
-"""What does instead what a statement would do, by the statement's first word."""
+"""What does instead what a changing statement would do, by the word that it has."""
+_INSTEAD = _CHANGES | {
+    **dict.fromkeys(("begin", "start", "commit", "end", "rollback", "abort", "savepoint"), _TRANSACTIONS),
+    **dict.fromkeys(("lock", "declare", "fetch"), _TRANSACTIONS),
+    **dict.fromkeys(("vacuum", "analyze", "checkpoint", "force"), _MAINTAINS),
+    **dict.fromkeys(("prepare", "execute", "deallocate"), _PREPARES),
+    **dict.fromkeys(("grant", "revoke"), _ACCESS),
+    "pragma": "SHOW TABLES lists the tables, DESCRIBE their columns",
+}
+"""What does instead what any statement would do, by its first word."""
+_HINTS = {
+    ("for", "system_time"): _AT,
+    ("for", "update"): "rows are read as they are at one moment, and none is locked",
+    ("for", "share"): "rows are read as they are at one moment, and none is locked",
+    ("show", "create"): "DESCRIBE table gives its columns, 'dormouse table show' its schema",
+}
+"""What to write instead, by two words of a statement that cannot be parsed."""
 _NO_STATEMENT = "parser"
 """The type of DuckDB's error for a text that cannot be parsed."""
+_NO_SELECT = "CTE needs a SELECT"
 _COMPARING_NULL = {
     ("distinct", "from"),
     *product(("is", "not"), ("true", "false", "unknown")),
@@ -89,6 +118,8 @@ class Parsed:
     names: frozenset[str]
     ctes: frozenset[str]
     lists_tables: bool
+    describes: bool
+    """Whether it is DESCRIBE, or SHOW, of one table by its name."""
     explains: bool
     runs: bool
     """False for EXPLAIN without ANALYZE."""
@@ -111,6 +142,8 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
             f"the statement has {len(statement):,} characters, more than {STATEMENT_CHARACTERS_MAX:,}"
         )
     tokens = list(words(statement))
+    if not tokens:
+        _check_begins(connection, statement)
     kind = _kind(tokens)
     run = statement if kind in _DESCRIBES else told_apart(statement, tokens)
     explains, runs, select = kind == "explain", True, statement
@@ -134,18 +167,15 @@ def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
         names=frozenset(named["names"] - lists),
         ctes=frozenset(name.lower() for name in named["ctes"]),
         lists_tables=bool(lists),
+        describes=kind in _DESCRIBES
+        and sum(word != ";" for _, word in tokens) in _NAME_ALONE
+        and len(named["names"] - lists) == 1,
         explains=explains,
         runs=runs,
         compares_null=not _COMPARING_NULL.isdisjoint(pairs),
         joins_outer=not _JOINING_FULL.isdisjoint(pairs)
         or (_NULLS_FIRST in pairs and not _JOINING_ONE.isdisjoint(pairs)),
     )
-
-
-def check_statement(statement: str) -> None:
-    """Raises `InvalidQuery` for a text that `parsed` refuses, whatever tables there are."""
-    with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
-        parsed(connection, statement)
 
 
 def words(text: str) -> Iterator[tuple[int, str]]:
@@ -165,8 +195,18 @@ def _kind(tokens: Sequence[tuple[int, str]]) -> str:
     if not parts:
         raise InvalidQuery(f"the statement is empty; {_READS}")
     if len(parts) > 1:
-        raise InvalidQuery(f"only one statement at a time can be run, these are {len(parts)}")
+        raise InvalidQuery(
+            f"only one statement at a time can be run, these are {len(parts)}; send each by itself"
+        )
     return parts[0][0][1]
+
+
+def _check_begins(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
+    """Raises `InvalidQuery` for a text without tokens that is more than blanks: its quote does not end."""
+    try:
+        connection.extract_statements(statement)
+    except duckdb.Error as error:
+        raise syntax_error(error, statement) from None
 
 
 def _unexplained(
@@ -197,15 +237,16 @@ def _refusal(
 
     It stands where it stood behind EXPLAIN.
     """
-    if tree["error_type"] == _NO_STATEMENT:
+    kind = _kind(tokens)
+    acts = kind in _INSTEAD or _NO_SELECT in tree["error_message"]
+    if tree["error_type"] == _NO_STATEMENT and not acts:
         try:
             # tells the place, too; a text that cannot be parsed is not acted on
             connection.extract_statements(statement)
         except duckdb.Error as error:
-            return syntax_error(error, statement)
-    if "Only SELECT" not in tree["error_message"]:
+            return syntax_error(error, statement, _hint(tokens, str(error)))
+    if "Only SELECT" not in tree["error_message"] and not acts:
         return InvalidQuery(tree["error_message"])
-    kind = _kind(tokens)
     if kind in _READERS:
         # behind WITH
         changes = [word for _, word in tokens if word in _CHANGES]
@@ -214,8 +255,19 @@ def _refusal(
         if not changes:
             return InvalidQuery(_READS)
         kind = changes[0]
-    instead = _CHANGES.get(kind, "instance.duckdb() is a DuckDB that runs any statement over the same tables")
+    instead = _INSTEAD.get(kind, "instance.duckdb() is a DuckDB that runs any statement over the same tables")
     return InvalidQuery(f"{_READS}; not {kind.upper()}; {instead}")
+
+
+def _hint(tokens: Sequence[tuple[int, str]], complaint: str) -> str | None:
+    """Returns what to write instead of a text that cannot be parsed, where that is known."""
+    if 'at or near ":"' in complaint:
+        return "a parameter is written $name"
+    if 'at or near "."' in complaint or 'at or near "\\"' in complaint:
+        return "commands of a shell are no statements: SHOW TABLES lists the tables, DESCRIBE their columns"
+    if "SELECT INTO" in complaint:
+        return _CHANGES["create"]
+    return next(filter(None, map(_HINTS.get, pairwise(word for _, word in tokens))), None)
 
 
 def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset[str]:
@@ -232,7 +284,7 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
     check_expressions(named["called"] - named["functions"])
     # a function of "system" would be another than the one of the planner, which knows no time
     catalogs = named["catalogs"] | named["homes"]
-    for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS):
+    for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS | named["catalogs"] - {"temp"}):
         instead = (
             "SHOW TABLES lists the tables, DESCRIBE their columns"
             if schema.lower() in _ABOUT_TABLES
@@ -240,10 +292,7 @@ def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
         )
         raise InvalidQuery(f"there is no schema {schema!r}: {instead}")
     if named["moments"]:
-        raise InvalidQuery(
-            "SQL takes no AT: a moment is given beside the statement: as_of, or --as-of; all its tables are "
-            "read as they were then"
-        )
+        raise InvalidQuery(_AT)
     if "SHOW_UNQUALIFIED" in named["shown"] and not named["names"] & _LISTS:
         raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
 

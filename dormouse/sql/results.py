@@ -17,8 +17,10 @@ from dormouse.errors import InvalidQuery
 BATCH_ROWS = 8_192
 AHEAD_BYTES = 32 << 20
 """Of an answer with whole numbers of 128 bits, read before the types of their columns are given."""
-_NOT_ARROWS = {"bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
+_NOT_ARROWS = {"bignum", "bit", "geometry", "time with time zone", "uhugeint", "union", "variant"}
 _DAY_MICROSECONDS = 24 * 60 * 60 * 1_000_000
+_INFINITE_DAY, _INFINITE_TIME = 2**31 - 1, 2**63 - 1
+"""DuckDB's numbers for infinity; those below zero are for -infinity."""
 _NESTED = {"array", "list", "map", "struct"}
 
 
@@ -54,13 +56,13 @@ def rows_of(found: duckdb.DuckDBPyConnection, watched: Callable[[], AbstractCont
 
     def batches() -> Iterator[pa.RecordBatch]:
         while ahead:
-            yield _with_times(fitted(ahead.pop(0), schema))
+            yield _held(fitted(ahead.pop(0), schema))
         while True:
             with watched():
                 batch = next(reader, None)
             if batch is None:
                 return
-            yield _with_times(fitted(batch, schema))
+            yield _held(fitted(batch, schema))
 
     return Rows(schema, batches())
 
@@ -79,26 +81,38 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         raise
 
 
-def _with_times(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch; raises `InvalidQuery` for the time 24:00:00, which readers take for 00:00:00."""
+def _held(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the batch; raises `InvalidQuery` for a value that readers of Arrow take for another one."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if _has_end_of_day(column):
-            raise InvalidQuery(
-                f"column {name!r} has the time 24:00:00, which Arrow does not have: cast it to VARCHAR"
-            )
+        if value := _not_held(column):
+            raise InvalidQuery(f"column {name!r} has {value}, which Arrow does not have: cast it to VARCHAR")
     return batch
 
 
-def _has_end_of_day(column: pa.Array) -> bool:
+def _not_held(column: pa.Array) -> str | None:
+    """Names a value of DuckDB that a column has and Arrow has not: it would be another value, or none."""
     kind = column.type
-    if pa.types.is_time64(kind):
-        return pc.any(pc.greater_equal(column.cast(pa.int64()), _DAY_MICROSECONDS)).as_py() is True
     if pa.types.is_map(kind):
-        return _has_end_of_day(column.keys) or _has_end_of_day(column.items)
+        return _not_held(column.keys) or _not_held(column.items)
     if pa.types.is_nested(kind):
         inner = column.flatten()
-        return any(map(_has_end_of_day, inner if pa.types.is_struct(kind) else [inner]))
-    return False
+        return next(filter(None, map(_not_held, inner if pa.types.is_struct(kind) else [inner])), None)
+    value, largest = None, 0
+    if pa.types.is_time64(kind):
+        value, largest = "the time 24:00:00", _DAY_MICROSECONDS * (1_000 if kind.unit == "ns" else 1) - 1
+    elif pa.types.is_date32(kind):
+        value, largest = "an infinite date", _INFINITE_DAY - 1
+    elif pa.types.is_timestamp(kind):
+        value, largest = "an infinite time", _INFINITE_TIME - 1
+    elif pa.types.is_decimal(kind) and kind.scale == 0:
+        value, largest = "a number of 39 digits", 10**38 - 1
+    if value is None:
+        return None
+    if not pa.types.is_decimal(kind):
+        column = column.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    ends = pc.min_max(column).as_py()
+    fits = ends["max"] is None or -largest <= ends["min"] <= ends["max"] <= largest
+    return None if fits else value
 
 
 def _ahead(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:

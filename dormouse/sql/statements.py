@@ -33,7 +33,7 @@ from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import Condition, Question, question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
-from dormouse.sql.explained import explanation
+from dormouse.sql.explained import explanation, with_nulls, without_files
 from dormouse.sql.failures import ReadFailed
 from dormouse.sql.named import Named, alone, meant
 from dormouse.sql.results import BATCH_ROWS, Rows, fitted
@@ -141,6 +141,7 @@ class _Statement:
             self.compares_null, self.joins_outer = found.compares_null, found.joins_outer
             self.moments = Moments(meant(found, tables), as_of)
             self.contexts = self.moments.contexts
+            self.describes = found.describes
             schemas = {name: context.schema for name, context in self.contexts.items()}
             self.wanted = session.wanted(schemas, found, parameters)
             if asked is not None:
@@ -237,7 +238,10 @@ class _Statement:
         def batches() -> Iterator[pa.RecordBatch]:
             yield said
             yield from (
-                pa.RecordBatch.from_arrays(batch.columns, schema=said.schema) for batch in rows.batches
+                pa.RecordBatch.from_arrays(
+                    [batch.column(0), without_files(batch.column(1))], schema=said.schema
+                )
+                for batch in rows.batches
             )
 
         return Rows(said.schema, batches())
@@ -301,6 +305,9 @@ class _Statement:
         """The statement over tables that have these files; what it does not read is empty."""
         views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
         rows = self._rows(reads, views, self.text, self.parameters)
+        if self.describes:
+            [context] = self.contexts.values()
+            rows = with_nulls(rows, context.schema)
         return rows if self.wanted.names is None else rows.named(self.wanted.names)
 
     def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:

@@ -150,6 +150,7 @@ def test_transactions_begin_only_where_they_are_bounded() -> None:
         ("dormouse/postgres/transaction.py", "conn.transaction"),
         ("dormouse/postgres/opening.py", "Connection.connect"),
         ("dormouse/payloads/rows.py", "conn.transaction"),  # a savepoint
+        ("dormouse/payloads/application.py", "conn.transaction"),  # a savepoint of the application's
     }
 
 

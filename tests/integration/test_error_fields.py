@@ -23,6 +23,7 @@ from dormouse.long_work import functions
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects.hiding import hiding
+from dormouse.rows.index_worker import IndexWorker
 from dormouse.service.problems import problem_of
 from dormouse.table import Table
 from tests.serving import serving
@@ -148,7 +149,7 @@ def test_an_index_that_is_not_ready_tells_the_table_and_how_long_it_was_waited_f
 ) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     rows.change([dm.Insert([{"n": 1}])])
-    monkeypatch.setattr(type(instance.row_indexes), "_work_here", lambda self: None)
+    monkeypatch.setattr(IndexWorker, "start", lambda self: None)
     with pytest.raises(errors.IndexNotReady) as raised:
         rows.query("select * from r", wait_seconds=0.05)
     assert raised.value.table == "r" and (raised.value.seconds or 0) >= 0.05

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import httpx
@@ -52,6 +54,54 @@ def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: htt
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
+def test_a_version_that_a_row_table_does_not_have_is_refused(http: httpx.Client, instance: Instance) -> None:
+    rows = instance.row_table("r")
+    rows.change([dm.Insert([{"n": 1}])])
+    for path in ("/v1/rows/r", "/v1/rows/r/csv"):
+        said = refused(http.get(path, params={"version": 99}), 400, "invalid-query")
+        assert said == "table 'r' has no version 99; the newest is 1"
+        assert http.get(path, params={"version": 1}).status_code == 200
+    with connect(str(http.base_url)) as client:
+        for table in (rows, client.row_table("r")):
+            with pytest.raises(dm.InvalidQuery, match="has no version 99"):
+                table.columns(99)
+            assert table.columns(0) == table.columns(1) == table.columns()
+
+
+def test_a_page_goes_on_with_its_own_query_alone(http: httpx.Client, instance: Instance) -> None:
+    instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
+    instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
+    asked = {"sql": "select n from r order by n", "version": 1, "wait_seconds": 60}
+    path = "/v1/rows/r/query"
+    token = http.post(path, json={**asked, "page_rows": 1}).json()["next_page"]
+    assert http.post(path, json={**asked, "page": token}).json()["rows"] == [[1]]
+    for other in ({"sql": "select n from r"}, {"version": 2}, {"parameters": [1]}):
+        refused(http.post(path, json={**asked, **other, "page": token}), 400, "invalid-page")
+
+
+def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table_t: Table) -> None:
+    table_t.ingest({"key": [4]})
+    for _ in range(2):
+        instance.row_table("r").change([dm.Insert([{"n": 1}])])
+        ended(http, "query", statement="select 1")
+    for path, name, following in [
+        ("/v1/rows/r/history", "changes", "before"),
+        ("/v1/tables/t/files", "files", "after"),
+        ("/v1/tables/t/partitions", "partitions", "after"),
+        ("/v1/jobs", "jobs", "after"),
+    ]:
+        whole = http.get(path).json()
+        assert whole["next"] is None
+        assert http.get(path, params={"limit": len(whole[name])}).json() == whole
+        pages = [http.get(path, params={"limit": 1}).json()]
+        while pages[-1]["next"] is not None:
+            assert len(pages) < len(whole[name])
+            more = {following: pages[-1]["next"]}
+            pages.append(http.get(path, params={"limit": 1, **more}).json())
+        assert [one for page in pages for one in page[name]] == whole[name]
+        assert http.get(path, params={"limit": 10_000}).status_code == 200
+
+
 def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
     """On every path that takes GET."""
     job = ended(http, "query", statement="select * from t")
@@ -90,6 +140,61 @@ def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Clie
     assert http.get("/health?probe=1").status_code == 200
 
 
+@pytest.mark.parametrize("bad", ["%ff", "%fe", "%c3%28", "%ed%b0%af", "a%2F%ff"])
+def test_a_path_or_query_that_is_no_utf8_is_refused(http: httpx.Client, bad: str) -> None:
+    """Else several paths would name one thing."""
+    at = "2026-03-05T12:00:00Z"
+    for method, path in [
+        ("PUT", f"/v1/payloads/acme/{bad}/{at}/k"),
+        ("GET", f"/v1/payloads/{bad}/1/{at}/k"),
+        ("GET", f"/v1/tables/{bad}"),
+        ("GET", f"/v1/rows/{bad}"),
+        ("GET", f"/v1/tables?after={bad}"),
+        ("GET", f"/v1/tables?{bad}=1"),
+        ("DELETE", f"/v1/jobs/{bad}"),
+        ("GET", f"/{bad}"),
+    ]:
+        said = refused(
+            http.request(method, path, **({"json": 1} if method == "PUT" else {})), 400, "invalid-input"
+        )
+        assert said == "the path and the query must be UTF-8, percent-encoded"
+    assert http.get("/v1/tables?after=%C3%A9").status_code == 200
+
+
+DEEP = 480
+"""Lists in each other: as many as readers of JSON take."""
+
+
+NESTED: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/sql", {"statement": "select $1", "parameters": "deep"}),
+    ("POST", "/v1/sql", {"statement": "select $a", "parameters": {"a": "deep"}}),
+    ("POST", "/v1/sql/plan", {"statement": "select $1", "parameters": "deep"}),
+    ("POST", "/v1/tables/t/query", {"where": {"key": "deep"}}),
+    ("POST", "/v1/tables/t/query", {"where": {"key": {"min": "deep"}}}),
+    ("POST", "/v1/tables/t/plan", {"where": {"key": "deep"}}),
+    ("POST", "/v1/rows/r/query", {"sql": "select * from r where n = $1", "parameters": "deep"}),
+    ("POST", "/v1/rows/r/changes", {"changes": "deep"}),
+    ("POST", "/v1/rows/r/changes", {"changes": [{"kind": "insert", "rows": [{"n": "deep"}]}]}),
+    ("PUT", "/v1/rows/r2", {"columns": [{"name": "n", "type": "INTEGER", "default": "deep"}]}),
+    (
+        "POST",
+        "/v1/rows",
+        {"name": "r2", "columns": [{"name": "n", "type": "INTEGER", "default": "deep"}]},
+    ),
+    ("POST", "/v1/jobs", {"kind": "query", "request": {"statement": "select $1", "parameters": "deep"}}),
+    ("POST", "/v1/jobs", {"kind": "query", "request": {"table": "t", "where": {"key": "deep"}}}),
+    ("POST", "/v1/jobs", {"kind": "deep", "request": "deep"}),
+]
+
+
+def test_what_is_nested_deeply_is_refused(http: httpx.Client) -> None:
+    for (method, path, place), depth in product(NESTED, (150, DEEP, 900, 5_000)):
+        body = json.dumps(place).replace('"deep"', "[" * depth + "1" + "]" * depth)
+        answer = http.request(method, path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 404, 405), (depth, answer.text[:300])
+        assert len(answer.json()["detail"]) < 700
+
+
 def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, instance: Instance) -> None:
     for kind, request in [
         ("query", {"statement": "selct 1"}),
@@ -99,6 +204,43 @@ def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, ins
     ]:
         refused(http.post("/v1/jobs", json={"kind": kind, "request": request}), 400, "invalid-query")
     assert instance.jobs.list() == []
+
+
+UNANSWERABLE: list[tuple[str, dict[str, Any]]] = [
+    ("query", {"statement": "select * from none"}),
+    ("query", {"statement": "select nope from t"}),
+    ("query", {"statement": "select * from t where nope = 1"}),
+    ("query", {"statement": "select * from t", "as_of": "2001-01-01T00:00:00Z"}),
+    ("query", {"statement": "select * from t", "as_of": "no such cut"}),
+    ("query", {"statement": "select $1 + key from t"}),
+    ("query", {"table": "t", "where": {"nope": 1}}),
+    ("query", {"table": "t", "where": {"key": "text"}}),
+    ("query", {"table": "t", "columns": ["nope"]}),
+    ("query", {"table": "t", "as_of": "2001-01-01T00:00:00Z"}),
+    ("row_query", {"table": "r", "sql": "select nope from r"}),
+    ("row_query", {"table": "r", "sql": "selct 1"}),
+    ("row_query", {"table": "r", "sql": "select * from other"}),
+    ("row_query", {"table": "r", "sql": "select * from r where n = $1"}),
+]
+
+
+def test_a_query_that_cannot_be_answered_starts_no_job(http: httpx.Client) -> None:
+    for kind, request in UNANSWERABLE:
+        answer = http.post("/v1/jobs", json={"kind": kind, "request": request})
+        assert answer.status_code in (400, 404), (request, answer.text)
+    assert http.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
+    http: httpx.Client, instance: Instance
+) -> None:
+    for kind, request in [
+        ("query", {"statement": "select 1 + 'a'::integer"}),
+        ("row_query", {"table": "r", "sql": "select nope from r"}),
+    ]:
+        job = instance.jobs.start(kind, request)
+        until(lambda: instance.jobs.status(job).has_ended)  # noqa: B023
+        assert str(instance.jobs.status(job).error).startswith("InvalidQuery: ")
 
 
 def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
@@ -135,6 +277,18 @@ def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None
         same = http.get(path, headers={"if-none-match": tags})
         assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", tag)
     assert http.get(path, headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_a_plan_names_no_path_of_the_service(http: httpx.Client, instance: Instance) -> None:
+    folder = instance.objects.url.removeprefix("file://")
+    for how in ("analyze", "(analyze, format json)", "(analyze, format html)", ""):
+        for select in ("select * from t", "select * from t a join t b on a.key = b.key + 1"):
+            answer = http.post("/v1/sql", json={"statement": f"explain {how} {select}"})
+            assert answer.status_code in (200, 400), answer.text
+            shown = answer.text.replace("│", "").replace(" ", "").replace("\\n", "")
+            assert "parquet," not in shown and "/data/" not in shown, answer.text
+            assert folder not in answer.text
+    refused(http.post("/v1/sql", json={"statement": "select filename from t"}), 400, "invalid-query")
 
 
 def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:

@@ -179,7 +179,8 @@ def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
 
 
 def test_a_query_that_fails_says_why(client: Client) -> None:
-    job_id = client.jobs.start("query", {"statement": "select nothing from t"})
+    """A fault that only the values show."""
+    job_id = client.jobs.start("query", {"statement": "select 'nothing'::varchar::integer from t"})
     until(lambda: client.jobs.status(job_id).has_ended)
     with pytest.raises(JobFailed, match="nothing"):
         client.jobs.result(job_id)
@@ -234,7 +235,7 @@ def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
     job_id = client.jobs.start("ingest", {"table": "t", "objects": ["incoming/none.parquet"]})
     until(lambda: client.jobs.status(job_id).has_ended)
     assert client.jobs.status(job_id).error == (
-        "Object 'incoming/none.parquet' does not exist in the object store"
+        "ObjectNotFound: Object 'incoming/none.parquet' does not exist in the object store"
     )
 
 
@@ -275,7 +276,7 @@ def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> No
                 ask(job_id)
         with pytest.raises(JobIdTaken):
             ana.jobs.start("split", {"table": "t"}, job_id="mine")
-        hers = ana.jobs.start("query", {"statement": "select nothing"})
+        hers = ana.jobs.start("query", {"statement": "select 'nothing'::varchar::integer from t"})
         until(lambda: ana.jobs.status(hers).has_ended)
         assert ana.jobs.status(hers).traceback is None
         assert all_.jobs.status(hers).traceback is not None

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.errors import InstanceError, InstanceReadOnly, NotAnInstance
+from dormouse.errors import IndexNotReady, InstanceError, InstanceReadOnly, NotAnInstance
 from dormouse.postgres.migrate import MIGRATIONS, migrate
 from tests.database_roles import as_role
 from tests.databases import Databases
@@ -89,6 +89,22 @@ def test_three_grants_are_enough(
         with dm.connect(dsn, objects, read_only=True) as instance:
             assert instance.table("t").count() == 2
             assert not instance.check().problems
+
+
+def test_a_query_of_rows_says_that_no_database_of_indexes_may_be_made(
+    admin: psycopg.Connection, tmp_path: Path
+) -> None:
+    with dm.connect(granted(admin), (tmp_path / "objects").as_uri()) as instance:
+        staff = instance.create_row_table("staff", [dm.Column("name", "STRING")])
+        staff.change([dm.Insert([{"name": "Ann"}])])
+        with pytest.raises(
+            IndexNotReady,
+            match="permission denied to create database; have its owner make it, or name others by "
+            "DORMOUSE_ROW_INDEXES",
+        ):
+            staff.query("select name from staff", wait_seconds=3)
+        with pytest.raises(IndexNotReady, match="permission denied to create database"):
+            staff.upsert([{"name": "Ann"}], on=["name"])
 
 
 def test_a_schema_of_the_role_is_enough(admin: psycopg.Connection, tmp_path: Path) -> None:

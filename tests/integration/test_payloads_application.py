@@ -11,7 +11,6 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import errors as pg
-from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from dormouse.errors import (
@@ -23,28 +22,16 @@ from dormouse.errors import (
 from dormouse.instance import Instance
 from dormouse.payloads import PayloadKey, PayloadStore, cooling
 from dormouse.payloads.content import NESTING_MAX
+from tests.applications import PUT, ROLE, application_of, requests
 from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools
 from tests.state import query
-
-ROLE = "application_of_payloads"
-PUT = "select dormouse.put_payload(%s, %s, %s, %s, %s::jsonb)"
 
 
 @pytest.fixture
 def application(instance: Instance, dsn: str) -> Iterator[str]:
     """The DSN of an application that owns a table, and has of Dormouse what the documentation grants."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(f"create role {ROLE} login; create schema app authorization {ROLE}")
-        conn.execute(f"create table app.request (id text); alter table app.request owner to {ROLE}")
-        conn.execute(f"grant usage on schema dormouse to {ROLE}")
-        conn.execute(f"grant execute on function dormouse.put_payload, dormouse.put_payloads to {ROLE}")
-        yield make_conninfo(dsn, user=ROLE)
-        conn.execute(f"drop owned by {ROLE} cascade; drop role {ROLE}")
-
-
-def requests(application: str) -> list[str]:
-    with psycopg.connect(application) as conn:
-        return [id_ for (id_,) in conn.execute("select id from app.request order by 1")]
+    with application_of(dsn) as own:
+        yield own
 
 
 def test_a_payload_is_kept_with_the_applications_row_or_neither_is(

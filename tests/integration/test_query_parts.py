@@ -195,9 +195,9 @@ def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.M
     opened: list[int] = []
     planned = executor.planned
 
-    def counted(context: Any, scans: Any, plan: Any) -> Any:
+    def counted(context: Any, scans: Any, *more: Any) -> Any:
         opened.append(len(scans))
-        return planned(context, scans, plan)
+        return planned(context, scans, *more)
 
     monkeypatch.setattr(executor, "planned", counted)
     assert table.head(3).column("k").to_pylist() == [0, 1, 2]

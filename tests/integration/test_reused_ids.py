@@ -182,15 +182,46 @@ def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instanc
         assert samples.upload_csv(path, change_id="one") == first
         assert list(instance.objects.list("answers/")) == []
         path.write_text("name\nb\n", "utf-8")
-        with pytest.raises(CommitIdReused, match="'one' is that of a job with another request"):
+        with pytest.raises(CommitIdReused, match="'one' was used before, for another change"):
             samples.upload_csv(path, change_id="one")
-        with pytest.raises(CommitIdReused, match="'one' is that of a job with another request"):
+        with pytest.raises(CommitIdReused, match="'one' was used before, for another change"):
             samples.upload_csv(path, change_id="one", header=False)
         assert list(instance.objects.list("answers/")) == []
         assert samples.version() == 1
         client.create_row_table("more", [dm.Column("name", "STRING")])
         more, insert = client.row_table("more"), [dm.Insert([{"name": "a"}])]
         assert more.change(insert, change_id="two") == more.change(insert, change_id="two")
-        with pytest.raises(CommitIdReused, match="'two' is that of a job with another request"):
+        with pytest.raises(CommitIdReused, match="'two' was used before, for another change"):
             more.change([dm.Insert([{"name": "b"}])], change_id="two")
         assert more.version() == 1
+
+
+def test_an_id_of_no_rows_is_not_that_of_rows(table: TableContext) -> None:
+    """Every kind of data without rows counts as the same data; rows of any kind are other data."""
+    rows = flights(10)
+    none = rows.slice(0, 0)
+    kinds: dict[str, Any] = {
+        "list": lambda: [],
+        "columns": lambda: {name: [] for name in rows.column_names},
+        "table": lambda: none,
+        "frame": none.to_pandas,
+        "reader": none.to_reader,
+        "generator": lambda: iter([]),
+        "batches": lambda: iter([none]),
+    }
+    for name, empty in kinds.items():
+        assert ingest(table, empty(), ingest_id=name).applied
+        for again in kinds.values():
+            assert not ingest(table, again(), ingest_id=name).applied
+        for some in (rows, rows.to_pylist(), rows.to_reader(), iter([none, rows])):
+            with pytest.raises(CommitIdReused, match="nothing was added"):
+                ingest(table, some, ingest_id=name)
+    check_holds(table, none)
+    for number, some in enumerate((rows, rows.to_pylist(), rows.to_reader(), iter([none, rows]))):
+        assert ingest(table, some, ingest_id=f"rows {number}").rows == 10
+    for number, empty in enumerate(kinds.values()):
+        for id_ in ("rows 0", "rows 1"):
+            with pytest.raises(CommitIdReused, match="nothing was added"):
+                ingest(table, empty(), ingest_id=id_)
+        assert not ingest(table, empty(), ingest_id="rows 2").applied, number  # a stream is not compared
+    check_holds(table, pa.concat_tables([rows] * 4))

@@ -225,5 +225,7 @@ def test_rows_are_found_by_id_and_version(instance: Instance, staff: RowTable) -
         answer = http_get(f"{url}/v1/rows/staff/rows?row=1:1&row=2:1")
         assert answer.json() == {"rows": [first, bob]}
         assert http_get(f"{url}/v1/rows/staff/rows?row=2:3").status_code == 404
-        for bad in ("x", "1:y", "1"):
-            assert http_get(f"{url}/v1/rows/staff/rows?row={bad}").status_code in (400, 404)
+        for bad in ("x", "1:y", "1", "1:", ":1", "-1:1", "1:1:1", "1:-1", ""):
+            assert http_get(f"{url}/v1/rows/staff/rows?row={bad}").status_code == 400, bad
+        for absent in ("0:1", "1:0", f"1:{10**19 - 1}"):
+            assert http_get(f"{url}/v1/rows/staff/rows?row={absent}").status_code == 404, absent

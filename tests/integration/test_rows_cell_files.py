@@ -21,6 +21,7 @@ from dormouse.errors import (
     RowNotFound,
 )
 from dormouse.rows import cell_files
+from dormouse.rows.kinds import ColumnType
 from dormouse.rows.row_table import RowTable
 from tests.serving import serving
 
@@ -158,6 +159,37 @@ def test_a_cell_refers_to_a_table_that_is_there(instance: dm.Instance, tmp_path:
     ):
         rows.change([dm.RetypeColumn("text", "ENTITY")])
     assert rows.version() == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("ENTITY", "none:7", "refers to a table that is not there"),
+        ("FILE", f"file:{'0' * 32}:0:{'0' * 64}:a.jpg", "refers to a file that was not put into this table"),
+    ],
+)
+def test_a_retype_checks_rows_that_the_same_transaction_changes(
+    instance: dm.Instance, kind: ColumnType, text: str, why: str
+) -> None:
+    rows = instance.create_row_table("t", [dm.Column("text", "STRING", 200), dm.Column("n", "INTEGER")])
+    rows.change([dm.Insert([{"text": text, "n": 1}, {"n": 2}])])
+    retype = dm.RetypeColumn("text", kind)
+    for changes in (
+        [dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "n": 5}]), retype],
+        [retype, dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "n": 5}])],
+        [dm.Patch([{"ROW_ID": 2, "ROW_VERSION": 1, "text": text}]), retype],
+        [dm.Insert([{"text": text}]), dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "text": None}]), retype],
+        [retype, dm.Insert([{"text": text}]), dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "text": None}])],
+    ):
+        for dry_run in (False, True):
+            with pytest.raises((InvalidRow, InvalidColumn), match=why) as error:
+                rows.change(changes, dry_run=dry_run)
+            assert text in str(error.value)
+            assert len(str(error.value).splitlines()) == 1
+    assert rows.version() == 1
+    # a row that is deleted, or whose cell is emptied, refers to nothing
+    rows.change([dm.Patch([{"ROW_ID": 1, "ROW_VERSION": 1, "text": None}]), retype])
+    assert rows.columns()[0].type == kind
 
 
 def test_damage_is_told_and_nothing_is_left(

@@ -235,7 +235,7 @@ def test_long_statements_are_answered_or_refused_in_their_time(instance: dm.Inst
         ("GET", "/v1/tables/nix", 404, "table-not-found"),
         ("GET", "/v1/tables/nix/partitions", 404, "table-not-found"),
         ("GET", "/v1/tables/%00", 404, "table-not-found"),
-        ("GET", "/v1/tables/%ff%fe/files", 404, "table-not-found"),
+        ("GET", "/v1/tables/%ff%fe/files", 400, "invalid-input"),
         ("GET", "/v1/nix", 404, "not-found"),
         ("GET", "/../../etc/passwd", 404, "not-found"),
         ("DELETE", "/v1/tables/flights", 405, "method-not-allowed"),

@@ -121,7 +121,7 @@ def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
 def test_a_client_that_stalls_or_leaves_amid_a_file_ends_its_reading(leaves: bool) -> None:
     closed = threading.Event()
 
-    def chunks(_: object) -> Iterator[bytes]:
+    def chunks(*_: object) -> Iterator[bytes]:
         try:
             yield from iter(lambda: bytes(1 << 20), b"")
         finally:

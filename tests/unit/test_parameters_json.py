@@ -21,7 +21,12 @@ from dormouse.query.parameters_json import parameters_json, parse_parameters
         ({"date": "2026-02-30"}, ": it must be a date, like 2026-01-31"),
         ({"timestamp": "noon"}, ": it must be a time in ISO 8601, like 2026-01-31T12:00:00Z"),
         ({"decimal": "a"}, ": it must be a decimal number, like 0.10"),
-        ({"double": "nought"}, ": it must be a number, NaN, Infinity or -Infinity"),
+        ({"double": "nought"}, ": it must be a number that a double keeps, NaN, Infinity or -Infinity"),
+        ({"double": "-1e400"}, ": it must be a number that a double keeps, NaN, Infinity or -Infinity"),
+        (
+            {"double": "9007199254740993"},
+            ": it must be a number that a double keeps, NaN, Infinity or -Infinity",
+        ),
         ({"bytes": "?"}, ": it must be base64"),
         ({"time": "25:00"}, ": it must be a time of day, like 12:00:00"),
         ({"interval": "soon"}, ": it must be an interval in ISO 8601, like P1DT12H"),
@@ -63,3 +68,12 @@ def test_all_that_a_statement_takes_comes_over_as_it_is(value: Any) -> None:
     sent = json.dumps(parameters_json(checked([value])))
     [found] = parse_parameters(json.loads(sent)) or []
     assert (found, type(found)) == (value, type(value))
+
+
+def test_values_that_are_nested_too_deeply_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(5_000):
+        deep = [deep]
+    for use in (parse_parameters, parameters_json, checked):
+        with pytest.raises(InvalidQuery, match="nested"):
+            use([deep])

@@ -14,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data import csv_files, odd_numbers, sniffing, text_format, text_values
+from dormouse.data import csv_files, odd_numbers, sniffing, text_format
 from dormouse.data.infer import infer
 from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
+from dormouse.model import exact as number_rule
 
 K = dm.Field("k", dm.LONG)
 
@@ -143,7 +144,7 @@ def test_a_floating_number_is_what_its_shortest_text_says(
         objects = [f'{{"k": 1, "v": {text}}}\n' for text in texts]
         folder = written(tmp_path / f"{kind}.json", a_jsonl="".join(objects))
         assert loaded(folder, "v", kind) == [*texts.values()]
-    monkeypatch.setattr(text_values, "Decimal", None)  # numbers that are exact in any case are not looked at
+    monkeypatch.setattr(number_rule, "Decimal", None)  # numbers that are exact in any case are not looked at
     folder = written(tmp_path / "exact", a_csv="k,v\n1,1700000000123456\n")
     assert loaded(folder, "v", dm.DOUBLE) == [1700000000123456]
 

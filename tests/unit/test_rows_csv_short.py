@@ -42,9 +42,37 @@ def test_the_last_row_is_deleted_where_its_line_ends(tmp_path: Path, content: by
     assert deleted(tmp_path / "rows.csv", content) == ids
 
 
-def test_a_file_of_only_ids_and_versions_needs_no_last_line_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"ROW_ID,ROW_VERSION\n1,1",
+        b"ROW_VERSION,ROW_ID\n1,1\n1,1",
+        b'ROW_ID,ROW_VERSION\r\n"1","1"',
+        b"name,ROW_VERSION,ROW_ID\nx,1,1",
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [1 << 20, *range(70, 110, 8)])
+def test_a_file_that_breaks_off_in_the_id_of_a_row_changes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, block_bytes: int
+) -> None:
+    """The id of another row may be the beginning of the id that was meant."""
+    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (block_bytes, 1 << 20))
     path = tmp_path / "rows.csv"
-    path.write_bytes(b"ROW_ID,ROW_VERSION\n1,1\n2,1")
+    path.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"row \d: the file ends without the end of its last line"):
+        list(loads(LoadCsv(path), COLUMNS))
+
+
+@pytest.mark.parametrize("content", [b"1,1\n2,1\n", b"1,1\r\n2,1\r", b'"1","1"\n"2","1"\n'])
+def test_a_file_of_only_ids_and_versions_deletes_rows_whose_lines_end(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"ROW_ID,ROW_VERSION\n" + content)
+    assert [len(one) for one in loads(LoadCsv(path), COLUMNS)] == [2]
+
+
+def test_a_file_of_cells_needs_no_last_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"ROW_ID,ROW_VERSION,name\n1,1,a\n2,1,b")
     assert [len(one) for one in loads(LoadCsv(path), COLUMNS)] == [2]
 
 

@@ -347,3 +347,18 @@ def test_a_query_that_changes_rows_names_what_does(text: str) -> None:
         InvalidQuery, match=r"does not begin with SELECT.*dm\.Insert.*'dormouse rows change'$"
     ):
         bound(text)
+
+
+@pytest.mark.parametrize(
+    ("item", "name"),
+    [
+        ("isnan(x)", "isnan"),
+        ("bool_and(b)", "bool_and"),
+        ("UPPER(name)", "upper"),
+        ("now()", "now"),
+        ("iff(b, 1, 2)", "iff"),
+    ],
+)
+def test_a_function_is_refused_by_the_name_that_it_was_given(item: str, name: str) -> None:
+    with pytest.raises(InvalidQuery, match=rf"^the query has the function '{name}', which is not allowed"):
+        statement_of(f"select {item} from t", "t", COLUMNS)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, date, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dormouse as dm
+from dormouse.cli.rows import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 from dormouse.rows.changes_json import parse_changes
 from dormouse.rows.columns import Column, check_columns, text_value, value_of
 from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.kinds import TYPES
 from dormouse.rows.values import array_of, of_text, to_python, with_default
+from dormouse.service.bodies import parse_json
 
 ZONE = timezone(timedelta(hours=2))
 FILE = f"file:{'0' * 32}:12:{'a' * 64}:Föto 1.jpg"
@@ -25,9 +30,11 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("n", "INTEGER"), "x", "row 2, column 'n' (INTEGER): 'x' is not a whole number"),
     (dm.Column("n", "INTEGER"), 1.5, "row 2, column 'n' (INTEGER): 1.5 is not a whole number"),
     (dm.Column("n", "INTEGER"), 2.0**53 + 2, "9007199254740994.0 is not a whole number"),
-    (dm.Column("n", "INTEGER"), math.nan, "row 2, column 'n' (INTEGER): nan is not a whole number"),
+    (dm.Column("n", "INTEGER"), math.inf, "row 2, column 'n' (INTEGER): inf is not a whole number"),
     (dm.Column("n", "INTEGER"), True, "row 2, column 'n' (INTEGER): True is not a whole number"),
     (dm.Column("n", "INTEGER"), 1 << 63, f"row 2, column 'n' (INTEGER): {1 << 63} does not fit 64 bits"),
+    (dm.Column("x", "DOUBLE"), 2**53 + 1, "9007199254740993 is not exact in a double"),
+    (dm.Column("x", "DOUBLE"), 10**400, "is larger than any double"),
     (dm.Column("x", "DOUBLE"), "1", "row 2, column 'x' (DOUBLE): '1' is not a number"),
     (dm.Column("s", "STRING", 3), "four", "'four' has 4 characters, and may have 3"),
     (dm.Column("s", "STRING"), 4, "row 2, column 's' (STRING): 4 is not text"),
@@ -47,15 +54,20 @@ BAD: list[tuple[Column, Any, str]] = [
     (dm.Column("f", "FILE"), f"{FILE}\n", "is no reference to a file: put the file first"),
     (dm.Column("d", "DATE"), datetime(2024, 1, 1), "has no time zone: give it one"),
     (dm.Column("l", "LINK"), "x" * 1_001, "has 1,001 characters, and may have 1,000"),
-    (dm.Column("x", "DOUBLE"), 2**53 + 1, "is a whole number that a double rounds"),
+    (dm.Column("x", "DOUBLE"), 2**53 + 1, "is not exact in a double"),
     (dm.Column("j", "JSON"), {1}, "is no value of JSON"),
-    (dm.Column("j", "JSON"), math.nan, "is no value of JSON"),
+    (dm.Column("j", "JSON"), [math.nan], "is no value of JSON"),
 ]
 GOOD: list[tuple[Column, Any, Any]] = [
     (dm.Column("n", "INTEGER"), -(1 << 63), -(1 << 63)),
     (dm.Column("n", "INTEGER"), 1.0, 1),
+    (dm.Column("n", "INTEGER"), math.nan, None),
+    (dm.Column("s", "STRING"), math.nan, None),
+    (dm.Column("j", "JSON"), math.nan, None),
+    (dm.Column("d", "DATE"), pd.NaT, None),
     (dm.Column("x", "DOUBLE"), "-Infinity", -math.inf),
     (dm.Column("x", "DOUBLE"), 3, 3.0),
+    (dm.Column("x", "DOUBLE"), 10**23, 1e23),
     (dm.Column("d", "DATE"), 1_700_000_000_000, 1_700_000_000_000),
     (dm.Column("d", "DATE"), datetime(2024, 1, 1, 2, tzinfo=ZONE), 1_704_067_200_000),
     (dm.Column("d", "DATE"), date(2024, 1, 1), 1_704_067_200_000),
@@ -182,3 +194,70 @@ def test_the_columns_of_a_load_are_names(columns: object) -> None:
 def test_a_separator_is_a_character() -> None:
     with pytest.raises(InvalidInput, match="separator must be one ASCII character"):
         CsvFormat(separator=[","])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("DOUBLE", "9007199254740993", "is not exact in a double"),
+        ("DOUBLE", "123456789012345678.12", "is not exact in a double"),
+        ("DOUBLE", "1e-400", "is smaller than any double"),
+        ("DOUBLE", "-1e400", "is larger than any double"),
+        ("JSON", '{"a":1,"a":2}', "'a' is named twice"),
+        ("JSON", '[{"b":{"a":1,"a":2}}]', "'a' is named twice"),
+        ("JSON", "[123456789012345678.12]", "123456789012345678.12 is not exact in a double"),
+        ("JSON", "1e400", "1e400 is larger than any double"),
+        ("JSON", "1e-400", "1e-400 is smaller than any double"),
+    ],
+)
+def test_text_that_a_cell_would_not_keep_is_refused_with_its_row(kind: Any, text: str, said: str) -> None:
+    texts = pa.array(["0", text, "1"])
+    with pytest.raises(InvalidRow, match=rf"^row 2, column 'v' \({kind}\): .*{re.escape(said)}"):
+        of_text(dm.Column("v", kind), texts)
+
+
+def test_doubles_of_text_are_those_that_it_says() -> None:
+    texts = [
+        "1e23",
+        "0.1",
+        "9007199254740992",
+        "0e-400",
+        "-0.0",
+        "1.7976931348623157e308",
+        "-Infinity",
+    ]
+    found = of_text(dm.Column("v", "DOUBLE"), pa.array(texts))
+    assert found.to_pylist() == [float(text) for text in texts]
+    assert of_text(dm.Column("v", "DOUBLE"), pa.array(texts[:4])).to_pylist() == [1e23, 0.1, 2.0**53, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"d": 1e400}', "1e400 is larger than any double"),
+        ('{"d": [123456789012345678.12]}', "123456789012345678.12 is not exact in a double"),
+        ('{"d": -1e-400}', "-1e-400 is smaller than any double"),
+        ('{"d": 1, "d": 2}', "'d' is named twice"),
+    ],
+)
+def test_json_that_would_change_is_refused_at_every_door(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "changes.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        read_json(str(path))
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        parse_json(text.encode())
+
+
+def test_whole_numbers_are_read_as_pandas_writes_them_beside_nulls() -> None:
+    column = dm.Column("n", "INTEGER")
+    assert of_text(column, pa.array(["5.0", "-0.0", None, "7", "9007199254740992.0"])).to_pylist() == [
+        5,
+        0,
+        None,
+        7,
+        2**53,
+    ]
+    for text in ("5.5", "5e0", "0x5.0", "9007199254740993.0", "12345678901234567.0", ".0"):
+        with pytest.raises(InvalidRow, match=r"^row 2, column 'n' \(INTEGER\): .* is not a whole number"):
+            of_text(column, pa.array(["1.0", text]))

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.data.source_digest import PIECE_BYTES, PIECES_MAX, GivenData
+from dormouse.data.source_digest import PIECE_BYTES, PIECES_MAX, STREAM, GivenData
 
 NESTED: dict[str, Any] = {
     "text": ["a", None, "", "öß"],
@@ -70,9 +70,9 @@ def test_rows_and_types_count(tmp_path: Path) -> None:
     assert None not in digests
 
 
-def test_a_stream_has_no_digest_and_is_still_whole() -> None:
+def test_a_stream_has_no_digest_of_its_own_and_is_still_whole() -> None:
     given = GivenData(pa.table({"n": [1, 2]}).to_reader())
-    assert given.digest() is None
+    assert given.digest() == STREAM
     assert given.data.read_all().num_rows == 2
 
 

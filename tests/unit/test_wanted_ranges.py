@@ -29,7 +29,6 @@ COMPARED = [
     ("from t where k = '7'", "t k=7"),
     ("from T where K = 1", "t k=1"),
     ("from main.t where t.k = 1", "t k=1"),
-    ("from memory.main.t where k = 1", "t k=1"),
     ("select s as k, k as s from t where k = 3", "t k=3"),
     ("from (select s as k, k as s from t) where s = 3 and k = 'x'", "t k=3 s='x'"),
     ("from t as u where u.k = 3", "t k=3"),

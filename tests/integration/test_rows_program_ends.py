@@ -1,0 +1,32 @@
+"""Programs that end without closing an instance of row tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+import dormouse as dm
+instance = dm.connect(*sys.argv[1:])
+rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
+rows.change([dm.Insert([{"n": 1}])])
+print(rows.query("select n from r").rows)
+"""
+LOCAL = PROGRAM.replace("dm.connect", "dm.local")
+
+
+def printed(program: str, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_program_that_ends_without_close_prints_nothing_of_its_worker(dsn: str, tmp_path: Path) -> None:
+    assert printed(PROGRAM, dsn, (tmp_path / "objects").as_uri()) == (0, "[(1,)]\n", "")
+
+
+def test_a_program_with_a_server_of_its_own_prints_nothing_either(tmp_path: Path) -> None:
+    """The worker has ended before the server is stopped."""
+    assert printed(LOCAL, str(tmp_path / "lake")) == (0, "[(1,)]\n", "")

@@ -1,0 +1,73 @@
+"""Files of JSON that nest deeply: read as text up to a depth, refused in one line beyond it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dormouse as dm
+from dormouse.data import json_places
+from dormouse.data.infer import infer
+from dormouse.data.json_places import JSON_DEPTH_MAX
+from dormouse.data.source import open_source
+from dormouse.errors import InvalidData
+
+K = dm.Field("k", dm.LONG)
+OBJECTS, LISTS = ('{"a":', "1", "}"), ("[", "", "]")
+
+
+def nested(depth: int, kind: tuple[str, str, str]) -> str:
+    """Returns an object whose value nests so that the whole has this depth."""
+    begin, inner, end = kind
+    return f'{{"k": 1, "v": {begin * (depth - 1)}{inner}{end * (depth - 1)}}}'
+
+
+def rows_of(path: Path, kind: dm.DataType = dm.STRING) -> list[Any]:
+    source = open_source(str(path), dm.Schema([K], [], [dm.Field("v", kind, nullable=True)]))
+    return [row for batch in source.batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("kind", [OBJECTS, LISTS])
+@pytest.mark.parametrize("depth", [JSON_DEPTH_MAX + 1, 1_000, 10_000, 100_000])
+def test_json_that_nests_too_deeply_is_refused(
+    tmp_path: Path, depth: int, kind: tuple[str, str, str]
+) -> None:
+    deep, plain = nested(depth, kind), '{"k": 2, "v": "a"}'
+    texts = {
+        "a.jsonl": f"{plain}\n{deep}\n",
+        "b.json": f"[{plain},\n{deep}]",
+        "c.json": plain + "\n" + deep.replace("[", "[\n").replace("{", "{ "),
+        "d.jsonl": f"{plain}\n{deep[: deep.index('v') + 4 + JSON_DEPTH_MAX * len(kind[0])]}",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        for read in (rows_of, lambda path: infer(str(path), ["k"])):
+            with pytest.raises(InvalidData, match=rf"{name}', line \d+: nests more than 100 deep") as caught:
+                read(tmp_path / name)
+            assert caught.value.data["line"] >= 2 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [OBJECTS, LISTS])
+@pytest.mark.parametrize("depth", [15, 17, 20, JSON_DEPTH_MAX])
+def test_json_that_nests_less_is_text(tmp_path: Path, depth: int, kind: tuple[str, str, str]) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(nested(depth, kind) + "\n")
+    assert rows_of(path) == [{"k": 1, "v": nested(depth, kind)[14:-1]}]
+    assert infer(str(path), ["k"]).schema.names == ("k", "v")
+
+
+def test_brackets_in_texts_do_not_nest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = "[{" * 300 + '\\"' + "[{" * 300 + "\\\\"
+    lines = [f'{{"k": {k}, "v": "{value}"}}' for k in range(20)]
+    wanted = [{"k": k, "v": value.replace('\\"', '"').replace("\\\\", "\\")} for k in range(20)]
+    for size in (7, 64, 1 << 20):
+        monkeypatch.setattr(json_places, "_DEPTH_BYTES", size)
+        for name, text in {"a.jsonl": "\n".join(lines), "b.json": f"[{','.join(lines)}]"}.items():
+            (tmp_path / name).write_text(text)
+            assert rows_of(tmp_path / name) == wanted
+        # a text that closes what it does not open hides nothing
+        (tmp_path / "c.json").write_text('[{"k": 1, "v": ' + '["]]", ' * 150 + "1" + "]" * 150 + "}]")
+        with pytest.raises(InvalidData, match=r"line 1: nests more than 100 deep"):
+            rows_of(tmp_path / "c.json")
