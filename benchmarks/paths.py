@@ -100,7 +100,7 @@ def followed() -> Iterator[Reached]:
         yield found
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def measure(plan: Plan, tell: Tell) -> Figures:

@@ -12,7 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.data.arrow_schema import arrow_schema
-from tests.doors.doors import CommandLine, Door, House, Http, Job, Python, Remote
+from tests.every_door import CommandLine, Door, House, Http, Job, Python, Remote
 from tests.serving import serving
 
 FLIGHTS = dm.Schema(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from tests.doors.doors import Door, Failed
+from tests.every_door import Door, Failed
 
 COUNT = "select count(*) as n from flights"
 READS: list[tuple[str, dict[str, Any]]] = [

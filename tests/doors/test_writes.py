@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from tests.doors.doors import Door, Failed, House, of_arrow
+from tests.every_door import Door, Failed, House, of_arrow
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])
 COLUMNS = [dm.Column("name", "STRING"), dm.Column("n", "INTEGER", default=7)]
 CSV, LATE = b"k,v\n5,e\n6,\n", b"k,v,w\n7,g,1\n"
+MARKED = b"k,v,gone\n8,,true\n9,i,false\n"
 JSON = b'[{"k": 5, "v": "e"}, {"k": 6}]'
 Make = Callable[[House, str], None]
 _numbers = itertools.count(1)
@@ -53,7 +54,7 @@ CHANGES: list[tuple[Make, str, dict[str, Any]]] = [
     (plain_table, "compact", {}),
     (plain_table, "split", {}),
     (keyed_table, "upsert", {"content": CSV, "name": "new.csv"}),
-    (keyed_table, "upsert", {"content": b"k,v,gone\n8,,true\n9,i,false\n", "name": "d.csv", "deletes": "gone"}),
+    (keyed_table, "upsert", {"content": MARKED, "name": "d.csv", "deletes": "gone"}),
     (keyed_table, "ingest", {"content": CSV, "name": "new.csv"}),
     (row_table, "rows_change", {"changes": [{"insert": [{"name": "c"}]}, {"remove": [[1, 1]]}]}),
     (row_table, "rows_change", {"changes": [{"patch": [{"ROW_ID": 2, "ROW_VERSION": 1, "n": 5}]}]}),
