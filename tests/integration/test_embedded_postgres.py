@@ -183,7 +183,10 @@ def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(server
 def test_a_recovery_that_takes_too_long_is_reported_and_goes_on(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server:
         tell(server.dsn, "create table t as select generate_series(1, 300000) as x")
-        postmaster(server_folder).kill()
+        killed = postmaster(server_folder)
+        ending = [killed, *killed.children()]  # they hold its lease for a moment
+        killed.kill()
+        psutil.wait_procs(ending, timeout=60)
     with pytest.raises(InstanceError, match="try again when it has recovered"):
         EmbeddedPostgres(server_folder, seconds_max=0).start()
     # it is a process of PostgreSQL as soon as it has replaced the copy of ours
