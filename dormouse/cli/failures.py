@@ -106,9 +106,10 @@ def interrupts_once() -> Iterator[None]:
     finally:
         if _came:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    for number, handler in before.items():
-        if signal.getsignal(number) in (interrupt, again):
-            signal.signal(number, handler)
+        # also after an error, as a program may call the command line in its own process
+        for number, handler in before.items():
+            if signal.getsignal(number) in (interrupt, again):
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.cli import maintenance, tables
+from dormouse.cli.failures import interrupts_once
 from dormouse.cli.verbs import Session
 from dormouse.durability.instance_rounds import InstanceRound
 
@@ -149,3 +151,10 @@ def test_a_query_loads_nothing_that_it_does_not_need(shell: Shell, tmp_path: Pat
     assert loaded & {"pandas", "pyspark", "duckdb", "sqlglot", "boto3", "fastapi"} == set()
     commands = {name for name in loaded if name.startswith("dormouse.cli.")}
     assert commands.isdisjoint({"dormouse.cli.tables", "dormouse.cli.rows", "dormouse.cli.system"})
+
+
+def test_signals_are_given_back_also_after_an_error() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ZeroDivisionError), interrupts_once():
+        raise ZeroDivisionError
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
