@@ -82,7 +82,7 @@ def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batc
 
 def _first_parts(scans: Sequence[Scan], schema: Schema, rows: int) -> Iterator[tuple[Scan, ...]]:
     low: Any = None
-    starts, count = _first_keys(scans, schema), rows
+    starts, count = _first_keys(scans, schema), max(1, rows)
     while count < len(starts):
         point = starts[count - 1]
         if low is None or compare(point, low) > 0:

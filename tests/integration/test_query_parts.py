@@ -200,6 +200,9 @@ def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.M
         return planned(context, scans, *more)
 
     monkeypatch.setattr(executor, "planned", counted)
+    cut = table.history.record_cut("all")
+    assert table.query({"n": 1_000}, limit=0, as_of=cut).read_all().num_rows == 0  # of no row, too, it ends
+    opened.clear()
     assert table.head(3).column("k").to_pylist() == [0, 1, 2]
     assert opened == [3]
     opened.clear()
