@@ -9,8 +9,7 @@ from typing import Any
 import typer
 
 from documentation import cell, made_of
-from dormouse.cli.groups import GROUPS
-from dormouse.cli.program import whole
+from dormouse.cli.program import GROUPS, whole
 
 _HEAD = """# The command line
 

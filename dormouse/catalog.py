@@ -12,12 +12,11 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import TableAlreadyExists, TableBusy, TableNotFound
 from dormouse.files.attempts import WriteAttempts
-from dormouse.files.conversion import convert
+from dormouse.files.layout import composed, layout
 from dormouse.files.layout import layout as known_layout
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.edited import is_edited, named_versions
 from dormouse.model.keys import KeyValue
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import TableProperties, is_edited, named_versions
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord, check_table_name, table_of
 from dormouse.model.text import did_you_mean, is_text
@@ -25,6 +24,31 @@ from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction
+
+# Conversion of a table to another layout: the references stay, their files are tracked in another way.
+
+
+def convert(conn: psycopg.Connection[Any], table: TableRecord, target_name: str) -> None:
+    """Part of a transaction, which holds the table's row: waits for those that use the table; converts it.
+
+    What nothing refers to keeps its time; what was added keeps its own. Raises UndefinedTable when the table
+    has not the layout of the record.
+    """
+    source, target, table_id = layout(table.layout), layout(target_name), table.table_id
+    values = {"table_id": table_id, "salt_buckets": table.properties.salt_buckets}
+    conn.execute(source.on("lock", table_id))
+    # what is unreferenced is known by its time from here on
+    conn.execute(source.on("stamp_unreferenced", table_id), values)
+    old = source.names(table_id)
+    names = {**old, **target.tables(table_id), "old_reference": old["file_reference"]}
+    conn.execute(composed(_QUERIES["rename_references"], names))
+    made = {**names, "unreferenced": target.names(table_id)["unreferenced"]}
+    conn.execute(composed(target.own["create_files"], made))
+    adopt = _QUERIES["adopt_files"].including(file_facts=source.own["file_facts"], adopt=target.own["adopt"])
+    conn.execute(composed(adopt, names), values)
+    conn.execute(composed(target.own["attach_files"].literally(table_id=table_id), names))
+    conn.execute(composed(source.own["drop_files"], names))
+
 
 _QUERIES = load(__file__, "catalog")
 

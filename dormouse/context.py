@@ -17,9 +17,8 @@ from dormouse.files.round_reports import RoundReports
 from dormouse.files.shapes import Shapes
 from dormouse.files.store import FileReferenceStore
 from dormouse.model.cut import Cut, Position, Remembered
-from dormouse.model.edited import current_schema, is_edited
 from dormouse.model.keyed import stored_schema
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import TableProperties, current_schema, is_edited
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore, open_store
@@ -28,7 +27,7 @@ from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 
 if TYPE_CHECKING:
-    from dormouse.files.row_numbers import Numbering
+    from dormouse.files.attempts import Numbering
 
 TASK_CONNECTIONS_MAX = 2
 

@@ -27,10 +27,9 @@ from dormouse.instance import Instance
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import answer_names
 from dormouse.model.cut import when_of_text
-from dormouse.model.parameters import given
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
-from dormouse.model.values import json_value
+from dormouse.model.values import given, json_value
 from dormouse.objects import ObjectStore
 from dormouse.objects.hiding import hiding, without_paths
 from dormouse.objects.names import INCOMING, check_name

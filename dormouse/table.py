@@ -2,45 +2,494 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from dormouse.context import TableContext
 from dormouse.data.transform import quoted
-from dormouse.errors import InvalidData, InvalidProperties, names_what_is_missing
+from dormouse.errors import DormouseError, InvalidData, InvalidProperties, names_what_is_missing
+from dormouse.files.deletions import RecordedDeletion
+from dormouse.files.erasures import proofs
 from dormouse.files.garbage import GarbageReport
 from dormouse.files.reads import FileFacts
+from dormouse.files.shapes import SchemaChange
 from dormouse.files.store import FileReferenceStore
 from dormouse.history.changes import span
 from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.moments import position_of
 from dormouse.history.status import TableStatus, status_of
+from dormouse.model.container import Container
 from dormouse.model.cut import When
 from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
-from dormouse.model.properties import TableProperties, unknown_property
+from dormouse.model.properties import VERSIONS, TableProperties, check_not_edited, is_edited, unknown_property
+from dormouse.model.region import Region
 from dormouse.model.reshaping import Evolve, check_evolve
+from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
-from dormouse.model.types import LONG
+from dormouse.model.text import COLUMNS_SHOWN, plural, shown_list
+from dormouse.model.types import LONG, DataType, Field
 from dormouse.partitions.store import PartitionStore
-from dormouse.shown import ShownTable
-from dormouse.table_changes import Changing, Engine
-from dormouse.table_reading import Reading
 from dormouse.tables import Tables, columns_of, compact_on_spark, ingest_on_spark
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    import pyarrow as pa
+
     from dormouse.history.history import History
     from dormouse.history.restore import RestoreReport
+    from dormouse.model.values import Parameters
     from dormouse.partitions.leaves import SmallPair
+    from dormouse.query import PlanSummary
     from dormouse.query.answer import Answer
     from dormouse.query.consumer import Consumer
+    from dormouse.query.deleting import DeleteReport, DeleteWhere
     from dormouse.query.interruption import Interruption
+    from dormouse.query.where import Where
     from dormouse.rounds.compaction import CompactionReport
+    from dormouse.rounds.erasing import EraseReport
     from dormouse.rounds.ingest_commit import IngestReport
     from dormouse.rounds.merging import MergeReport
     from dormouse.rounds.splitting import SplitReport
+    from dormouse.sql.engine import Sessions
+    from dormouse.sql.live_files import LiveFile
+
+# Tables and instances as a person sees them in Python, and in a notebook.
+
+TABLES_SHOWN = 50
+
+
+class ShownTable:
+    """How a table shows itself: as it is now, or, where that cannot be asked, as it was known."""
+
+    def __repr__(self) -> str:
+        schema, rows = _known(self)
+        columns = [f"{column} {kind}{part}" for column, kind, part in _columns(schema)]
+        about = "" if rows is None else f"; {rows}"
+        return f"Table({_name(self)!r}: {shown_list(columns, COLUMNS_SHOWN)}{about})"
+
+    def _repr_html_(self) -> str:
+        schema, rows = _known(self)
+        about = "" if rows is None else f": {rows}"
+        return _html(f"table {_name(self)}{about}", ("column", "type", ""), _columns(schema))
+
+
+class ShownInstance:
+    """How an instance shows itself, with its tables."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the tables."""
+        return iter([_name(table) for table in _all_tables(self)])
+
+    def __repr__(self) -> str:
+        tables = _tables(self)
+        names = [_name(table) for table in tables]
+        about = f": {shown_list(names, TABLES_SHOWN)}" if names else ""
+        return f"Instance({_url(self)!r}, {plural(len(names), 'table')}{about})"
+
+    def _repr_html_(self) -> str:
+        rows = [(_name(table), _known(table)[1] or "") for table in _tables(self)[:TABLES_SHOWN]]
+        return _html(f"instance {_url(self)}", ("table", "rows"), rows)
+
+
+def _name(table: Any) -> str:
+    return str(table.known_name) + (VERSIONS if table.every_version else "")
+
+
+def _url(instance: Any) -> str:
+    return str(instance.objects.url)
+
+
+def _all_tables(instance: Any) -> list[Any]:
+    return list(instance.tables())
+
+
+def _tables(instance: Any) -> list[Any]:
+    """None where nothing can be asked any more."""
+    try:
+        return _all_tables(instance)
+    except DormouseError:
+        return []
+
+
+def _known(table: Any) -> tuple[Schema, str | None]:
+    """The columns, and the rows in words."""
+    try:
+        found = table.status()
+    except DormouseError:
+        return table.known_schema, None
+    what = "version" if table.every_version else "row"
+    rows = f"{'' if found.rows_exact else '~'}{plural(found.row_count, what)}"
+    return table.known_schema, rows
+
+
+def _columns(schema: Schema) -> list[tuple[str, str, str]]:
+    parts = ((schema.row_keys, " (key)"), (schema.sort_keys, " (sort key)"), (schema.values, ""))
+    return [
+        (field.name, f"{field.type}{'?' if field.nullable else ''}", part)
+        for fields, part in parts
+        for field in fields
+    ]
+
+
+def _html(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in heads)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    shown = f"<caption>{escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f"<table>{shown}</table>"
+
+
+# A table's name and columns, as users hold them: they are those of now, whoever changed them.
+
+
+class ShapedTable:
+    """What a `Table` is of, by its id: whoever renames it, or changes its columns, open handles follow."""
+
+    def __init__(
+        self,
+        context: TableContext,
+        tables: Tables,
+        check_writable: Callable[[], None],
+        *,
+        every_version: bool = False,
+    ) -> None:
+        self._known = context
+        self.every_version = every_version
+        """Whether readers of a row table see every version of its rows."""
+        self._tables = tables
+        self._check_writable = check_writable
+
+    @property
+    def name(self) -> str:
+        return self._followed().table.name
+
+    @property
+    def known_name(self) -> str:
+        """As `name`, of when the table was looked up last; of many tables that were just listed."""
+        return self._context.table.name
+
+    @property
+    def is_row_table(self) -> bool:
+        """Whether its rows are edited: `instance.row_table` opens it as such."""
+        return is_edited(self._context.properties)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of now; what another process changed is seen at once."""
+        return self._reading_of(self._followed()).schema
+
+    @property
+    def known_schema(self) -> Schema:
+        """As `schema`, of when the table was looked up last."""
+        return self.reading.schema
+
+    def schema_at(self, when: When) -> Schema:
+        """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
+        return self.reading.as_of(position_of(self._context, when)).schema
+
+    def schema_changes(self) -> list[SchemaChange]:
+        """What was done to the columns since the table was made, in its order."""
+        return self._context.shapes.changes()
+
+    def add_column(self, field: Field, default: Any = None) -> Schema:
+        """Adds a value column: one row in the database, at once, for every reader; rewrites nothing.
+
+        Rows that are there have the `default`, a value of the field's type as Python has it, or null. So have
+        rows of writers that began before and commit later. A column that must not be null needs a default.
+        Gives the schema of now, as do all changes of columns.
+
+        Raises `InvalidSchema` for a name that is taken, or a default that does not fit, `TableNotFound`,
+        `TableBusy`; then nothing is changed.
+        """
+        return self._reshaped(lambda to: to.add_column(self._context, field, default))
+
+    def rename_column(self, name: str, new_name: str) -> Schema:
+        """Gives a column another name, which may be a key's; properties and deletions follow.
+
+        Raises `InvalidSchema` for an unknown column and a name that is taken, `TableNotFound`, `TableBusy`.
+        """
+        return self._reshaped(lambda to: to.rename_column(self._context, name, new_name))
+
+    def widen_column(self, name: str, to_type: DataType) -> Schema:
+        """Gives a value column a wider type: LONG for INT, DOUBLE for FLOAT, a DECIMAL of more digits.
+
+        Raises `InvalidSchema` for an unknown column, a key, and a type that has not all values of the one of
+        now; `TableNotFound`, `TableBusy`.
+        """
+        return self._reshaped(lambda to: to.widen_column(self._context, name, to_type))
+
+    def drop_column(self, name: str, *, dry_run: bool = False) -> Schema:
+        """Drops a value column. Moments before still have it; one of its name that is added is another.
+
+        Its values stay in the files until these are compacted, and collected. `dry_run` only says whether it
+        can be. Raises `InvalidSchema` for an unknown column, a key, and one that properties or pending
+        deletions name; `TableNotFound`, `TableBusy`.
+        """
+        if dry_run:
+            from dormouse.query import reshaping
+
+            return reshaping.drop_column(self._context, name, dry_run=True).schema
+        return self._reshaped(lambda to: to.drop_column(self._context, name))
+
+    @property
+    def _context(self) -> TableContext:
+        """The table's services, as newly as they are known here."""
+        self._known = self._known.newest_known
+        return self._known
+
+    @_context.setter
+    def _context(self, context: TableContext) -> None:
+        self._known = context
+
+    @property
+    def reading(self) -> TableContext:
+        """The services that readers have, with the current rows of a row table."""
+        return self._reading_of(self._context)
+
+    def _reading_of(self, context: TableContext) -> TableContext:
+        return context if self.every_version else context.shown
+
+    def _followed(self) -> TableContext:
+        """The services of the table as it is now; of an instance that is closed, as it was known."""
+        if not self._tables.is_closed:
+            self._context.followed()
+        return self._context
+
+    def _reshaped(self, change: Callable[[ModuleType], Any]) -> Schema:
+        from dormouse.query import reshaping
+
+        self._check_not_edited("use dm.AddColumn, dm.RenameColumn, dm.RetypeColumn or dm.DropColumn")
+        with self.changing():
+            self._context = change(reshaping)
+        return self._context.schema
+
+    def _check_not_edited(self, instead: str) -> None:
+        """`NotARowTable` for what its rows do not survive; no table becomes one, or is one no longer."""
+        check_not_edited(self.known_name, self._context.properties, instead)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Of what may have changed something also when it raises."""
+        self._check_writable()
+        try:
+            yield
+        finally:
+            self._tables.note_activity()
+
+
+# What takes rows of a table away: deletes and erasures, as a part of `Table`.
+
+Engine = Literal["auto", "local", "spark"]
+
+
+class Changing(ShapedTable):
+    """The methods, over a table's name and columns."""
+
+    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
+        """Deletes the rows that match, at once, for every reader: whatever they are, one row in the database.
+
+        `where` is as for `query`; `dm.ALL` for all rows. Rows that were committed before it are deleted, and
+        those that a `filter` hides, too; what is committed later stays. A row whose value is null only goes
+        where null is asked for. Moments before still have them. `dry_run` counts what `query` would give.
+        On a keyed table it is a load: rows of loads that began before it are gone, whenever they come. By
+        values it writes a mark for each key whose newest row matches.
+
+        Raises `InvalidQuery` for a condition that is none, that bounds nothing (a range that is open at both
+        ends), or that does not fit the schema, and for one on values where the property `aggregate` merges
+        rows; `TableBusy` when others change the table all the time.
+        """
+        from dormouse.rounds.deleting import delete
+
+        self._check_not_edited("use dm.Remove")
+        if dry_run:
+            return delete(self._context, where, dry_run=True)
+        with self.changing():
+            return delete(self._context, where)
+
+    def erase(
+        self,
+        where: DeleteWhere,
+        dry_run: bool = False,
+        *,
+        engine: Engine = "auto",
+        wait_seconds: float = 60.0,
+        abandon_writers: bool = False,
+        backups: Sequence[str] = (),
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> EraseReport:
+        """Deletes the rows that match for ever: also from the history, the store, and its deleted objects.
+
+        They are deleted as by `delete`; then each file that has some is merged without them, and the files
+        that had some are deleted, whatever the history keeps, so that moments before raise `CutExpired` for
+        their keys. Ended at any time, the same call goes on with it. It waits, all in all for `wait_seconds`,
+        for jobs that hold such files, for consumers that did not read the deletion, and for writers that
+        began before. Then jobs lose the files, consumers are told `CutExpired`, and writers are named in the
+        report as `open`, or, with `abandon_writers`, can commit nothing any more. `backups` are places,
+        beside those that are known, in which backups are looked at for the files. `progress` is called with
+        the files looked at. Gives the proof, which `erasures` keeps. `dry_run` reads the files of the table
+        and its history, tells what it has found, and changes nothing.
+
+        Raises `InvalidQuery` as `delete` does; `JobFailed` for a file that cannot be merged, `CheckFailed`
+        while references are lost, `TableBusy` while a backup is taken, and `ObjectStoreError`: then the rows
+        are deleted, and not erased, until the same call has ended well.
+        """
+        from dormouse.rounds.erasing import erase, would_erase
+
+        self._check_not_edited("every version of its rows is kept; drop the table to erase them")
+        if dry_run:
+            return would_erase(self._context, where, progress)
+        with self.changing():
+            return erase(
+                self._context,
+                where,
+                engine=engine,
+                wait_seconds=wait_seconds,
+                abandon_writers=abandon_writers,
+                backups=backups,
+                progress=progress,
+                on_spark=compact_on_spark,
+            )
+
+    def erasures(self) -> list[EraseReport]:
+        """The proofs of the table's erasures, the oldest first."""
+        from dormouse.rounds.erasing import EraseReport
+
+        return [EraseReport.from_json(text) for text in proofs(self._context.store)]
+
+    def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
+        """The deletions by their numbers: those that readers apply, or all that the history has."""
+        return self._context.deletions.list(pending_only=pending_only)
+
+
+# How a table's rows are read, as a part of `Table`.
+
+
+class Reading(ShapedTable, Container):
+    """The methods, over a table's name and columns."""
+
+    def query(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        descending: bool = False,
+        as_of: When | None = None,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+        verify: bool = False,
+    ) -> Answer:
+        """The rows of a region, in key order, streamed.
+
+        The first `offset` of them are read and left out. `descending` has those of the largest keys first;
+        they are sorted by DuckDB, where `sessions` say, if not in this process.
+
+        `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
+        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment:
+        a cut, a cut's name, or an aware time, which means all that was committed at or before it. Another
+        thread ends what is read by `interruption.set()`. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`,
+        and `CutExpired` for a moment that cannot be read any more.
+
+        `verify` reads each file whole before the process first uses it, and compares its digest: a file with
+        other bytes than were written raises `ObjectDamaged`, and gives no row. It raises `InvalidQuery` for a
+        file that has no digest. The table's property `verify_reads` makes every reader do so.
+        """
+        from dormouse.query import query
+        from dormouse.query.answer import Answer
+        from dormouse.query.where import LIMIT_MAX, checked_limit, checked_offset
+
+        reading = self.reading.verifying(verify)
+        if descending:
+            from dormouse.sql.one_table import descending as read
+
+            sessions = sessions or self._tables.sessions()
+            return Answer(read(sessions, reading, where, columns, limit, offset, interruption, as_of))
+        most, offset = checked_limit(limit), checked_offset(offset)
+        if most is not None:
+            most = min(most + offset, LIMIT_MAX)
+        found = query(reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
+        if not offset:
+            return Answer(found)
+        from dormouse.query.streams import without_first
+
+        return Answer(without_first(found, offset))
+
+    def explain(
+        self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
+    ) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises as `query` does."""
+        from dormouse.query import explain
+
+        return explain(self.reading, where, as_of)
+
+    def head(
+        self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
+    ) -> pa.Table:
+        """The first rows in key order, at most so many. Raises as `query` does."""
+        return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
+
+    def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
+        """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        from dormouse.query.streams import pandas_of
+
+        return pandas_of(lambda: self.query(where, columns, **how))
+
+    def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
+        """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        from dormouse.query.streams import polars_of
+
+        return polars_of(lambda: self.query(where, columns, **how))
+
+    def count(
+        self,
+        where: Mapping[str, Any] | Region | None = None,
+        *,
+        as_of: When | None = None,
+        verify: bool = False,
+    ) -> int:
+        """How many rows there are, exactly, of those that `where` asks for. Raises as `query` does.
+
+        Of all rows mostly the files' footers are read, but for `verify`; of a row table's rows of now, the
+        database alone.
+        """
+        if where:
+            first = [self.reading.schema.key_names[0]]
+            return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of, verify=verify))
+        if as_of is None and self.reading.current_rows and not verify:
+            from dormouse.history.status import current_row_count
+
+            return current_row_count(self.reading)
+        from dormouse.sql.one_table import value
+
+        return int(value(self._tables.sessions(), self.reading.verifying(verify), "count(*)", as_of))
+
+    def live_files(self, as_of: When | None = None) -> list[LiveFile]:
+        """The Parquet files that hold the table's rows, now or at a moment, to be read without Dormouse.
+
+        Each has a `path`, and a `condition` in SQL where not all of its rows count. Files that are compacted
+        are kept for `gc_delay_seconds`. Raises `InvalidQuery` where no condition can say it, `InvalidCut` and
+        `CutExpired`.
+        """
+        from dormouse.sql.live_files import live_files
+
+        return live_files(self.reading, as_of)
+
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        interruption: Interruption | None = None,
+        verify: bool = False,
+    ) -> Answer:
+        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        return self._tables.sql(statement, parameters, interruption, as_of=as_of, verify=verify)
 
 
 @names_what_is_missing
@@ -144,7 +593,7 @@ class Table(ShownTable, Reading, Changing):
 
     def _load(self, data: Any, evolve: Evolve | None, **how: Any) -> IngestReport:
         from dormouse.data.data_files import Files
-        from dormouse.files.row_numbers import numbering
+        from dormouse.files.attempts import numbering
         from dormouse.rounds.ingest import ingest
 
         # a DataFrame may have a column of this name

@@ -22,8 +22,7 @@ from dormouse.errors import (
 from dormouse.errors.moved import SchemaMoved
 from dormouse.files.round_reports import RoundReports
 from dormouse.model.cut import When
-from dormouse.model.edited import VERSIONS, check_not_edited, is_edited, named_versions
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import VERSIONS, TableProperties, check_not_edited, is_edited, named_versions
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.model.types import DataType
@@ -35,7 +34,7 @@ from dormouse.postgres import ConnectionSupplier
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-    from dormouse.model.parameters import Parameters
+    from dormouse.model.values import Parameters
     from dormouse.query import PlanSummary
     from dormouse.query.answer import Answer
     from dormouse.query.interruption import Interruption

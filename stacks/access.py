@@ -11,7 +11,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.access import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
+from dormouse.settings.deployment import ACCESS_HOST, ACCESS_TAG, DISK_GB, AccessSettings
 from dormouse.settings.resources import AccessResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.endpoints import CHANNELS, SESSION_SERVICES, Endpoints

@@ -8,7 +8,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from dormouse.settings.backup import AuditSettings
+from dormouse.settings.deployment import AuditSettings
 from stacks.acknowledge import acknowledge
 from stacks.foundation import Foundation
 from stacks.instance_stack import InstanceStack

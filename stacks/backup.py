@@ -8,7 +8,7 @@ from aws_cdk import aws_events as events
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.backup import BackupSettings
+from dormouse.settings.deployment import BackupSettings
 from dormouse.settings.resources import INSTANCE_TAG
 from stacks.acknowledge import acknowledge
 from stacks.constructs.copy_names import copy_names

@@ -12,7 +12,7 @@ from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
-from dormouse.settings.monitoring import MonitoringSettings
+from dormouse.settings.deployment import MonitoringSettings
 from dormouse.settings.resources import INSTANCE_TAG
 from stacks.constructs.alarm_topic import AlarmTopic
 from stacks.constructs.chat_channels import SlackChannel, TeamsChannel

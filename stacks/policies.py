@@ -9,7 +9,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from dormouse.settings.access import ACCESS_TAG
+from dormouse.settings.deployment import ACCESS_TAG
 from dormouse.settings.resources import FORWARDING, INSTANCE_TAG, PREFIX
 from stacks.acknowledge import acknowledge
 from stacks.constructs.emr_serverless import EmrServerless

@@ -12,7 +12,7 @@ from copy import deepcopy
 from typing import Any
 from uuid import UUID
 
-from dormouse.commits.body_names import new_name
+from dormouse.commits.pointers import new_name
 from dormouse.commits.requests import POINTER
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore

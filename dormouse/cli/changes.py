@@ -13,7 +13,7 @@ from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
-from dormouse.model.names import listed
+from dormouse.model.text import listed
 
 if TYPE_CHECKING:
     from dormouse.history.retention import RetentionReport

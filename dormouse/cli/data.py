@@ -15,7 +15,7 @@ import typer
 from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
-from dormouse.model.names import listed
+from dormouse.model.text import listed
 from dormouse.whole_file import whole_file
 
 if TYPE_CHECKING:

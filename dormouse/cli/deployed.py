@@ -62,7 +62,7 @@ def env(
 
 def access(session: Session, instance: InstanceId, region: Region = None, profile: Profile = None) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
-    from dormouse.system.access import access as look
+    from dormouse.system.environment import access as look
 
     found = look(find(instance, region, profile), profile)
     where = "".join(

@@ -22,7 +22,7 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.model.names import listed
+from dormouse.model.text import listed
 
 if TYPE_CHECKING:
     from dormouse.data.data_files import Files

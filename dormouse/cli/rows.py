@@ -201,7 +201,7 @@ def _page(page: Page, count: int) -> Any:
     from rich.console import Group
 
     from dormouse.cli.console import rows_table
-    from dormouse.model.edited import ROW_ID, ROW_VERSION
+    from dormouse.model.properties import ROW_ID, ROW_VERSION
 
     keys = [] if page.row_ids is None else [ROW_ID, ROW_VERSION]
     numbers = page.beside_keys()

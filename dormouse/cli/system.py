@@ -68,7 +68,7 @@ def resume(
     profile: Profile = None,
 ) -> None:
     """Wake a deployed instance, and wait until it works. It may be run again at any time."""
-    from dormouse.system import resume as system
+    from dormouse.system import pause as system
 
     found = find(instance, region, profile)
     ended, tell = told(session)

@@ -19,17 +19,15 @@ from dormouse.history.retention import Holder
 from dormouse.history.status import TableStatus
 from dormouse.model.container import Container
 from dormouse.model.cut import When, text_of_when
-from dormouse.model.edited import named_versions
-from dormouse.model.parameters import Parameters
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import TableProperties, named_versions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
 from dormouse.model.text import path_segment
-from dormouse.model.values import json_value
-from dormouse.query.frames import pandas_of, polars_of
+from dormouse.model.values import Parameters, json_value
 from dormouse.query.planner import PlanSummary
 from dormouse.query.schemas import SCHEMAS_CHASED_MAX
+from dormouse.query.streams import pandas_of, polars_of
 from dormouse.query.where import Question, checked_offset, question
 from dormouse.query.where_json import where_json
 

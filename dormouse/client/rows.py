@@ -19,10 +19,9 @@ from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
 from dormouse.model.container import Container
-from dormouse.model.edited import ROW_VERSION
-from dormouse.model.parameters import Parameters, given
+from dormouse.model.properties import ROW_VERSION
 from dormouse.model.text import path_segment
-from dormouse.model.values import json_value
+from dormouse.model.values import Parameters, given, json_value
 from dormouse.query.parameters_json import parameters_json
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, checked_reference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from itertools import islice
 
-from dormouse.commits.body_names import OBJECT_PREFIX, commit_key_of, made_at, table_id_in
 from dormouse.commits.outcomes import TABLE_OF_MESSAGE
+from dormouse.commits.pointers import OBJECT_PREFIX, commit_key_of, made_at, table_id_in
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load

@@ -20,9 +20,9 @@ from dormouse.data.region_sketches import load_sketches
 from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import InvalidData, ObjectNotFound
 from dormouse.model.keys import decode_key, encode_key, encode_value
-from dormouse.model.problem import ProblemKind
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
+from dormouse.model.table import ProblemKind
 from dormouse.objects import ObjectStore
 
 READ_ROWS = 65_536

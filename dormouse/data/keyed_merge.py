@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from datafusion import DataFrame, Expr, SessionContext, functions, literal
 
 from dormouse.ahead import ahead
@@ -19,17 +20,106 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import panics_as_errors, query_error, sorted_session, table_file
 from dormouse.data.expressions import column, in_region, key_order, union
 from dormouse.data.file_shape import FileShape
+from dormouse.data.known_files import KEPT
 from dormouse.data.newest import Marks, first_of_keys, without_values
+from dormouse.data.object_access import parquet_object
 from dormouse.data.parquet_file import FileFacts, file_facts, write_groups
 from dormouse.data.transform import Transform
-from dormouse.errors import DormouseError, InvalidData, JobFailed
-from dormouse.model.keyed import DELETED_AT, newest_first, stored_schema
+from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectStoreError
+from dormouse.model.keyed import DELETED_AT, SEQUENCE, newest_first, stored_schema
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
+from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
+from dormouse.objects import ObjectStore
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore
+
+# What the footer of a keyed table's file tells of its rows' places.
+
+WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
+"""Types whose smallest and largest values are exact in a footer, as integers."""
+
+
+class NewestBounds(NamedTuple):
+    """How new the rows of a file are: no row comes before `first` or after `last`.
+
+    Both have a number for each column that tells which row of a key is the newest.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+class Places(NamedTuple):
+    """The smallest and largest place of a file's rows, None where not known; whether some are marks."""
+
+    first: int | None
+    last: int | None
+    has_marks: bool
+
+
+def places_of(store: ObjectStore, name: str) -> Places:
+    """Reads a footer; `ObjectNotFound` or `InvalidData`."""
+    with parquet_object(store, name) as file:
+        metadata = file.metadata
+    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    sequence, deleted_at = names.index(SEQUENCE), names.index(DELETED_AT)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    told = [_bounds(group.column(sequence)) for group in groups]
+    known = [one for one in told if one is not None]
+    is_known = bool(known) and len(known) == len(told)
+    return Places(
+        min(low for low, _ in known) if is_known else None,
+        max(high for _, high in known) if is_known else None,
+        any(_has_values(group.column(deleted_at)) for group in groups),
+    )
+
+
+def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
+    """Returns how new the rows of a file are by columns of `WHOLE_NUMBERS`, as the file calls them.
+
+    Reads a footer once a process. Returns None where a column or its statistics are missing, or the file is.
+    """
+    key = (store.url, name, "newest", *columns)
+    found: NewestBounds | None = KEPT.get(key)
+    if found is None:
+        try:
+            found = _read_bounds(store, name, columns)
+        except (InvalidData, ObjectStoreError):
+            return None
+        if found is not None:
+            KEPT.put(key, found, len(name))
+    return found
+
+
+def _read_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
+    with parquet_object(store, name) as file:
+        metadata = file.metadata
+    names = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    if not all(column in names for column in columns) or not metadata.num_row_groups:
+        return None
+    lows, highs = [], []
+    for place in map(names.index, columns):
+        groups = [metadata.row_group(number).column(place) for number in range(metadata.num_row_groups)]
+        told = [one.statistics for one in groups]
+        if any(one is None or not one.has_min_max for one in told):
+            return None
+        lows.append(min(one.min_raw for one in told))
+        highs.append(max(one.max_raw for one in told))
+    return NewestBounds(tuple(lows), tuple(highs))
+
+
+def _bounds(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
+    statistics = column.statistics
+    return (statistics.min, statistics.max) if statistics is not None and statistics.has_min_max else None
+
+
+def _has_values(column: pq.ColumnChunkMetaData) -> bool:
+    statistics = column.statistics
+    return statistics is None or not statistics.has_null_count or statistics.null_count < column.num_values
+
 
 BATCHES_AHEAD = 16
 _OPTIONS = {"datafusion.execution.parquet.schema_force_view_types": "false"}

@@ -22,7 +22,7 @@ from dormouse.data.page_index import (
 )
 from dormouse.data.thrift import NotUnderstood
 from dormouse.objects import ObjectStore
-from dormouse.settings.machine import machine_bytes
+from dormouse.settings.process import machine_bytes
 
 KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)
 _ITEM_BYTES = 1_000

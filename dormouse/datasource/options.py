@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dormouse.errors import InvalidInput, InvalidQuery
 from dormouse.model.cut import BEGINNING, When, when_of_text
-from dormouse.model.names import listed
 from dormouse.model.reshaping import Evolve, check_evolve
-from dormouse.model.text import check_text
+from dormouse.model.text import check_text, listed
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,8 @@ from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.datasource.options import TableOptions, WriteOptions
 from dormouse.errors import JobFailed, TableNotFound
 from dormouse.files.attempts import WriteAttempt
-from dormouse.model.edited import check_not_edited
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.properties import TableProperties
+from dormouse.model.properties import TableProperties, check_not_edited
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
 from dormouse.model.text import check_text
@@ -29,8 +28,7 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
 from dormouse.query.reshaping import add_missing
 from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, commit_files, commit_id
-from dormouse.rounds.row_counts import check_ingested
+from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, check_ingested, commit_files, commit_id
 from dormouse.spark.ingest import check_fits, columns_of
 from dormouse.spark.worker import check_arrived, check_seen, partition_number
 

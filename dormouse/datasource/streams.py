@@ -27,8 +27,7 @@ from dormouse.files.attempts import WriteAttempt
 from dormouse.files.write_streams import StreamBatch, commit_batch
 from dormouse.history.changes import span
 from dormouse.history.ends import check_since
-from dormouse.history.events import has_events_since
-from dormouse.history.lives import Life, is_of_life, lives
+from dormouse.history.events import Life, has_events_since, is_of_life, lives
 from dormouse.history.moments import now
 from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position

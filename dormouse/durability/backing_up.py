@@ -14,8 +14,7 @@ from typing import Any
 import psycopg
 
 from dormouse.catalog import Catalog
-from dormouse.commits.body_names import OBJECT_PREFIX
-from dormouse.commits.pointers import object_of
+from dormouse.commits.pointers import OBJECT_PREFIX, object_of
 from dormouse.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
 from dormouse.durability.incarnations import on_disk
@@ -26,7 +25,7 @@ from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, Ob
 from dormouse.files.holds import held
 from dormouse.files.put_files import PutFiles
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.edited import is_edited
+from dormouse.model.properties import is_edited
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.payloads.objects import written as payload_objects

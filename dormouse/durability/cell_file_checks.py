@@ -7,9 +7,8 @@ from itertools import islice
 
 from dormouse.errors import ObjectNotFound
 from dormouse.files.put_files import PutFile, PutFiles
-from dormouse.model.edited import is_edited
-from dormouse.model.problem import Problem
-from dormouse.model.table import TableRecord
+from dormouse.model.properties import is_edited
+from dormouse.model.table import Problem, TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 

@@ -6,15 +6,17 @@ meanwhile: it is looked at again, and a problem only when it is still there.
 
 from __future__ import annotations
 
+import heapq
+import json
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.durability.cell_file_checks import cell_file_problems
-from dormouse.durability.listing import Listed, by_file
 from dormouse.durability.orphans import is_quarantined
 from dormouse.durability.payload_checks import payload_problems
 from dormouse.durability.unknown import Known, is_there
@@ -22,10 +24,9 @@ from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, Tabl
 from dormouse.files.checks import FileChecks, TrackedFile
 from dormouse.files.own_tables import OwnTables
 from dormouse.model.keyed import stored_schema
-from dormouse.model.problem import Problem
 from dormouse.model.region import Region
-from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text
+from dormouse.model.table import Problem, TableRecord
+from dormouse.model.text import is_text, narrow_bytes
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.partitions.checks import tree_problems
@@ -35,6 +36,47 @@ from dormouse.postgres.leases import ClockJump
 
 if TYPE_CHECKING:
     from dormouse.data.file_reader import FileReader
+
+# A listing of objects in the order in which the database reads files: by the ids of their names.
+
+RUN_OBJECTS = 100_000
+"""Sorted in memory at once; what there is more waits on disk."""
+
+
+class Listed(NamedTuple):
+    """An object; the id is its file's, as hexadecimal digits, which its sketches have too."""
+
+    file_id: str
+    name: str
+    byte_count: int
+
+
+def by_file(objects: Iterable[tuple[str, int]]) -> Iterator[Listed]:
+    """(name, bytes) in the order of the ids of files, in bounded memory."""
+    lines = map(_line, objects)
+    with ExitStack() as stack:
+        runs: list[Iterable[str]] = []
+        while run := sorted(islice(lines, RUN_OBJECTS)):
+            if len(run) < RUN_OBJECTS:
+                runs.append(run)
+                break
+            file = stack.enter_context(tempfile.TemporaryFile("w+", encoding="ascii"))
+            file.writelines(run)
+            file.seek(0)
+            runs.append(file)
+        yield from map(_listed, heapq.merge(*runs))
+
+
+def _line(listed: tuple[str, int]) -> str:
+    name, size = listed
+    file_id = narrow_bytes(name.removesuffix(SKETCHES_SUFFIX)).hex()
+    return f"{file_id} {size} {json.dumps(name)}\n"
+
+
+def _listed(line: str) -> Listed:
+    file_id, size, name = line.split(" ", 2)
+    return Listed(file_id, json.loads(name), int(size))
+
 
 PROBLEMS_MAX = 10_000
 """With so many problems a check ends."""

@@ -7,7 +7,7 @@ from hashlib import sha256
 from itertools import islice
 
 from dormouse.errors import ObjectNotFound
-from dormouse.model.problem import Problem
+from dormouse.model.table import Problem
 from dormouse.objects import ObjectStore
 from dormouse.payloads.objects import FOLDER, written
 from dormouse.postgres.connection import Supplier

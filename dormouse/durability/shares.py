@@ -17,8 +17,7 @@ from dormouse.durability.incarnations import last_adopted
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.durability.unknown import Known
 from dormouse.errors import CheckFailed, DormouseError
-from dormouse.model.problem import Problem
-from dormouse.model.table import TableRecord
+from dormouse.model.table import Problem, TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 

@@ -103,6 +103,7 @@ DormouseError
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from dormouse.errors.base import DormouseError as DormouseError
@@ -112,11 +113,124 @@ from dormouse.errors.extras import DependencyMissing as DependencyMissing
 from dormouse.errors.extras import names_what_is_missing as names_what_is_missing
 from dormouse.errors.extras import not_installed as not_installed
 from dormouse.errors.extras import pip_install as pip_install
-from dormouse.errors.history import *  # noqa: F403
-from dormouse.errors.jobs import *  # noqa: F403
-from dormouse.errors.payloads import *  # noqa: F403
 from dormouse.errors.references import *  # noqa: F403
 from dormouse.errors.rows import *  # noqa: F403
+
+# What the payload store answers in place of a payload, and what its days refuse.
+
+__all__ = [
+    "PayloadCorrupt", "PayloadDayBusy", "PayloadExpired", "PayloadNotFound", "PayloadRoundFailed",
+    "PayloadUnavailable", "PayloadsDiffer",
+]  # fmt: skip
+
+
+class PayloadNotFound(DormouseError, LookupError):
+    """There is no payload of this key."""
+
+
+class PayloadExpired(DormouseError):
+    """The payload's day is past its retention, and was dropped."""
+
+
+class PayloadCorrupt(DormouseError):
+    """What is kept of the payload is not what was written: its checksum, length or owner differ."""
+
+
+class PayloadUnavailable(DormouseError):
+    """The object store does not give the payload now; try again."""
+
+
+class PayloadDayBusy(DormouseError):
+    """Another worker has the day, or others use it all the time; nothing was lost."""
+
+
+class PayloadsDiffer(DormouseError):
+    """A day's copy is not what the day has, and did not take its place; `keys` are the first that differ."""
+
+    keys: tuple[Any, ...] = ()
+
+    def __init__(self, message: str = "", keys: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.keys)
+
+
+class PayloadRoundFailed(DormouseError):
+    """Something that was due of payloads failed; the rest was done."""
+
+
+# What is wrong with a job, or with what is asked of it.
+
+__all__ = [
+    "JobCancelled", "JobError", "JobForbidden", "JobIdTaken", "JobLost", "JobNotEnded", "JobNotFound",
+]  # fmt: skip
+
+
+class JobError(DormouseError):
+    """The job does not allow it."""
+
+    job_id = Told[str]()
+
+
+class JobNotFound(JobError, LookupError):
+    """There is no such job, or it is another owner's."""
+
+
+class JobIdTaken(JobError):
+    """Another job has this id."""
+
+
+class JobNotEnded(JobError):
+    """The job has no result yet."""
+
+
+class JobCancelled(JobError):
+    """The job was cancelled; raised by `progress` in its function, too."""
+
+
+class JobLost(JobError):
+    """The worker has lost the job: its lease was over, or it is being stopped; another one runs it."""
+
+
+class JobForbidden(JobError):
+    """The holder of this token may not start this kind of job."""
+
+    kind = Told[str]()
+
+
+# What a history refuses, as it does not reach back so far, or another reader was faster.
+
+__all__ = ["ConsumerExpired", "ConsumerOvertaken", "CutExpired", "EpochNotFound"]
+
+
+class EpochNotFound(DormouseError, LookupError):
+    """The table has no such epoch, or its history does not reach back to it any more."""
+
+
+class CutExpired(DormouseError):
+    """The history does not reach back to a moment any more: `oldest` is the oldest that can be served."""
+
+    table = Told[str]()
+    oldest = Told(datetime.fromisoformat)
+
+    def __init__(self, message: str = "", oldest: datetime | None = None, **data: Any) -> None:
+        super().__init__(message, oldest=None if oldest is None else oldest.isoformat(), **data)
+
+
+class ConsumerExpired(CutExpired):
+    """A consumer did not acknowledge for so long that its files were not kept."""
+
+    consumer = Told[str]()
+
+
+class ConsumerOvertaken(DormouseError):
+    """Another reader of the consumer has acknowledged what this one read."""
+
+    table = Told[str]()
+    consumer = Told[str]()
+
 
 LINE_CHARACTERS_MAX = 600
 

@@ -13,7 +13,7 @@ from dormouse.files.differences import FOUND_MAX, Difference, Differences, not_c
 from dormouse.files.holds import lock_history
 from dormouse.files.own_tables import OwnTables
 from dormouse.files.totals import named_rows
-from dormouse.model.problem import Problem, ProblemKind
+from dormouse.model.table import Problem, ProblemKind
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.arrays import Uuids

@@ -20,7 +20,7 @@ from dormouse.files.differences import Difference
 from dormouse.files.holds import deletable_before, let_go
 from dormouse.files.last_rounds import LastRounds
 from dormouse.files.store import FileReferenceStore
-from dormouse.model.problem import Problem
+from dormouse.model.table import Problem
 from dormouse.model.text import plural
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name

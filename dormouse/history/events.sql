@@ -56,3 +56,7 @@ where g.table_id = %(table_id)s and g.removed_xid >= %(xid)s::xid8 and g.partiti
 select distinct deletion_id, condition
 from deletion
 where table_id = %(table_id)s and (added_xid = %(xid)s::xid8 or retired_xid = %(xid)s::xid8);
+
+-- name: lives
+-- The lives of the database after its first, the earliest first, and after which transaction each began.
+select incarnation_id::text, added_xid::text::bigint from incarnation where reason in ('adoption', 'copy') order by number;

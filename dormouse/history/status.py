@@ -12,8 +12,8 @@ from dormouse.files.totals import Totals
 from dormouse.history.consumers import Consumers, ConsumerStatus
 from dormouse.history.ends import oldest
 from dormouse.history.retention import Holder, holders
-from dormouse.model.edited import VERSIONS, is_edited
 from dormouse.model.keyed import is_keyed
+from dormouse.model.properties import VERSIONS, is_edited
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 

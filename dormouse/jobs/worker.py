@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -45,13 +46,87 @@ from dormouse.jobs.job import Claim
 from dormouse.jobs.progress import Progress
 from dormouse.jobs.pulse import Pulse
 from dormouse.jobs.runs import JobFunction, Run, refused, unkept
-from dormouse.jobs.sight import Sight
-from dormouse.jobs.threads import Threads
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore
 from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
 from dormouse.postgres.listening import Listening
+
+# Threads that are kept for the next work; one that never comes back is replaced by another.
+
+
+class Threads:
+    """Runs each work at once, in a thread that is free or a new one; how many there are is the caller's."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._free = 0
+        self._all = 0
+
+    def run(self, work: Callable[[], object]) -> None:
+        """`work` must not raise."""
+        with self._lock:
+            if needs_another := self._free == 0:
+                self._all += 1
+            else:
+                self._free -= 1
+            number = self._all
+        if needs_another:
+            # a function that hangs must not keep the program from ending
+            name = f"{self._name}-{number}"
+            threading.Thread(target=self._serve, args=(work,), name=name, daemon=True).start()
+        else:
+            self._work.put(work)
+
+    def close(self) -> None:
+        """Those that are free end, and others when they become free."""
+        for _ in range(self._all):
+            self._work.put(None)
+
+    def _serve(self, work: Callable[[], object] | None) -> None:
+        while work is not None:
+            work()
+            del work
+            with self._lock:
+                self._free += 1
+            work = self._work.get()
+
+
+# From which job on a worker looks, of each kind: what was claimed weighs on the index until vacuum.
+
+EVERYWHERE_SECONDS = 1.0
+
+
+class Sight:
+    """Mostly from the first of the last jobs claimed on; once a second everywhere.
+
+    That finds what was started in a long transaction, and what others gave back.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, int] = {}
+        self._everywhere_at = float("-inf")
+
+    def since(self) -> Mapping[int, int]:
+        """The numbers by kind."""
+        now = time.monotonic()
+        if now - self._everywhere_at < EVERYWHERE_SECONDS:
+            return self._since
+        self._everywhere_at = now
+        return {}
+
+    def saw(self, claimed: Iterable[tuple[int, int]]) -> None:
+        """What was claimed, as kinds and numbers."""
+        firsts: dict[int, int] = {}
+        for kind_id, number in claimed:
+            firsts[kind_id] = min(number, firsts.get(kind_id, number))
+        self._since |= firsts
+
+    def look_everywhere(self) -> None:
+        self._everywhere_at = float("-inf")
+
 
 THREADS_MAX = 1_000
 LOOK_SECONDS_MAX, BUSY_LOOK_SECONDS = WORKER_IDLE_SECONDS, 5.0

@@ -15,9 +15,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, cast
 
 from dormouse.errors import InvalidKey
-from dormouse.model.foreign import plain
 from dormouse.model.schema import Field
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.model.values import plain
 
 KeyValue = int | str | bytes | datetime | date
 _INT_LIMITS = {"int": 1 << 31, "long": 1 << 63, "timestamp": 1 << 63, "date": 1 << 31}

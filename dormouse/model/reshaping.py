@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dormouse.errors import InvalidInput, InvalidSchema
-from dormouse.model.names import NAME, name_of, parts_of, written
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Column, Stage
+from dormouse.model.text import NAME, name_of, parts_of, written
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, DataType, Field
 
 _WIDER = {INT: LONG, FLOAT: DOUBLE}

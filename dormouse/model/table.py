@@ -6,11 +6,41 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from dormouse.errors import InvalidName
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+
+# What a check finds.
+
+ProblemKind = Literal[
+    "object_missing",
+    "object_size",
+    "object_unknown",
+    "reference_without_file",
+    "file_without_reference",
+    "partitions",
+    "totals",
+    "object_digest",
+    "object_unreadable",
+    "row_count",
+    "key_range",
+    "not_sorted",
+    "statistics",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something of a table, or with None of none, that is not as it was written; `detail` says what."""
+
+    kind: ProblemKind
+    table: str | None
+    partition_id: str | None
+    filename: str | None
+    detail: str
+
 
 TABLE_NAME_LENGTH_MAX = 128
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

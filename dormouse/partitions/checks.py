@@ -7,8 +7,7 @@ from typing import Any
 import psycopg
 
 from dormouse.model.partition_tree import ROOT
-from dormouse.model.problem import Problem
-from dormouse.model.table import TableRecord
+from dormouse.model.table import Problem, TableRecord
 from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction

@@ -6,24 +6,68 @@ What is in memory is compressed, but for one portion: so it is bounded, whatever
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, NamedTuple
 
 import psycopg
+import zstandard
 
-from dormouse.payloads.dictionaries import trained
 from dormouse.payloads.keys import PayloadKey, columns, place_values
 from dormouse.payloads.lease import Lease, mark_reader
 from dormouse.payloads.objects import PayloadObjects
-from dormouse.payloads.pack import Entry, Packed, Packer, Row
+from dormouse.payloads.pack import Entry, Packed, Packer, Row, compressed
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.limits import IDLE, PAGED, PEER_OF_PAGES
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import bounded, run_transaction
+
+# Dictionaries of zstd, trained on payloads of a kind, where they gain enough.
+
+DICTIONARY_BYTES = 64 * 2**10
+SAMPLES_MIN = 200
+SAMPLES_BYTES_MIN = 2**20
+"""Of fewer, the dictionary would be the most of what is written."""
+
+SAMPLES_BYTES_MAX = 4 * 2**20
+GAIN_MIN = 0.10
+"""Of what the payloads take without it, the dictionary's own share in an object included."""
+
+
+def trained(texts: Iterable[bytes], object_bytes: int) -> bytes:
+    """A dictionary that gains enough on such texts; else nothing.
+
+    One half of them trains it, the other judges it. `object_bytes` is how large objects are that have it.
+    """
+    samples = _bounded(texts)
+    if len(samples) < SAMPLES_MIN or sum(map(len, samples)) < SAMPLES_BYTES_MIN:
+        return b""
+    training, others = samples[::2], samples[1::2]
+    try:
+        # with these, it is made at once; zstd would try many
+        made = zstandard.train_dictionary(
+            DICTIONARY_BYTES, list(training), k=512, d=8, f=20, accel=4
+        ).as_bytes()
+    except zstandard.ZstdError:  # too little is common to them
+        return b""
+    without = sum(map(len, compressed(others, b"", 1)))
+    share = len(made) / max(object_bytes, len(made))
+    with_it = sum(map(len, compressed(others, made, 1))) * (1 + share)
+    return made if with_it < (1 - GAIN_MIN) * without else b""
+
+
+def _bounded(texts: Iterable[bytes]) -> Sequence[bytes]:
+    found, size = list[bytes](), 0
+    for text in texts:
+        size += len(text)
+        if size > SAMPLES_BYTES_MAX:
+            break
+        found.append(text)
+    return found
+
 
 _QUERIES = load(__package__ or "", "copying")
 _TYPES = ["text", "text", "timestamptz", "text", "bytea", "text", "int8", "int4", "bytea"]

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from dormouse.query.frames import Frames, shown_reader
+from dormouse.query.streams import Frames, shown_reader
 
 
 class Answer(Frames):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dormouse.context import TableContext
 from dormouse.data.datafusion_session import sorted_session
-from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.query.predicates import meets
 from dormouse.query.where import Question
 

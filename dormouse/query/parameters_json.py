@@ -14,8 +14,7 @@ from pydantic import TypeAdapter
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.exact import exact_double
-from dormouse.model.parameters import check_nesting
-from dormouse.model.values import base64_text, bytes_of_base64
+from dormouse.model.values import base64_text, bytes_of_base64, check_nesting
 
 _INTERVAL = TypeAdapter(timedelta)
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {

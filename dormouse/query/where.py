@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
-from dormouse.model.foreign import plain
 from dormouse.model.keys import check_key
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
+from dormouse.model.values import plain
 from dormouse.query.key_ranges import KeyRanges
 
 LIMIT_MAX = (1 << 63) - 1

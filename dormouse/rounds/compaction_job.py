@@ -12,27 +12,129 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dormouse.commits.requests import ReplaceFileReferences
 from dormouse.context import TableContext
+from dormouse.data.keyed_merge import KeyedMerge, Places, merge_newest, places_of
 from dormouse.data.merge import merge_sorted
 from dormouse.data.parquet_file import FileFacts
-from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFailed
+from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFailed, ObjectNotFound
 from dormouse.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.files.compaction_jobs import CompactionJob
+from dormouse.files.own_tables import OwnTables
 from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRequest
 from dormouse.model.keyed import is_keyed
+from dormouse.model.region import Region
+from dormouse.model.text import narrow_bytes
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.postgres.arrays import Uuids
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
-from dormouse.rounds.job_deletions import JobDeletions, remaining
-from dormouse.rounds.job_inputs import JobInputs
-from dormouse.rounds.keyed_compaction import merge_keyed
+from dormouse.query.deletions import Deletion
+from dormouse.rounds.ingest_commit import check_output
+from dormouse.rounds.job_inputs import JobDeletions, JobInputs, remaining
 from dormouse.rounds.looking import look_at
-from dormouse.rounds.row_counts import check_output
 
 if TYPE_CHECKING:
     import psycopg
 
     from dormouse.model.region import Region
     from dormouse.query.deletions import Deletion
+
+# What may hold, or still bring, older rows than those of a compaction job of a keyed table.
+
+
+@dataclass(frozen=True, slots=True)
+class OlderRows:
+    """At one moment: the smallest place of a load that is still open, and files that may have the job's keys.
+
+    `files` is None where they cannot be told.
+    """
+
+    open_sequence: int | None
+    files: tuple[str, ...] | None
+
+
+def older_rows(own: OwnTables, job: CompactionJob) -> OlderRows:
+    """What is beside a job; files that come later are of loads that are open now, or begin later."""
+    file_ids = Uuids([narrow_bytes(item.filename) for item in job.inputs])
+    values = {"partition_id": job.partition_id, "file_ids": file_ids}
+    [row] = own.rows("beside_job", values, operation="look for older rows")
+    is_leaf, open_sequence, names, mins, maxs, lows, highs = row
+    if not is_leaf or None in names:  # or the row of a file is lost
+        return OlderRows(open_sequence, None)
+    is_known = all(key is not None for key in (*lows, *highs))
+    low, high = (min(lows), max(highs)) if is_known else (None, None)
+    met = (
+        name
+        for name, smallest, largest in zip(names, mins, maxs, strict=True)
+        if low is None or smallest is None or largest is None or (smallest <= high and largest >= low)
+    )
+    return OlderRows(open_sequence, tuple(met))
+
+
+# Compaction of keyed tables: the newest row of each key stays, and marks of deletion that are needed.
+
+
+def merge_keyed(
+    context: TableContext,
+    job: CompactionJob,
+    places: Sequence[str],
+    path: Path,
+    *,
+    region: Region | None,
+    now_ms: int,
+    deletions: Sequence[Sequence[Deletion]],
+) -> FileFacts:
+    """Merges a job's files, which are read at `places`; `deletions` are those of each."""
+    # an erasure leaves no marks: these would keep the keys
+    erasures = [[one for one in some if one.is_erasure] for some in deletions]
+    merge = KeyedMerge(context.schema, context.properties, now_ms, forgets_marks(context, job))
+    return merge_newest(
+        places,
+        merge,
+        path,
+        region=region,
+        store=context.objects,
+        remains=remaining(context.schema, deletions),
+        unerased=remaining(context.schema, erasures),
+        row_bytes=job.row_bytes,
+    )
+
+
+def forgets_marks(context: TableContext, job: CompactionJob) -> bool:
+    """Whether no older row of the job's keys is outside of the job, or can come of a load that is open.
+
+    Whatever begins later is newer: with `newest_by` it need not be, which `KeyedMerge` knows.
+    """
+    by_value, properties = context.properties.newest_by is not None, context.properties
+    if by_value and properties.deletion_marks_seconds is None:
+        return False
+    # before any footer is read: what comes later is of loads that this sees, or of newer ones
+    found = older_rows(context.store.own, job)
+    if found.files is None or (by_value and found.files):
+        return False
+    inputs = [places_of(context.objects, item.filename) for item in job.inputs]
+    if properties.filter is None and not any(one.has_marks for one in inputs):
+        return False  # nothing to forget
+    if by_value:
+        return True
+    last = _last(inputs)
+    if last is None or (found.open_sequence is not None and found.open_sequence < last):
+        return False
+    return all(_is_newer(context, name, last) for name in found.files)
+
+
+def _last(files: Sequence[Places]) -> int | None:
+    known = [one.last for one in files if one.last is not None]
+    return max(known) if len(known) == len(files) else None
+
+
+def _is_newer(context: TableContext, filename: str, last: int) -> bool:
+    """Whether all rows of a file are of loads that began after those of the job."""
+    try:
+        first = places_of(context.objects, filename).first
+    except ObjectNotFound:
+        return False  # collected meanwhile: its rows are in another file, which was not seen
+    return first is not None and first > last
+
 
 logger = logging.getLogger(__name__)
 

@@ -36,9 +36,8 @@ from dormouse.rounds.compaction_job import (
     region_of,
     run_compaction,
 )
-from dormouse.rounds.job_deletions import JobDeletions
-from dormouse.rounds.job_inputs import JobInputs
-from dormouse.rounds.row_counts import check_output
+from dormouse.rounds.ingest_commit import check_output
+from dormouse.rounds.job_inputs import JobDeletions, JobInputs
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.machine import machine_bytes
-from dormouse.settings.process import load_settings
+from dormouse.settings.process import load_settings, machine_bytes
 
 T = TypeVar("T")
 ENGINES = ("auto", "local", "spark")

@@ -22,10 +22,8 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keyed import given_schema, is_keyed
 from dormouse.model.text import plural
 from dormouse.rounds.engine import check_engine, choose_engine
-from dormouse.rounds.ingest_commit import IngestReport, ingest_once
-from dormouse.rounds.row_counts import check_ingested
-from dormouse.settings.machine import machine_bytes
-from dormouse.settings.process import load_settings
+from dormouse.rounds.ingest_commit import IngestReport, check_ingested, ingest_once
+from dormouse.settings.process import load_settings, machine_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,14 +7,21 @@ import pwd
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
 
 from dormouse.context import TableContext
+from dormouse.data.leaf_files import LeafFiles
+from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.errors import CommitFailed, InvalidRow
+from dormouse.files.attempts import WriteAttempt
 from dormouse.files.shapes import NextShape
+from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.rounds.ingest_commit import commit_files
@@ -42,10 +49,44 @@ from dormouse.rows.reading import RowReader
 from dormouse.rows.reshape import ColumnPlan, Reshaped
 from dormouse.rows.store import Recorded, RowStore
 from dormouse.rows.targets import Targets
-from dormouse.rows.writing import RowFiles
 
 if TYPE_CHECKING:
     import psycopg
+
+# The files of a change: rows by ids and versions, one file for each leaf that they are in.
+
+MEMORY_BYTES = 32 * 1024 * 1024
+
+
+class RowFiles:
+    """Takes blocks; a context manager: what waits on the local disk goes at the end."""
+
+    def __init__(self, context: TableContext, attempt: WriteAttempt, schema: Schema) -> None:
+        """`schema` is that of the table when the files are committed."""
+        self.attempt = replace(attempt, schema_version=schema.version)
+        self._lookup = LeafLookup(context.partitions.tree())
+        self._writer = LeafFiles(
+            context.objects, schema, context.properties, self._lookup.leaf_ids, self.attempt.object_name
+        )
+        self._open = ExitStack()
+        self._sorter = self._open.enter_context(self._writer.sorter(MEMORY_BYTES))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """The rows of a block."""
+        self._sorter.add(rows, self._lookup.indexes(rows))
+
+    def written(self) -> Sequence[FileWithReferences]:
+        """All rows as files, whole and durable."""
+        return list(self._writer.write(self._sorter))
+
 
 LOCK_WAIT_SECONDS = 60.0
 Progress = Callable[[int, int | None], object]

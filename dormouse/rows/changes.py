@@ -8,7 +8,7 @@ from os import PathLike
 from typing import Any, overload
 
 from dormouse.errors import InvalidRow, RowNotFound
-from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.model.text import check_text
 from dormouse.rows.columns import Column
 from dormouse.rows.given import as_dicts

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
-from dormouse.model.edited import HIDDEN, ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.model.properties import HIDDEN, ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.types import DataType, check_field_name
 from dormouse.model.values import json_value
 from dormouse.rows.kinds import FORMS, STORED, TYPES, ColumnType, Misfit, parsed_value, stored_value

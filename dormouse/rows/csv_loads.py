@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
-from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv

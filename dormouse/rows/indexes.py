@@ -12,22 +12,29 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import (
     DormouseError,
     IndexNotReady,
     InstanceReadOnly,
+    InvalidColumn,
     InvalidPage,
     InvalidQuery,
     PageExpired,
     one_line,
 )
+from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows import page_tokens, pages, paging
 from dormouse.rows.answering import Asked, bound, build_of, count_of, page_at_once, page_of
-from dormouse.rows.builds import Build, BuildBusy, Unsure
+from dormouse.rows.builds import TYPES, Build, BuildBusy, Unsure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.column_indexes import SlowColumns
+from dormouse.rows.columns import Column, column_named
+from dormouse.rows.emit import column_name
 from dormouse.rows.index_worker import IndexWorker
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
 from dormouse.rows.page_tokens import PageToken
@@ -38,8 +45,69 @@ from dormouse.rows.waiting import Wait
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress
-    from dormouse.model.parameters import Parameters
+    from dormouse.model.values import Parameters
     from dormouse.query.interruption import Interruption
+
+# Rows of an index by the values of some of their columns, for upserts: thousands of keys at once.
+
+POSITION = "position"
+
+
+def located(
+    conn: psycopg.Connection[Any],
+    build: Build,
+    *,
+    columns: Sequence[Column],
+    on: Sequence[str],
+    keys: pa.RecordBatch,
+) -> pa.Table:
+    """The rows whose columns equal the keys (nulls, too), with the number of the key that each has."""
+    wanted = [column_named(columns, name) for name in on]
+    for column in wanted:
+        if column.type == "JSON":
+            raise InvalidColumn(f"column {column.name!r} is JSON: rows cannot be looked for by it")
+    arrays = [keys.column(column.name) for column in wanted]
+    rows: list[Any] = []
+    # values that equal each other are hashed, or looked up; nulls equal each other in no index
+    for are_null, positions in _by_nulls(arrays).items():
+        given = [array for array, is_null in zip(arrays, are_null, strict=True) if not is_null]
+        some = [positions, *(array.take(pa.array(positions)).to_pylist() for array in given)]
+        rows += conn.execute(_text(build, columns, wanted, are_null).encode(), _values(some)).fetchall()
+    schema = pa.schema(
+        [(POSITION, pa.int64()), (ROW_ID, pa.int64()), (ROW_VERSION, pa.int64())]
+        + [(column.name, arrow_type(column.stored)) for column in columns]
+    )
+    cells = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
+    arrays = [pa.array(list(some), field.type) for some, field in zip(cells, schema, strict=True)]
+    return pa.table(arrays, schema=schema).sort_by([(POSITION, "ascending"), (ROW_ID, "ascending")])
+
+
+def _by_nulls(arrays: Sequence[pa.Array]) -> dict[tuple[bool, ...], list[int]]:
+    """The numbers of the keys, by which of their values are null."""
+    found: dict[tuple[bool, ...], list[int]] = {}
+    for number, are_null in enumerate(zip(*(pc.is_null(array).to_pylist() for array in arrays), strict=True)):
+        found.setdefault(are_null, []).append(number)
+    return found
+
+
+def _text(build: Build, columns: Sequence[Column], wanted: Sequence[Column], are_null: Sequence[bool]) -> str:
+    given = [column for column, is_null in zip(wanted, are_null, strict=True) if not is_null]
+    nulls = [column for column in wanted if column not in given]
+    names = ["row_id", "row_version", *(column_name(column.column_id or 0) for column in columns)]
+    kinds = ["bigint", *(TYPES[column.stored.name].split()[0] for column in given)]
+    unnested = ", ".join(f"%(k{n})s::{kind}[]" for n, kind in enumerate(kinds))
+    matches = [f"c.{column_name(column.column_id or 0)} = k.k{n}" for n, column in enumerate(given, start=1)]
+    matches += [f"c.{column_name(column.column_id or 0)} is null" for column in nulls]
+    return (
+        f"select k.k0, {', '.join(f'c.{name}' for name in names)} "
+        f"from unnest({unnested}) k ({', '.join(f'k{n}' for n in range(len(kinds)))}) "
+        f"join current_{build.build_id:d} c on {' and '.join(matches)}"
+    )
+
+
+def _values(arrays: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    return {f"k{n}": list(array) for n, array in enumerate(arrays)}
+
 
 KIND, COLUMNS_KIND = "index_rows", "index_row_columns"
 """The kinds of the jobs that bring indexes up to date, and that give columns indexes of their own.
@@ -121,7 +189,6 @@ class RowIndexes:
         The version is the newest, and stays so: the caller holds the table's write lock. Brings the index to
         it first. `InvalidQuery` when it takes longer than a query may.
         """
-        from dormouse.rows.locating import located
 
         looked = self.bring(table)
         if looked.version != version or looked.database is None or looked.build_id is None:

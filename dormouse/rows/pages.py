@@ -12,8 +12,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from dormouse.errors import InvalidInput
-from dormouse.model.edited import ROW_ID, ROW_VERSION
-from dormouse.query.frames import Frames
+from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.query.streams import Frames
 from dormouse.rows import paging
 from dormouse.rows.columns import LINK_MAX, Column
 from dormouse.rows.emit import Dialect

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dormouse.context import TableContext
 from dormouse.errors.moved import SchemaMoved
-from dormouse.model.edited import ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.query import query

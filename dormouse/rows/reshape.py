@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
-from dormouse.model.edited import HIDDEN
+from dormouse.model.properties import HIDDEN
 from dormouse.model.reshaping import added, renamed
 from dormouse.model.schema import Field, Schema
 from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn

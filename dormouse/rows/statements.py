@@ -12,8 +12,8 @@ from typing import Any
 from sqlglot import exp
 
 from dormouse.errors import InvalidQuery
-from dormouse.model import parameters
-from dormouse.model.parameters import Parameters
+from dormouse.model import values as parameters
+from dormouse.model.values import Parameters
 from dormouse.rows import types
 from dormouse.rows.binding import Binding
 from dormouse.rows.columns import Column

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.differing import differ
 from dormouse.errors import AmbiguousRows, InvalidColumn, InvalidRow
-from dormouse.model.edited import ROW_ID, ROW_VERSION
+from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch, check_names, checked_rows
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.given import as_dicts

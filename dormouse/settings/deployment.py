@@ -10,27 +10,25 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from dormouse.settings.access import AccessSettings
-from dormouse.settings.account import IamSettings
-from dormouse.settings.backup import AuditSettings, BackupSettings
 from dormouse.settings.certificates import no_certificates
 from dormouse.settings.database import DatabaseSettings, ServerlessDatabase
 from dormouse.settings.engines import CompactionSettings
-from dormouse.settings.monitoring import MonitoringSettings
 from dormouse.settings.query import QuerySettings
-from dormouse.settings.rows import RowsSettings
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
     DRAIN_SECONDS,
     VISIBILITY_FACTOR,
+    Acu,
     EveryMinutes,
     Id,
     KeyArn,
     MemoryMb,
+    PolicyArn,
     RouteTableId,
     Section,
     SubnetId,
     TimeoutSeconds,
+    TopicArn,
     VpcId,
     ZoneName,
     architecture_of,
@@ -39,6 +37,183 @@ from dormouse.settings.section import (
     setting,
     tag_problems,
 )
+
+# The settings of the way to the database from outside of its VPC.
+
+ACCESS_HOST = "t4g.nano"
+DISK_GB = 8
+"""What its image has."""
+
+ACCESS_TAG = "dormouse:access"
+"""Of the host, with the instance's id: who may reach it has a right by this."""
+
+
+class AccessSettings(Section):
+    """A way to the database from outside of the VPC: a host for Session Manager's port forwarding."""
+
+    endpoints: Literal["create", "existing"] | None = setting(None)
+    """Whether the VPC gets the two interface endpoints that Session Manager needs, or has a way to it.
+    `create` in an own VPC. An existing one needs a word: all in it would use them."""
+
+
+# The settings of row tables.
+
+DATABASES_MAX = 16
+
+
+class RowsSettings(Section):
+    """Row tables: the databases in which they are indexed, and the query service's work on them."""
+
+    databases: int = setting(2, ge=1, le=DATABASES_MAX)
+    """How many databases have the indexes, copies of the current rows; tables are spread by load."""
+
+    own_clusters: bool = setting(False)
+    """Whether each of these databases is a serverless cluster of its own, which pauses itself when it is not
+    asked; else they are databases of the instance's cluster. Indexes are made anew when it changes."""
+
+    max_acu: Acu = setting(4)
+    """The most capacity of each cluster of its own."""
+
+    job_threads: int = setting(4, ge=0, le=64)
+    """How many jobs a task of the query service runs at once: changes and loads of row tables, the work on
+    their indexes. It logs in to the database as who may change rows then; with 0 it only reads."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if "max_acu" in self.model_fields_set and not self.own_clusters:
+            yield "max_acu", "it is of clusters of their own: set own_clusters to true, or leave it out"
+
+
+# The settings of the stack that watches an instance.
+
+
+class MonitoringSettings(Section):
+    """Dashboard, alarms and a budget."""
+
+    email: str | None = setting(None, change="replacement", pattern=pattern("email"))
+    """The address for alarms, once confirmed; left out, the topic has no subscriber until you add one."""
+
+    topic_arn: TopicArn | None = setting(None)
+    """An existing SNS topic for alarms and the budget, whose policy lets CloudWatch and AWS Budgets in."""
+
+    warning_topic_arn: TopicArn | None = setting(None)
+    """An existing SNS topic for alarms that begin with `Warning`, which can wait for the next working day."""
+
+    slack_workspace: str | None = setting(None, pattern=pattern("slack"))
+    """The id of a Slack workspace that AWS Chatbot (Amazon Q Developer) was once let into in its console."""
+
+    slack_channel: str | None = setting(None, pattern=pattern("slack"))
+    """The id of the channel there that is told of alarms."""
+
+    teams_tenant: str | None = setting(None, change="replacement", pattern=pattern("teams"))
+    """The id of a Microsoft Teams tenant that AWS Chatbot was once let into, likewise."""
+
+    teams_team: str | None = setting(None, change="replacement", pattern=pattern("teams"))
+    """The id of the team there, as that console shows it."""
+
+    teams_channel: str | None = setting(None, pattern=pattern("teams_channel"))
+    """The id of the team's channel that is told of alarms."""
+
+    budget_usd_month: float | None = setting(None, gt=0)
+    """The monthly budget whose excess is reported; left out, there is no budget."""
+
+    oldest_message_seconds_max: int = setting(900, ge=60, le=86_400)
+    """The age of the oldest commit request that raises an alarm."""
+
+    connections_max: int = setting(500, ge=10, le=5_000)
+    """The number of database connections that raises an alarm."""
+
+    orphaned_gb_max: float = setting(100, gt=0)
+    """How many GB of objects that nothing refers to raise an alarm."""
+
+    payload_backlog_days_max: int = setting(3, ge=1)
+    """How many days whose payloads wait to be offloaded raise an alarm."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.topic_arn and self.email:
+            yield "email", "it is of an own topic: leave it out, or topic_arn"
+        for names in (("slack_workspace", "slack_channel"), ("teams_tenant", "teams_team", "teams_channel")):
+            given = [name for name in names if getattr(self, name) is not None]
+            if given and (missing := [name for name in names if name not in given]):
+                together = f"{', '.join(names[:-1])} and {names[-1]} go together"
+                yield given[0], f"{together}: give {' and '.join(missing)} too, or none"
+
+
+# The settings of what is kept beside the instance: backups, a copy in another region, a log of who read.
+
+
+class BackupSettings(Section):
+    """AWS Backup: snapshots of the database by day, the data bucket at any moment; a copy in another region.
+
+    AWS backs no stopped database up: while the instance is paused there are no new snapshots of it, and the
+    old ones expire.
+    """
+
+    retention_days: int = setting(14, ge=1, le=35)
+    """How many days backups are kept, also in the other region; how far back both can be restored."""
+
+    hour_utc: int = setting(3, ge=0, le=23)
+    """The hour in which the daily snapshot of the database begins."""
+
+    objects: bool = setting(True)
+    """Whether the data bucket is backed up, too; if not, retention_days is at most storage.restore_days."""
+
+    copy_region: str | None = setting(None, change="replacement", pattern=pattern("region"))
+    """Another region that gets each object as it is written, and each snapshot of the database; account and
+    region must be given, too, and `cdk bootstrap` have been run there."""
+
+    def problems(
+        self, account: str | None, region: str | None, restore_days: int
+    ) -> Iterator[tuple[str, str]]:
+        """What does not go with the other tables: the setting, and why."""
+        if not self.objects and self.retention_days > restore_days:
+            yield (
+                "retention_days",
+                f"it must be at most storage.restore_days, which is {restore_days}, unless objects = true: "
+                "the bucket forgets before what older snapshots of the database refer to",
+            )
+        if self.copy_region is None:
+            return
+        if account is None or region is None:
+            yield "copy_region", "it needs account and region: CloudFormation must know both regions"
+        elif self.copy_region == region:
+            yield "copy_region", f"it must be another region than {region}, which is the instance's own"
+        elif trouble := no_certificates(self.copy_region):
+            yield "copy_region", trouble
+
+
+class AuditSettings(Section):
+    """CloudTrail's data events of the data bucket: who wrote, or read, which object."""
+
+    events: Literal["write", "all"] = setting("write")
+    """Writes and deletions, or reads as well, of which queries and compactions make many."""
+
+    log_days: int = setting(90, ge=1, le=3_650)
+    """How long they are kept."""
+
+
+# The settings of what an organization demands of roles.
+
+
+class IamSettings(Section):
+    """All roles of the instance, and policies for people."""
+
+    permissions_boundary: PolicyArn | None = setting(None)
+    """A policy that bounds what every role may do."""
+
+    role_path: str = setting("/", pattern=pattern("role_path"))
+    """The path of all roles. With another, or with another role_prefix, a deploy makes other roles."""
+
+    role_prefix: str | None = setting(None, pattern=pattern("role_prefix"))
+    """What the names of all roles begin with; left out, CloudFormation names them."""
+
+    policies: tuple[Literal["operator", "reader"], ...] = setting((), strict=False)
+    """Managed policies to make for people: an `operator` pauses, resumes and handles dead letters; a `reader`
+    reads tables."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if len(set(self.policies)) < len(self.policies):
+            yield "policies", "each is named once"
+
 
 RECEIVES_LEAST = 50
 ZONES_MAX = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,6 +13,20 @@ from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, Vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
+
+# What this machine has.
+
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def machine_bytes() -> int:
+    """The memory of the machine, or of the container when it may have less."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):
+            found.append(int(Path(name).read_text("ascii")))
+    return min(found)
+
 
 PREFIX = "DORMOUSE_"
 _SPARK_MASTER = r"local(\[(\*|[1-9]\d*)(, ?\d+)?\])?|(spark|k8s)://\S+|yarn"

@@ -32,8 +32,7 @@ from dormouse.model.keys import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType
 from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import IngestReport, ingest_once
-from dormouse.rounds.row_counts import check_ingested
+from dormouse.rounds.ingest_commit import IngestReport, check_ingested, ingest_once
 from dormouse.spark.parquet_urls import in_order, rows_at, with_defaults
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (

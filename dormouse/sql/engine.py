@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 import duckdb
 
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed
-from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters
 from dormouse.objects import ObjectStore
 from dormouse.private_folder import spill_folder
 from dormouse.query.interruption import Interruption
@@ -22,9 +23,40 @@ from dormouse.sql.conditions import text
 from dormouse.sql.connection import connection, path_of, secret_of
 from dormouse.sql.failures import ReadFailed, named_failures
 from dormouse.sql.parsed import Parsed, parsed
-from dormouse.sql.remembered import Remembered
 from dormouse.sql.results import Rows, rows_of
 from dormouse.sql.wanted import Wanted, wanted
+
+# What was found out of short statements: those of services and dashboards come again and again.
+
+T = TypeVar("T")
+STATEMENTS_MAX = 256
+CHARACTERS_MAX = 10_000
+"""Longer ones are found out each time, so that what is remembered stays small."""
+
+
+class Remembered(Generic[T]):
+    """The last values by statements and what else tells them apart. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, statement: str, more: Hashable, make: Callable[[], T]) -> T:
+        """The value, made when it is not here; what `make` raises is not remembered."""
+        if not isinstance(statement, str) or len(statement) > CHARACTERS_MAX:
+            return make()
+        key = statement, more
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        found = make()
+        with self._lock:
+            self._found[key] = found
+            if len(self._found) > STATEMENTS_MAX:
+                self._found.popitem(last=False)
+        return found
+
 
 MEMORY_SHARE = 0.6
 """Of what DuckDB takes by itself: four fifths of the machine's memory, or of its container's."""

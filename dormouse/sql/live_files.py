@@ -9,8 +9,8 @@ from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery
 from dormouse.history.moments import position_of
 from dormouse.model.cut import When
-from dormouse.model.edited import VERSIONS
 from dormouse.model.keyed import is_keyed
+from dormouse.model.properties import VERSIONS
 from dormouse.model.reshaping import is_as_stored
 from dormouse.objects.names import schema_version_of
 from dormouse.query.key_ranges import KeyRanges

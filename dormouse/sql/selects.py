@@ -8,18 +8,70 @@ from itertools import starmap
 
 from dormouse.context import TableContext
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.model.keyed import is_keyed
+from dormouse.model.keyed import DELETED_AT, is_keyed, newest_first
+from dormouse.model.properties import ROW_DELETED, ROW_VERSION, TableProperties
 from dormouse.model.reshaping import is_as_stored, pairs
-from dormouse.model.schema import Field
+from dormouse.model.schema import Field, Schema
 from dormouse.model.shape import Column
 from dormouse.model.types import LONG, TIMESTAMP
-from dormouse.query.overlaps import layers
+from dormouse.query.keyed import layers
 from dormouse.query.planner import Scan
 from dormouse.query.where import Question
 from dormouse.sql.conditions import all_of, literal, meets, text, type_name
 from dormouse.sql.connection import path_of
-from dormouse.sql.newest import THERE, newest, newest_versions, told_by, with_keys, without_keys
 from dormouse.sql.together import INDEX, asks_index, left_of, read_together, rows_of, written_alike
+
+# The rows of keyed tables in DuckDB's SQL: the newest of each key first, then what is asked of values.
+
+GONE = "__gone"
+THERE = f"{quoted(DELETED_AT)} IS NULL"
+"""Whether a row is no mark of deletion."""
+
+
+def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
+    """What `newest` needs beside the table's columns; `remains`: what rows meet that no deletion is of."""
+    gone = f"NOT ({THERE})" if remains is None else f"NOT ({THERE} AND {remains})"
+    return [*map(quoted, _hidden(properties)), f"{gone} AS {GONE}"]
+
+
+def without_keys(schema: Schema, rows: str, others: str) -> str:
+    """Returns a select of the rows whose key is in none of `others`; conditions on values go below it."""
+    return f"SELECT {', '.join(map(quoted, schema.names))} FROM ({rows}) {_joined('ANTI', schema, others)}"
+
+
+def with_keys(schema: Schema, properties: TableProperties, rows: str, others: str) -> str:
+    """Returns a select of the rows whose key is in `others`, with what `told_by` adds."""
+    columns = [*schema.names, *_hidden(properties), GONE]
+    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {_joined('SEMI', schema, others)}"
+
+
+def _joined(kind: str, schema: Schema, others: str) -> str:
+    keys = ", ".join(map(quoted, schema.row_key_names))
+    return f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+
+
+def _hidden(properties: TableProperties) -> list[str]:
+    return [name for name in newest_first(properties) if name.startswith("__")]
+
+
+def newest(schema: Schema, properties: TableProperties, rows: str) -> str:
+    """The newest row of each key, if it is there."""
+    return _first_of_keys(schema, newest_first(properties), rows, GONE)
+
+
+def newest_versions(schema: Schema, rows: str) -> str:
+    """Returns a select of the newest version of each row of a row table, unless it is a deletion."""
+    return _first_of_keys(schema, [ROW_VERSION], rows, ROW_DELETED)
+
+
+def _first_of_keys(schema: Schema, newest_by: Sequence[str], rows: str, gone: str) -> str:
+    keys = ", ".join(quoted(field.name) for field in schema.row_keys)
+    order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
+    columns = ", ".join(map(quoted, schema.names))
+    # conditions on the keys go below it, and no others
+    place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
+    numbered = f"SELECT *, {place} AS __place FROM ({rows})"
+    return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {quoted(gone)}"
 
 
 def _no_rows(context: TableContext) -> str:

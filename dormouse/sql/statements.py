@@ -6,11 +6,12 @@ over the files that hold them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,8 +22,9 @@ from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
-from dormouse.model.parameters import Parameters, given
 from dormouse.model.region import Range
+from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters, given
 from dormouse.query.file_checks import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
@@ -33,13 +35,101 @@ from dormouse.query.table_view import plan_query, plan_tables, summary
 from dormouse.query.where import Condition, Question, question
 from dormouse.sql.as_of import Moments
 from dormouse.sql.engine import Session, Sessions
-from dormouse.sql.explained import explanation, with_nulls, without_files
 from dormouse.sql.failures import ReadFailed
 from dormouse.sql.named import Named, alone, meant
 from dormouse.sql.results import BATCH_ROWS, Rows, fitted
 from dormouse.sql.scans import Enough
 from dormouse.sql.selects import Select
 from dormouse.sql.together import may_hide_index
+from dormouse.sql.wanted import Wanted
+
+# What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null.
+
+PLAN_TYPE = "dormouse"
+COLUMNS = ["plan_type", "plan"]
+RANGES_SHOWN = 5
+_FILES = "Filename(s)"
+_FILES_BOX = re.compile(r"│([^│]*Filename\(s\):[^│]*)│")
+_FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
+
+
+def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
+    """One row for EXPLAIN's columns: a paragraph for each table."""
+    text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
+    return pa.RecordBatch.from_arrays(
+        [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
+    )
+
+
+def without_files(plan: pa.Array) -> pa.Array:
+    """Returns plans of DuckDB without the paths of the files that they read."""
+    return pa.array(
+        [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
+    )
+
+
+def _without_files(plan: str) -> str:
+    if _FILES not in plan:
+        return plan
+    lines = _FILES_JSON.sub('"Files": "not shown"', plan).split("\n")
+    for number in range(len(lines)):
+        for found in _FILES_BOX.finditer(lines[number]):
+            _clear_box(lines, number, *found.span(1))
+    shown = "\n".join(lines)
+    # a form whose paths are not found is not shown at all
+    return "the plan names files of the server: ask for the text or json format" if _FILES in shown else shown
+
+
+def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
+    """Clears the lines of a box between two columns, down to its first empty line."""
+    for number in range(first, len(lines)):
+        line = lines[number]
+        if not line[left:right].strip() or line[left - 1 : left] != "│":
+            return
+        lines[number] = line[:left] + " " * (right - left) + line[right:]
+
+
+def with_nulls(rows: Rows, schema: Schema) -> Rows:
+    """Returns DuckDB's description of a table's view, with NO for its columns that are never null."""
+    never = {field.name for field in schema.fields if not field.nullable}
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows.batches:
+            told = pa.array(
+                ["NO" if name in never else "YES" for name in batch["column_name"].to_pylist()],
+                rows.schema.field("null").type,
+            )
+            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), told)
+
+    return Rows(rows.schema, batches())
+
+
+def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:
+    files = summary.files + summary.files_pruned
+    lines = [
+        f"table {name}",
+        f"  partitions: {summary.partitions:,} of {summary.partitions_total:,}",
+        f"  files: {summary.files:,} of {files:,} ({summary.files_pruned:,} pruned by their keys)",
+        f"  bytes: {summary.byte_count:,}",
+    ]
+    keys = [f"    {key}: {_ranges(items)}" for key, items in ranges.items()]
+    return "\n".join([*lines, "  row keys:" if keys else "  row keys: all", *keys])
+
+
+def _ranges(items: tuple[Range, ...]) -> str:
+    shown = ", ".join(_range(item) for item in islice(items, RANGES_SHOWN))
+    more = len(items) - RANGES_SHOWN
+    return (shown or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def _range(item: Range) -> str:
+    if item.is_exact:
+        return repr(item.min)
+    low = "(" if item.min is None or not item.min_inclusive else "["
+    high = "]" if item.max_inclusive else ")"
+    ends = ["…" if end is None else repr(end) for end in (item.min, item.max)]
+    return f"{low}{ends[0]}, {ends[1]}{high}"
+
 
 FILES_MAX = 50_000
 """Of one statement: DuckDB looks for each before it reads the first."""

@@ -13,8 +13,8 @@ import duckdb
 
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters
 from dormouse.query.interruption import Interruption
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.sql.bounds import Node

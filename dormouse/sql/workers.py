@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Self
 
 from dormouse.errors import InstanceError
-from dormouse.model.parameters import Parameters
 from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters
 from dormouse.objects import ObjectStore
 from dormouse.objects.staging import StagingArea
 from dormouse.private_folder import private_folder, private_folders
 from dormouse.query.interruption import Interruption
-from dormouse.settings.machine import machine_bytes
+from dormouse.settings.process import machine_bytes
 from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
 from dormouse.sql.parsed import Parsed
 from dormouse.sql.results import Rows

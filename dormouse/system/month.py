@@ -12,9 +12,8 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.access import ACCESS_HOST
 from dormouse.settings.database import ServerlessDatabase
-from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.deployment import ACCESS_HOST, DeploymentSettings
 from dormouse.settings.engines import EmrServerlessCompaction
 from dormouse.settings.query import FREE_DISK_GB
 from dormouse.system.prices import HOURS_MONTH, Prices, known_regions, prices_of, vcpus

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.access import ACCESS_HOST, DISK_GB
+from dormouse.settings.deployment import ACCESS_HOST, DISK_GB
 
 HOURS_MONTH = 730
 EMR_OF_FARGATE = 1.3

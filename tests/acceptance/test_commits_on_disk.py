@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import dormouse as dm
-from dormouse.commits import direct, handling
+from dormouse.commits import commit_queues as direct
+from dormouse.commits import handling
 from dormouse.commits.job_commits import QueuedJobCommits
 from dormouse.commits.outcomes import settle
 from dormouse.commits.postgres_queue import PostgresQueue

@@ -44,7 +44,7 @@ FORKS = """
 import json, os, signal, sys
 from importlib import import_module
 import dormouse as dm
-import dormouse.instance, dormouse.table, dormouse.rounds.erasing, dormouse.query.looking
+import dormouse.instance, dormouse.table, dormouse.rounds.erasing, dormouse.rounds.looking
 import dormouse.objects.guarded, dormouse.rounds.compaction_job, dormouse.query.executor
 
 def kills(where, name, when):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.commits.body_names import OBJECT_PREFIX
+from dormouse.commits.pointers import OBJECT_PREFIX
 from dormouse.durability.owner_records import NOW
 from dormouse.settings.section import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
 from packages import LAMBDA

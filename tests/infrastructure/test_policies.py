@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.settings.rows import DATABASES_MAX
+from dormouse.settings.deployment import DATABASES_MAX
 from tests.assembly import ROOT, Assembly, settings, synthesize
 from tests.template import allowed, flat
 

@@ -16,9 +16,8 @@ from dormouse.settings.config_file import parse
 from dormouse.settings.resources import AccessResources, resources_parameter
 from dormouse.system.keeper import keep
 from dormouse.system.month import Assumptions, estimate
-from dormouse.system.pause import pause
+from dormouse.system.pause import pause, resume
 from dormouse.system.query import sleeper_state
-from dormouse.system.resume import resume
 from dormouse.system.status import status
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
 from tests.integration.test_query_switch import asked, described, ran, step

@@ -10,8 +10,7 @@ import pytest
 
 from dormouse.commits import bodies
 from dormouse.commits.bodies import sweep
-from dormouse.commits.body_names import made_at
-from dormouse.commits.pointers import PointerQueue
+from dormouse.commits.pointers import PointerQueue, made_at
 from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.commits.requests import encode
 from dormouse.errors import CommitQueueError

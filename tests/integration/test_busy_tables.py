@@ -17,9 +17,9 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import Composed
 
 import dormouse as dm
+from dormouse import catalog as conversion
 from dormouse.commits import committer as committer_module
 from dormouse.errors import TableBusy
-from dormouse.files import conversion
 from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier, Query, limits, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction

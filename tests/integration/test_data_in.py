@@ -25,7 +25,7 @@ import dormouse as dm
 from dormouse.cli.loading import _made
 from dormouse.client import connect as connect_service
 from dormouse.errors import CommitFailed, InvalidData, InvalidProperties, TableNotFound
-from dormouse.files.row_numbers import numbering
+from dormouse.files.attempts import numbering
 from dormouse.instance import Instance, connect
 from dormouse.objects import open_store
 from dormouse.postgres import run_transaction

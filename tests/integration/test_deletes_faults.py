@@ -23,7 +23,7 @@ from dormouse.query.planner import QueryPlan
 from dormouse.query.reach import Reach
 from dormouse.rounds import compaction_job, divided_compaction, looking
 from dormouse.rounds.erasing import _Erasing
-from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.rounds.job_inputs import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
 from tests.machines import finds_what_is_wrong
 

@@ -39,7 +39,7 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.rounds import compaction_job as task
 from dormouse.rounds.ingest import write_leaves
 from dormouse.rounds.ingest_commit import commit_files
-from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.rounds.job_inputs import JobDeletions
 from dormouse.sql import together
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine

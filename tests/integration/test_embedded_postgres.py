@@ -17,7 +17,7 @@ from embedded import NOBODY, as_ordinary_user, ask, on_tcp, postmaster, runs, te
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded import server as embedded_server
-from dormouse.embedded import server_log
+from dormouse.embedded import server as server_log
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked, InstanceTooNew, NotAnInstance
 from dormouse.postgres import ConnectionSupplier

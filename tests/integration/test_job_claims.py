@@ -18,7 +18,7 @@ from dormouse.jobs import JobStore, Progress, claims, documents
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
-from dormouse.jobs.sight import Sight
+from dormouse.jobs.worker import Sight
 from dormouse.payloads.rows import write
 from dormouse.postgres import ConnectionSupplier
 from tests.working import PATIENCE_SECONDS, Working, job_store, until
@@ -377,7 +377,7 @@ def test_a_worker_looks_everywhere_now_and_then(monkeypatch: pytest.MonkeyPatch)
     sight.look_everywhere()
     assert sight.since() == {}
     assert sight.since() == {1: 40, 2: 7}
-    monkeypatch.setattr("dormouse.jobs.sight.EVERYWHERE_SECONDS", 0.0)
+    monkeypatch.setattr("dormouse.jobs.worker.EVERYWHERE_SECONDS", 0.0)
     assert sight.since() == {}
 
 

@@ -16,8 +16,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings.resources import state_parameter
 from dormouse.system.database import HOPELESS
 from dormouse.system.keeper import keep
-from dormouse.system.pause import pause
-from dormouse.system.resume import resume
+from dormouse.system.pause import pause, resume
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
 from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal

@@ -13,7 +13,7 @@ from keyed_tables import MARKS
 import dormouse as dm
 from dormouse.instance import Instance
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.overlaps import Layers, layers
+from dormouse.query.keyed import Layers, layers
 from dormouse.query.table_view import plan_tables
 from dormouse.rounds.ingest import keyed_rows, write_leaves
 from dormouse.rounds.ingest_commit import commit_files

@@ -22,9 +22,10 @@ from dormouse.history.cuts import record_cut
 from dormouse.instance import Instance
 from dormouse.model.cut import Cut
 from dormouse.query import keyed as keyed_queries
+from dormouse.rounds import compaction_job as keyed_compaction
 from dormouse.rounds import compaction_job as task
-from dormouse.rounds import ingest_commit, keyed_compaction
-from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.rounds import ingest_commit
+from dormouse.rounds.job_inputs import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import finds_what_is_wrong, run_machine
 

@@ -7,7 +7,8 @@ import threading
 import psycopg
 import pytest
 
-from dormouse.commits import handling, in_flight, pointers
+from dormouse.commits import committer as in_flight
+from dormouse.commits import handling, pointers
 from dormouse.commits.committer import Committer
 from dormouse.commits.pointers import PointerQueue
 from dormouse.commits.postgres_queue import PostgresQueue

@@ -16,7 +16,7 @@ from dormouse.errors import CheckFailed
 from dormouse.files import removal_log
 from dormouse.files.last_rounds import rounds_failing
 from dormouse.instance import Instance
-from dormouse.model.problem import Problem
+from dormouse.model.table import Problem
 from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, rows, sql
 from tests.state import assign, query, replace
 

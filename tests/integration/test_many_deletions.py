@@ -9,7 +9,7 @@ import dormouse as dm
 from dormouse.instance import Instance
 from dormouse.query.deletions import condition_of, key_bounds
 from dormouse.query.where import question
-from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.rounds.job_inputs import JobDeletions
 from dormouse.table import Table
 from tests.work_of import measured
 

@@ -36,8 +36,8 @@ from dormouse.model.types import (
 )
 from dormouse.objects import ObjectStore, open_store
 from dormouse.query import executor, query
+from dormouse.query.executor import looked_up
 from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.page_lookups import looked_up
 from dormouse.query.planner import Scan
 from dormouse.query.where import question
 
@@ -110,7 +110,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(rows is not None)
         return rows
 
-    monkeypatch.setattr("dormouse.query.page_lookups.rows_of", spy)
+    monkeypatch.setattr("dormouse.query.executor.rows_of", spy)
     return found
 
 

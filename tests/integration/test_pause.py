@@ -15,8 +15,7 @@ from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from dormouse.system.instance import DeployedInstance
 from dormouse.system.keeper import keep
-from dormouse.system.pause import pause
-from dormouse.system.resume import resume
+from dormouse.system.pause import pause, resume
 from tests.deployed import (
     PAUSED,
     REGION,

@@ -28,7 +28,7 @@ from dormouse.system.aws import Aws, AwsRefused, action, open_session
 from dormouse.system.database import ASLEEP, HOPELESS, SERVES, StartDatabase, StopDatabase
 from dormouse.system.drain import DrainRuns, StopSpark
 from dormouse.system.instance import DeployedInstance, find
-from dormouse.system.resume import resume
+from dormouse.system.pause import resume
 from dormouse.system.steps import Run, Step, StepReport
 from dormouse.system.switches import SwitchMappings
 from tests.deployed import REGION, FakeClock, StubSession, deploy

@@ -19,9 +19,8 @@ from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.resources import QueryResources, Resources, resources_parameter, state_parameter
 from dormouse.system.aws import Aws
 from dormouse.system.instance import DeployedInstance
-from dormouse.system.pause import pause
+from dormouse.system.pause import pause, resume
 from dormouse.system.query import SwitchStack, sleeper_state
-from dormouse.system.resume import resume
 from dormouse.system.status import status
 from dormouse.system.steps import Run, StepReport
 from lambdas import pause as pause_lambda

@@ -19,7 +19,7 @@ from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.query.key_ranges import KeyRanges
 from dormouse.query.table_view import plan_query
 from dormouse.rounds import compaction_job, looking
-from dormouse.rounds.job_deletions import JobDeletions
+from dormouse.rounds.job_inputs import JobDeletions
 from dormouse.rounds.looking import look_at
 from dormouse.schedules import runs
 from dormouse.table import Table

@@ -11,8 +11,7 @@ from moto import mock_aws
 
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from dormouse.system.pause import pause
-from dormouse.system.resume import resume
+from dormouse.system.pause import pause, resume
 from dormouse.system.status import status
 from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
 

@@ -18,7 +18,8 @@ import dormouse as dm
 from dormouse.errors import DormouseError, InvalidQuery, PageExpired
 from dormouse.instance import Instance
 from dormouse.query.interruption import Interruption
-from dormouse.rows import cluster, indexes, locating
+from dormouse.rows import cluster, indexes
+from dormouse.rows import indexes as locating
 from dormouse.rows.builds import Builds
 from dormouse.rows.row_table import RowTable
 from tests.embedded import postmaster

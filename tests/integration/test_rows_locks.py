@@ -18,9 +18,9 @@ import pytest
 import dormouse as dm
 from dormouse.errors import RowLockHeld, RowLockLost, TableNotFound
 from dormouse.instance import Instance
+from dormouse.rows.change import RowFiles
 from dormouse.rows.locks import RowLocks
 from dormouse.rows.row_table import RowTable
-from dormouse.rows.writing import RowFiles
 
 LEASE_SECONDS = 0.4
 

@@ -33,9 +33,9 @@ from dormouse.model.types import LONG, STRING
 from dormouse.rounds import ingest_commit
 from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
-from dormouse.spark.hashing import keys_of_partitions
 from dormouse.spark.ingest import ingest_with_spark, split_points
 from dormouse.spark.parquet_urls import rows_at
+from dormouse.spark.shuffle import keys_of_partitions
 from dormouse.spark.split_points import TASK_ROWS_DRAWN, Draw
 from tests.small_tables import made
 

@@ -23,7 +23,7 @@ from dormouse.datasource.source import DormouseSource
 from dormouse.datasource.streams import ChangesStream
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.files.attempts import WriteAttempts
-from dormouse.history.lives import lives
+from dormouse.history.events import lives
 from dormouse.instance import Instance
 from dormouse.rounds.ingest_commit import commit_files
 from dormouse.spark.frames import struct_of

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.ahead import ahead, chained_ahead, mapped_ahead
-from dormouse.data import read_files
+from dormouse.data import source as read_files
 from dormouse.errors import InvalidData
 
 

@@ -11,8 +11,7 @@ import pytest
 import typer
 
 from dormouse.cli import main, serve
-from dormouse.cli.groups import GROUPS
-from dormouse.cli.program import whole
+from dormouse.cli.program import GROUPS, whole
 from dormouse.cli.verbs import Session, confirmed
 from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidInput

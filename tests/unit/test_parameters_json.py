@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.parameters import given as checked
+from dormouse.model.values import given as checked
 from dormouse.query.parameters_json import parameters_json, parse_parameters
 
 

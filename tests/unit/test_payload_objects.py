@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dormouse.payloads.dictionaries import GAIN_MIN, trained
+from dormouse.payloads.copying import GAIN_MIN, trained
 from dormouse.payloads.keys import PayloadKey
 from dormouse.payloads.pack import (
     Damaged,

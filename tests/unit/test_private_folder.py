@@ -64,7 +64,7 @@ def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> Non
     }
     assert asking == {
         "private_folder.py",
-        "embedded/sockets.py",
+        "embedded/server.py",
         "sql/workers.py",
         "data/leaf_sorter.py",
         "objects/hiding.py",

@@ -8,7 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.data import datafusion_session, leaf_sorter, read_files, wide_rows
+from dormouse.data import (
+    datafusion_session,
+    leaf_sorter,
+)
+from dormouse.data import (
+    source as read_files,
+)
+from dormouse.data import (
+    source_files as wide_rows,
+)
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.files.compaction_jobs import CompactionInput, CompactionJob
 from dormouse.model.schema import Field, Schema
