@@ -37,7 +37,7 @@ OF_LAMBDAS = tests/conformance tests/integration/test_*_lambda.py \
 	$(addprefix tests/integration/test_,committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
 	$(addprefix tests/unit/test_,lambda_environments.py certificates.py deployment_settings.py)
 OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
-	removal_log.py compaction_*.py catalog.py convert_layout.py garbage*.py watermarks.py payloads*.py)
+	removal_log.py compaction_*.py state/catalog.py convert_layout.py garbage*.py watermarks.py payloads*.py)
 
 OF_SPARK = $(addprefix tests/integration/test_,spark_*.py keyed_spark.py key_order_spark.py)
 

@@ -14,15 +14,15 @@ from typing import Any
 from benchmarks.harness.processes import Remote, begin_together, remotes, wait_until
 from benchmarks.harness.report import percentile
 from benchmarks.state_tables import StateTable
-from dormouse.commits.apply import apply
-from dormouse.commits.outcomes import CommitOutcome
-from dormouse.commits.requests import Envelope
-from dormouse.commits.table_cache import Tables
-from dormouse.files import layout
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.postgres import RETRIES, ConnectionSupplier
 from dormouse.postgres.queries import Queries
+from dormouse.state.commits.apply import apply
+from dormouse.state.commits.outcomes import CommitOutcome
+from dormouse.state.commits.requests import Envelope
+from dormouse.state.commits.table_cache import Tables
+from dormouse.state.files import layout
+from dormouse.state.files.store import FileReferenceStore
 
 PRELOAD = ("benchmarks.committers",)
 

@@ -170,7 +170,7 @@ def _opened(side: str, folder: Path) -> AbstractContextManager[Any]:
 
 
 def _dormouse(folder: Path) -> Callable[[], Action]:
-    from dormouse.data.merge import merge_sorted
+    from dormouse.writing.merge import merge_sorted
 
     inputs = sorted(str(path) for path in (folder / "in").iterdir())
     output = folder / "dormouse.parquet"

@@ -22,18 +22,18 @@ from benchmarks.durability_checks import backups, deep_checks, metadata
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid, median_ratio, values
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.objects import ObjectStore, open_store
-from dormouse.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 PARTITIONS = 16
 _SWITCHED_OFF: Mapping[str, Callable[..., Any]] = {
-    "dormouse.data.parquet_file.digest_of_file": lambda path: None,
-    "dormouse.rounds.job_inputs.JobInputs._check_digests": lambda inputs: None,
-    "dormouse.query.scan_session.checked_sizes": lambda *_: ExitStack(),
+    "dormouse.writing.parquet_file.digest_of_file": lambda path: None,
+    "dormouse.writing.job_inputs.JobInputs._check_digests": lambda inputs: None,
+    "dormouse.reading.scan_session.checked_sizes": lambda *_: ExitStack(),
 }
 
 

@@ -17,16 +17,16 @@ from benchmarks.harness.place import own_place
 from benchmarks.harness.processes import remote, resident_bytes
 from benchmarks.harness.report import median_ratio, turns
 from benchmarks.state_tables import BYTES_PER_FILE, StateTable, open_tables
-from dormouse.catalog import Catalog
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.durability.checking import Checker
 from dormouse.durability.unknown import Known
-from dormouse.files.attempts import WriteAttempts
-from dormouse.instance import Instance
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import ConnectionSupplier
-from dormouse.table import Table
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
 
 OBJECT_BYTES = 64_000_000
 SKETCHES_BYTES = 1_000

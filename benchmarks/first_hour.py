@@ -81,7 +81,7 @@ def make_flights(folder: Path, years: int) -> Path:
 
 
 def ours(lake: dm.Instance, path: Path) -> float:
-    from dormouse.data.infer import infer
+    from dormouse.sources.infer import infer
 
     start = perf_counter()
     found = infer(path, FLIGHTS_KEY)

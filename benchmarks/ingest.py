@@ -32,7 +32,7 @@ from benchmarks.compaction import (
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid, median_ratio, values
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -23,7 +23,7 @@ import dormouse as dm
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
 from benchmarks.harness.report import Grid, median_ratio, percentile
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.jobs import JobStore
 
 AT_ONCE = (1, 8, 64)

@@ -15,11 +15,11 @@ import dormouse as dm
 from benchmarks.compaction import SCHEMA, Action, throughput, timed
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.report import median_ratio
-from dormouse.data.file_shape import ZSTD_LEVEL
+from dormouse.api.instance import Instance
 from dormouse.demo.lineitem import SCHEMA as LINEITEM
 from dormouse.demo.lineitem import Lineitem
-from dormouse.instance import Instance
 from dormouse.model.schema import Schema
+from dormouse.writing.file_shape import ZSTD_LEVEL
 
 THREADS = 2
 CSV_ROWS = 100

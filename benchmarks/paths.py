@@ -27,7 +27,7 @@ import dormouse as dm
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import own_place
 from benchmarks.harness.report import Grid, values
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 
 PACKAGE = Path(dm.__file__).parent
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING, nullable=True)])

@@ -30,7 +30,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import Place, own_place
 from benchmarks.harness.processes import remote
 from benchmarks.harness.report import percentile, values
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.objects import open_store
 from dormouse.payloads import PayloadStore
 from dormouse.payloads.copying import PayloadOptions

@@ -23,8 +23,8 @@ from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import Place, own_place
 from benchmarks.harness.processes import begin_together, remote, remotes, resident_bytes, wait_until
 from benchmarks.harness.report import Grid, percentile, turns, values
+from dormouse.api.row_table import RowTable
 from dormouse.rows.indexes import SLOW_SECONDS
-from dormouse.rows.row_table import RowTable
 
 COLUMNS = (
     dm.Column("name", "STRING"),

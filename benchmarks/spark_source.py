@@ -26,8 +26,8 @@ from benchmarks.compaction import ROUNDS, SCHEMA, make_files
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid, median_ratio, percentile, turns, values
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa

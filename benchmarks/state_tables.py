@@ -24,11 +24,6 @@ from uuid import UUID
 import psycopg
 from psycopg.types.json import Jsonb
 
-from dormouse.catalog import Catalog
-from dormouse.commits.requests import Envelope, ReplaceFileReferences
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import layout as known_layout
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import ROOT
@@ -39,6 +34,11 @@ from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, load
+from dormouse.state.catalog import Catalog
+from dormouse.state.commits.requests import Envelope, ReplaceFileReferences
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import layout as known_layout
+from dormouse.state.files.store import FileReferenceStore
 
 FILES_PER_JOB = 11
 KEYS_PER_LEAF = 1_000

@@ -16,8 +16,8 @@ from benchmarks.compaction import SCHEMA, Action, make_files, throughput, timed
 from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid
-from dormouse.query import file_checks
-from dormouse.table import Table
+from dormouse.api.table import Table
+from dormouse.reading import checked_files as file_checks
 
 SIDES = ("plain", "first", "again")
 

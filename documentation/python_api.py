@@ -11,9 +11,9 @@ import dormouse as dm
 from documentation import made_of
 from dormouse.client.client import Client, RemoteTable
 from dormouse.client.payloads import RemotePayloads
-from dormouse.history.history import History
 from dormouse.jobs import JobStore
 from dormouse.payloads import PayloadStore
+from dormouse.state.history.history import History
 
 _HEAD = """# The Python API
 

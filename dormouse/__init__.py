@@ -20,10 +20,11 @@ from dormouse.errors import *  # noqa: F403  # each error is found here, too
 from dormouse.errors import DormouseError as DormouseError
 
 if TYPE_CHECKING:
-    from dormouse.data.data_files import Files
+    from dormouse.api.instance import Instance, connect
+    from dormouse.api.row_table import RowTable
+    from dormouse.api.table import Table
     from dormouse.embedded.local import local
     from dormouse.embedded.restoring import backups, restore
-    from dormouse.instance import Instance, connect
     from dormouse.model.cut import Cut
     from dormouse.model.properties import TableProperties
     from dormouse.model.region import Range, Region
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
         STRUCT,
         TIMESTAMP,
     )
-    from dormouse.query.consumer import Consumer
-    from dormouse.query.deleting import ALL
+    from dormouse.reading.consumer import Consumer
+    from dormouse.reading.deleting import ALL
     from dormouse.rows.changes import (
         AddColumn,
         DropColumn,
@@ -57,8 +58,7 @@ if TYPE_CHECKING:
         Update,
     )
     from dormouse.rows.columns import Column
-    from dormouse.rows.row_table import RowTable
-    from dormouse.table import Table
+    from dormouse.sources.data_files import Files
 
 __version__ = "0.1.0"
 
@@ -107,21 +107,21 @@ __all__ = [
 
 _TYPES = "dormouse.model.types"
 _HOMES = {
-    "ALL": "dormouse.query.deleting",
+    "ALL": "dormouse.reading.deleting",
     "Column": "dormouse.rows.columns",
-    "Consumer": "dormouse.query.consumer",
+    "Consumer": "dormouse.reading.consumer",
     "Cut": "dormouse.model.cut",
     "Field": "dormouse.model.schema",
-    "Files": "dormouse.data.data_files",
-    "Instance": "dormouse.instance",
+    "Files": "dormouse.sources.data_files",
+    "Instance": "dormouse.api.instance",
     "Range": "dormouse.model.region",
     "Region": "dormouse.model.region",
-    "RowTable": "dormouse.rows.row_table",
+    "RowTable": "dormouse.api.row_table",
     "Schema": "dormouse.model.schema",
-    "Table": "dormouse.table",
+    "Table": "dormouse.api.table",
     "TableProperties": "dormouse.model.properties",
     "backups": "dormouse.embedded.restoring",
-    "connect": "dormouse.instance",
+    "connect": "dormouse.api.instance",
     "local": "dormouse.embedded.local",
     "restore": "dormouse.embedded.restoring",
     **dict.fromkeys(

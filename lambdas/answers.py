@@ -11,9 +11,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
+from dormouse.aws.aws import Aws
 from dormouse.errors import InvalidInput
 from dormouse.settings.event import field
-from dormouse.system.aws import Aws
 
 REQUESTS = ("Create", "Update", "Delete")
 ANSWER_ATTEMPTS_MAX = 5

@@ -48,7 +48,7 @@ OF_DATA = {"__init__.py", "bloom_filters.py", "transform.py"}
 
 ELSEWHERE = frozenset(
     {
-        "cli", "client", "demo", "query", "rounds", "service", "spark",
+        "cli", "client", "demo", "reading", "service", "sources", "spark", "writing",
         "embedded/postgres.py", "embedded/server.py",
         *(f"data/{one.name}" for one in DATA.glob("*.py") if one.name not in OF_DATA),
     }
@@ -57,9 +57,9 @@ ELSEWHERE = frozenset(
 
 OF_CALLS = frozenset(
     {
-        "__init__.py", "backoff.py", "errors", "settings", "system",
-        "commits/__init__.py", "commits/dead_queue.py", "commits/queue.py", "commits/renewal.py",
-        "commits/sqs_queue.py",
+        "__init__.py", "errors", "settings", "aws", "model/__init__.py", "model/backoff.py",
+        "state/__init__.py", "state/commits/__init__.py", "state/commits/queue.py",
+        "state/commits/sqs_queue.py",
     }
 )  # fmt: skip
 """All of the package that lambdas come near which only call AWS."""

@@ -11,8 +11,6 @@ from aws_lambda_powertools.utilities.batch import (
     process_partial_response,
 )
 
-from dormouse.commits import sqs_event
-from dormouse.commits.sqs_event import Answer
 from dormouse.errors import CommitRejected
 from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.postgres.connection import Supplier
@@ -20,6 +18,8 @@ from dormouse.postgres.limits import COMMIT
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import CommitEnvironment
 from dormouse.settings.metrics import COMMITS_APPLIED, COMMITS_DEAD, COMMITS_LATER, COMMITS_REJECTED
+from dormouse.state.commits import sqs_event
+from dormouse.state.commits.sqs_event import Answer
 from lambdas.database import database
 from lambdas.services import called, tracer
 

@@ -8,11 +8,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from dormouse.aws.schedules import runs
+from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import InvalidInput, ObjectNotFound
-from dormouse.files.last_rounds import rounds_failing
 from dormouse.objects import activity, open_store
-from dormouse.schedules import runs
-from dormouse.schedules.work import Schedule
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import CompactionEnvironment
 from dormouse.settings.metrics import (
@@ -22,6 +21,7 @@ from dormouse.settings.metrics import (
     RUN_JOBS_RELEASED,
     RUNS_FAILED,
 )
+from dormouse.state.files.last_rounds import rounds_failing
 from lambdas.database import database
 from lambdas.services import called, logger, tracer
 

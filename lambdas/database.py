@@ -9,9 +9,9 @@ from contextlib import closing, contextmanager
 from itertools import count
 from typing import Any
 
-from dormouse.backoff import backoff_seconds
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.model.backoff import backoff_seconds
 from dormouse.objects import ObjectStore
 from dormouse.objects.guarded import GuardedStore
 from dormouse.postgres import ConnectionSupplier

@@ -9,19 +9,19 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from dormouse.catalog import Catalog
+from dormouse.aws.schedules.garbage import KIND, collect
+from dormouse.aws.schedules.work import Schedule
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.durability.shares import checks
 from dormouse.durability.unknown import Known
 from dormouse.errors import DormouseError
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.last_rounds import rounds_failing
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.schedules.garbage import KIND, collect
-from dormouse.schedules.work import Schedule
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.last_rounds import rounds_failing
 from lambdas.database import database
 from lambdas.services import called, tracer
 

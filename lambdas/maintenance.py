@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from dormouse.aws.schedules import runs
+from dormouse.aws.schedules.upkeep import KIND, keep_up
+from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectNotFound
 from dormouse.objects import open_store
-from dormouse.schedules import runs
-from dormouse.schedules.upkeep import KIND, keep_up
-from dormouse.schedules.work import Schedule
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import MaintenanceEnvironment
 from dormouse.settings.metrics import PAYLOAD_BACKLOG_DAYS, TABLES_TO_SPLIT

@@ -28,20 +28,20 @@ from typing import Any
 
 from psycopg.conninfo import make_conninfo
 
-from dormouse.commits.outcomes import text_of
+from dormouse.aws.aws import Aws, open_session
+from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases, own
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.opening import LoginRefused
 from dormouse.postgres.rds_iam import by_token
-from dormouse.schedules.migration import bring_up_to_date, make_row_databases, own
 from dormouse.settings.certificates import CA_BUNDLE
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
 from dormouse.settings.resources import state_parameter
 from dormouse.settings.section import CONNECT_SECONDS_MAX
-from dormouse.system.aws import Aws, open_session
+from dormouse.state.commits.outcomes import text_of
 from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.database import connected
 from lambdas.services import Call, called, tracer

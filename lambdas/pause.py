@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dormouse.commits.renewal import renew
+from dormouse.aws.aws import Aws, open_session
+from dormouse.aws.instance import told
+from dormouse.aws.keeper import keep
+from dormouse.aws.query import stack, update
+from dormouse.aws.renewal import renew
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.event import field
 from dormouse.settings.lambdas import Environment, SwitchEnvironment
 from dormouse.settings.metrics import RUNNING_WHILE_PAUSED
 from dormouse.settings.resources import state_parameter
-from dormouse.system.aws import Aws, open_session
-from dormouse.system.instance import told
-from dormouse.system.keeper import keep
-from dormouse.system.query import stack, update
 from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.services import called, logger, tracer
 

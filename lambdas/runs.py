@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dormouse.aws import emr
+from dormouse.aws.aws import Aws, open_session
+from dormouse.aws.spark_submit import Run
 from dormouse.settings.lambdas import RunsEnvironment
-from dormouse.system import emr
-from dormouse.system.aws import Aws, open_session
-from dormouse.system.spark_submit import Run
 from lambdas.services import called, logger, tracer
 
 

@@ -9,11 +9,11 @@ import json
 from collections.abc import Collection
 from typing import Any
 
+from dormouse.api.instance import connect
 from dormouse.errors import DormouseError, InstanceError
-from dormouse.instance import connect
 from dormouse.settings.event import TABLE_CHANGES, TABLE_READS
 from dormouse.settings.lambdas import DatabaseEnvironment
-from dormouse.table_requests import parsed
+from dormouse.verbs.table_requests import parsed
 from lambdas.database import connections
 from lambdas.services import Call, called, logger, tracer
 
@@ -25,7 +25,7 @@ Answer = dict[str, Any]
 
 @tracer.capture_lambda_handler(capture_response=False)
 def show(event: Any, context: Any) -> Answer:
-    """A request of `dormouse.table_requests` → {"answer": …} or {"error": {"kind", "message"}}."""
+    """A request of `dormouse.verbs.table_requests` → {"answer": …} or {"error": {"kind", "message"}}."""
     with called(DatabaseEnvironment, "tables", context) as call:
         return _answer(event, TABLE_READS, call, read_only=True)
 

@@ -21,7 +21,7 @@ Architecture = Literal["arm64", "x86_64"]
 MIGRATIONS = (
     "dormouse/postgres/migrations/*.sql",
     "dormouse/postgres/roles.*",
-    "dormouse/schedules/migration.*",
+    "dormouse/aws/schedules/migration.*",
 )
 PLATFORMS = {"arm64": ecr_assets.Platform.LINUX_ARM64, "x86_64": ecr_assets.Platform.LINUX_AMD64}
 STUB = "Stands in for what is built."

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from tests.storming import IDLE_MS, freeze
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from dormouse.context import TableContext
-from dormouse.rounds.compaction import CompactionReport, compact
-from dormouse.rounds.compaction_job import CompactionResult, run_compaction
-from dormouse.rounds.divided_compaction import Task, key_ranges, run_divided
+from dormouse.state.context import TableContext
+from dormouse.writing.compaction import CompactionReport, compact
+from dormouse.writing.compaction_job import CompactionResult, run_compaction
+from dormouse.writing.divided_compaction import Task, key_ranges, run_divided
 
 
 def compact_by_ranges(context: TableContext, parts: int = 3) -> CompactionReport:

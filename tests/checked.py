@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 
 SCHEMA = dm.Schema(
     row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)],

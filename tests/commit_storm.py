@@ -16,14 +16,9 @@ import psycopg
 import pyarrow as pa
 from psycopg.conninfo import make_conninfo
 
-from dormouse.commits import committer as committer_module
-from dormouse.commits import job_commits
-from dormouse.commits.pointers import PointerQueue
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.requests import AssignJobIds, ReplaceFileReferences, SplitPartition
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import CommitFailed, DormouseError, TableAlreadyExists, TableNotFound
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
@@ -32,7 +27,12 @@ from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import limits
 from dormouse.settings import load_settings
-from dormouse.table import Table
+from dormouse.state.commits import committer as committer_module
+from dormouse.state.commits import job_commits
+from dormouse.state.commits.pointers import PointerQueue
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.requests import AssignJobIds, ReplaceFileReferences, SplitPartition
+from dormouse.state.files.layout import LAYOUTS
 from tests import storming
 
 SCHEMA = Schema([Field("key", LONG)])

@@ -7,9 +7,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from dormouse.commits.outcomes import CommitOutcome
-from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, ReplaceFileReferences
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.state.commits.outcomes import CommitOutcome
+from dormouse.state.commits.requests import (
+    AddFiles,
+    AssignJobIds,
+    CommitRequest,
+    ReplaceFileReferences,
+)
 from tests.state import assign, file, live, query, ref, replace, wait_until
 
 _ids = itertools.count(1)

@@ -22,19 +22,19 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 import dormouse as dm
-from dormouse.catalog import Catalog
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.cli import main
-from dormouse.commits import committer
-from dormouse.context import TableContext
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.files.attempts import WriteAttempts
-from dormouse.instance import Instance
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.table import Table
+from dormouse.state.catalog import Catalog
+from dormouse.state.commits import committer
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
 from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
 from tests.other_postgres import use_what_is_named

@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from dormouse.api.instance import Instance
 from dormouse.errors import PayloadNotFound
-from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadKey, PayloadStore
 from dormouse.payloads.copying import PayloadOptions

@@ -10,19 +10,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import sorted_session, table_file
-from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_sorter import MEMORY_BYTES
-from dormouse.data.merge import merged_rows
 from dormouse.data.object_access import open_parquet
-from dormouse.data.parquet_file import writer_options
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
+from dormouse.state.context import TableContext
+from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.merge import merged_rows
+from dormouse.writing.parquet_file import writer_options
 
 SKETCHES = ".sketches"
 

@@ -14,6 +14,8 @@ import boto3
 from botocore.stub import Stubber
 from moto.emrserverless.models import emrserverless_backends
 
+from dormouse.aws.instance import DeployedInstance, find
+from dormouse.aws.steps import Clock
 from dormouse.settings import resources
 from dormouse.settings.resources import (
     CommitResources,
@@ -24,8 +26,6 @@ from dormouse.settings.resources import (
     ScheduledResources,
     StorageResources,
 )
-from dormouse.system.instance import DeployedInstance, find
-from dormouse.system.steps import Clock
 
 REGION = "eu-west-1"
 Engine = Literal["emr-serverless", "emr-ec2-steps", "emr-ec2-transient"]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.context import TableContext
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.context import TableContext
 
 
 def dies_at(

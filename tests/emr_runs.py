@@ -10,9 +10,9 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
+from dormouse.aws.aws import Aws
+from dormouse.aws.spark_submit import Run
 from dormouse.settings.lambdas import RunsEnvironment, load_environment
-from dormouse.system.aws import Aws
-from dormouse.system.spark_submit import Run
 
 REGION = "eu-west-1"
 ROLE = "arn:aws:iam::123456789012:role/run"

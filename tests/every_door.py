@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.client import Client
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
 from tests.serving import JSON_LINES
 from tests.working import until
 

@@ -17,9 +17,9 @@ from typing import Any
 from state import assign, ref, replace
 
 from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.table import TableRecord
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.files.store import FileReferenceStore
 
 STEPS = 15
 ROWS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dormouse.table import Table
+from dormouse.api.table import Table
 
 
 def path_of(table: Table) -> Path:

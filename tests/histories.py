@@ -15,12 +15,12 @@ from typing import Any
 from state import query
 from trees import below, partitions_of
 
-from dormouse.context import TableContext
 from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range, Region
 from dormouse.model.types import LONG
-from dormouse.partitions.store import PartitionStore
+from dormouse.state.context import TableContext
+from dormouse.state.partitions.store import PartitionStore
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 Bounds = tuple[int | None, int | None]

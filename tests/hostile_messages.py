@@ -12,10 +12,10 @@ from copy import deepcopy
 from typing import Any
 from uuid import UUID
 
-from dormouse.commits.pointers import new_name
-from dormouse.commits.requests import POINTER
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
+from dormouse.state.commits.pointers import new_name
+from dormouse.state.commits.requests import POINTER
 
 COUNTS = (0, 1, 100, 2**31, 2**63 - 1)
 VALUES: tuple[Any, ...] = (

@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.object_access import open_parquet
 from dormouse.data.sketches import FileSketches
-from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LIST, LONG, STRING
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
 
 SCHEMA = Schema(
     row_keys=[Field("carrier", STRING), Field("flight", LONG)],

@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.instance import Instance
-from dormouse.rounds.ingest import keyed_rows, write_leaves
-from dormouse.rounds.ingest_commit import commit_files
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
+from dormouse.writing.ingest import keyed_rows, write_leaves
+from dormouse.writing.ingest_commit import commit_files
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

@@ -11,7 +11,7 @@ from hypothesis import Phase, settings
 from hypothesis.errors import FlakyFailure, FlakyStrategyDefinition
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 
 _TRIES = 3
 

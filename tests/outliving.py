@@ -14,7 +14,7 @@ from query_lake import Lake
 from dormouse.errors import ObjectNotFound
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.rounds.compaction import compact
+from dormouse.writing.compaction import compact
 
 EVENTS = Schema(
     [Field("name", STRING), Field("code", BYTES)],

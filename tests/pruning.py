@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from datafusion import SessionContext
 
-from dormouse.context import TableContext
-from dormouse.query import query
+from dormouse.reading import query
+from dormouse.state.context import TableContext
 
 _PRUNED = re.compile(r"([\d.]+) total → ([\d.]+) matched")
 

@@ -13,11 +13,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.files.attempts import WriteAttempts
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.keys import KeyValue, encode_key
 from dormouse.model.properties import TableProperties
@@ -25,10 +22,13 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query.planner import PlanSummary
-from dormouse.sql import statements
-from dormouse.sql.engine import Engine, Sessions
-from dormouse.sql.named import Named
+from dormouse.reading.planner import PlanSummary
+from dormouse.reading.sql import statements
+from dormouse.reading.sql.engine import Engine, Sessions
+from dormouse.reading.sql.named import Named
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
 
 SCHEMA = Schema(
     [Field("Name", STRING), Field("number", LONG)],

@@ -22,23 +22,23 @@ from typing import Any
 import pyarrow as pa
 from query_lake import sql
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import CommitFailed, ObjectNotFound
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableRecord
 from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.objects import open_store
-from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, scan_session, table_view
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest import ingest
-from dormouse.rounds.splitting import split
+from dormouse.reading import query, scan_session, table_view
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.writing.compaction import compact
+from dormouse.writing.ingest import ingest
+from dormouse.writing.splitting import split
 from tests.storming import LOST, hurry
 
 SCHEMA = Schema(

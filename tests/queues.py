@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dormouse.commits.queue import Message
+from dormouse.state.commits.queue import Message
 
 WAIT_SECONDS = 60.0
 queue_numbers = itertools.count(1)
@@ -24,7 +24,7 @@ def receiver(dsn: str, script: str, *values: Any) -> Iterator[subprocess.Popen[s
     """A process that has a `queue`, and runs the script."""
     start = f"""
 import sys
-from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.postgres import ConnectionSupplier
 dsn, number, visibility = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 queue = PostgresQueue(ConnectionSupplier(dsn), number, visibility_seconds=visibility)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.instance import Instance
 from dormouse.model.cut import When
 from dormouse.model.schema import Schema
-from dormouse.table import Table
 
 Row = dict[str, Any]
 

@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import IndexNotReady
-from dormouse.instance import Instance
 from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import Indexing
 from dormouse.rows.pages import Page
-from dormouse.rows.row_table import RowTable
 
 COLUMNS = [
     dm.Column("name", "STRING", size_max=50),

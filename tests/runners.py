@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from state import query
 
-from dormouse.context import TableContext
+from dormouse.state.context import TableContext
 
 # At the moment named a runner says so, and waits to be killed, or by SIGUSR1 to be told to go on.
 STOPPING = """

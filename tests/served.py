@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.service import Server
 from dormouse.settings.service import load_service_settings
 

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from tests.state import query
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

@@ -24,9 +24,9 @@ import psycopg
 import pyarrow as pa
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE

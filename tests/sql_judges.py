@@ -13,8 +13,8 @@ import duckdb
 import psycopg
 import pyarrow as pa
 
+from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
 from tests.sql_values import TYPES, Statement, quoted
 

@@ -26,11 +26,11 @@ import pyarrow as pa
 from duckdb import StatementType
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
-from dormouse.query.interruption import Interruption
+from dormouse.reading.interruption import Interruption
 from tests.sql_judges import different
 from tests.sql_values import quoted
 from tests.sqllogic_files import LeftOut, records

@@ -10,8 +10,6 @@ from typing import Any
 
 import psycopg
 
-from dormouse.context import TableContext
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     CheckAssignmentRequest,
@@ -22,6 +20,8 @@ from dormouse.model.file_reference import (
 )
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.transaction import fetched
+from dormouse.state.context import TableContext
+from dormouse.state.files.store import FileReferenceStore
 
 
 def ref(filename: str, partition_id: str = "root", rows: int = 100, **more: Any) -> FileReference:

@@ -15,8 +15,8 @@ from dormouse.errors import (
     FileReferenceNotAssignedToJob,
     FileReferenceNotFound,
 )
-from dormouse.files.commit import Kind
-from dormouse.files.store import FileReferenceStore
+from dormouse.state.files.commit import Kind
+from dormouse.state.files.store import FileReferenceStore
 
 KINDS: tuple[Kind, ...] = (
     "add_files",

@@ -18,8 +18,6 @@ from dormouse.errors import (
     FileReferenceNotFound,
     NewReferenceSameAsInput,
 )
-from dormouse.files.commit import Commit, Kind, State
-from dormouse.files.totals import Totals
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     CheckAssignmentRequest,
@@ -28,6 +26,8 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
+from dormouse.state.files.commit import Commit, Kind, State
+from dormouse.state.files.totals import Totals
 
 Key = tuple[str, str]
 Reason = type[Exception]

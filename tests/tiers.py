@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.files.layout import LAYOUTS
+from dormouse.state.files.layout import LAYOUTS
 
 ROOMS = ("acceptance", "integration")
 MATRIX_MIN = 8

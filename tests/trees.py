@@ -12,7 +12,7 @@ from dormouse.model.partition_tree import Partition, PartitionTree, Split
 from dormouse.model.region import Range, Region, compare
 from dormouse.model.schema import Schema
 from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
-from dormouse.query.key_ranges import KeyRanges
+from dormouse.reading.key_ranges import KeyRanges
 
 EVERYTHING = Range()
 

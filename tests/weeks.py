@@ -15,7 +15,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from dormouse.commits.renewal import renew
+from dormouse.aws.aws import Aws
+from dormouse.aws.instance import DeployedInstance, told
+from dormouse.aws.keeper import Kept, keep
+from dormouse.aws.renewal import renew
+from dormouse.aws.steps import Clock
 from dormouse.errors import CommitQueueError, InstanceError
 from dormouse.settings.resources import (
     AccessResources,
@@ -30,10 +34,6 @@ from dormouse.settings.resources import (
     stack_name,
     state_parameter,
 )
-from dormouse.system.aws import Aws
-from dormouse.system.instance import DeployedInstance, told
-from dormouse.system.keeper import Kept, keep
-from dormouse.system.steps import Clock
 from tests.deployed import REGION
 from tests.weeks_queue import RECEIVES_MAX, Killed, Queue, Sent
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from dormouse.commits.queue import Message
 from dormouse.errors import CommitQueueError
+from dormouse.state.commits.queue import Message
 
 if TYPE_CHECKING:
     from tests.weeks import Weeks

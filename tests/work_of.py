@@ -13,9 +13,9 @@ import pytest
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from dormouse.files import updates
 from dormouse.postgres.each import Answer, Call, execute_each
 from dormouse.postgres.statements import Statement
+from dormouse.state.files import updates
 
 _numbers = count()
 _ROWS = (

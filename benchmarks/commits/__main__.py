@@ -16,7 +16,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell
 from benchmarks.harness.place import own_place
 from benchmarks.harness.report import Grid, Pane, values
 from benchmarks.state_tables import open_tables
-from dormouse.files.layout import LAYOUTS
+from dormouse.state.files.layout import LAYOUTS
 
 _MEASURED = (
     replacing.by_batch,

@@ -14,16 +14,16 @@ from uuid import uuid4
 from benchmarks.commits.bench import Bench, shuffled
 from benchmarks.committers import apply_all, batches
 from benchmarks.state_tables import FILES_PER_JOB, StateTable, new_file
-from dormouse.commits.committer import limit_of_batch
-from dormouse.commits.outcomes import CommitOutcome, settle
-from dormouse.commits.requests import AddFiles, AssignJobIds, Envelope
-from dormouse.commits.table_cache import Tables
-from dormouse.files.compaction_jobs import CompactionJobs
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest
 from dormouse.model.table import TableRecord
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.connection import Supplier
+from dormouse.state.commits.committer import limit_of_batch
+from dormouse.state.commits.outcomes import CommitOutcome, settle
+from dormouse.state.commits.requests import AddFiles, AssignJobIds, Envelope
+from dormouse.state.commits.table_cache import Tables
+from dormouse.state.files.compaction_jobs import CompactionJobs
+from dormouse.state.files.store import FileReferenceStore
 
 _LEAVES = 1_024
 _BATCH = 500

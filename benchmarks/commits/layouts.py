@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.commits.bench import Bench
 from benchmarks.commits.kinds import adding, creating_jobs
 from benchmarks.committers import rate
-from dormouse.files.layout import LAYOUTS
+from dormouse.state.files.layout import LAYOUTS
 
 _BATCH = 500
 NAMES = ("replace_commits_per_s", "files_added_per_s", "jobs_created_per_s", "jobs_65536_seconds")

@@ -18,11 +18,11 @@ from typing import Any
 import psycopg
 
 from benchmarks.state_tables import StateTable
-from dormouse.files.commit import Commit
-from dormouse.files.layout import layout
-from dormouse.files.store import FileReferenceStore
 from dormouse.postgres import ConnectionSupplier, Isolation
 from dormouse.postgres.connection import session_conninfo
+from dormouse.state.files.commit import Commit
+from dormouse.state.files.layout import layout
+from dormouse.state.files.store import FileReferenceStore
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)

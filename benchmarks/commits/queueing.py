@@ -17,9 +17,9 @@ from benchmarks.commits.bench import Bench
 from benchmarks.harness.processes import Remote, remote
 from benchmarks.harness.report import percentile
 from benchmarks.state_tables import new_file
-from dormouse.commits.requests import AddFiles
-from dormouse.files.store import FileReferenceStore
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.state.commits.requests import AddFiles
+from dormouse.state.files.store import FileReferenceStore
 
 _LOOK_SECONDS = 0.0002
 _POLL_SECONDS = 0.05

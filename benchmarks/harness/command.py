@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from benchmarks.harness.processes import FORKSERVER
 from benchmarks.harness.report import Grid, Pane, draw, flat, keys_of, shown
 from dormouse.errors import pip_install
-from dormouse.files.layout import LAYOUTS
+from dormouse.state.files.layout import LAYOUTS
 
 Figures = dict[str, Any]
 Tell = Callable[[str], None]

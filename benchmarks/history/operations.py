@@ -18,17 +18,17 @@ from psycopg.pq import Trace
 
 from benchmarks.history.build import AWAY, BEGAN
 from benchmarks.state_tables import StateTable
-from dormouse.context import TableContext
-from dormouse.files import old_epochs
-from dormouse.history.epochs import Epochs
-from dormouse.history.history import History
 from dormouse.model.cut import Cut
 from dormouse.model.keys import min_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
-from dormouse.partitions.store import PartitionStore
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.context import TableContext
+from dormouse.state.files import old_epochs
+from dormouse.state.history.epochs import Epochs
+from dormouse.state.history.history import History
+from dormouse.state.partitions.store import PartitionStore
 
 _MAX = (1 << 63) - 1
 Call = Callable[[], Any]

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.place import Place
 from benchmarks.harness.report import median_ratio
-from dormouse.table import Table
+from dormouse.api.table import Table
 
 
 def measure(place: Place, rows: int, look_ups: int, rounds: int, tell: Tell) -> Figures:

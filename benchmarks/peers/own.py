@@ -11,13 +11,10 @@ from uuid import uuid4
 import dormouse as dm
 from benchmarks.harness.processes import Opener
 from benchmarks.peers.peer import FILES_PER_COMPACTION, Peer, Refused, Steps, refused_on, small_rows
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.queue import CommitQueue
-from dormouse.commits.requests import AddFiles
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import CommitFailed
 from dormouse.errors.extras import DISTRIBUTION
-from dormouse.files.store import FileReferenceStore
-from dormouse.instance import Instance
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,
@@ -25,7 +22,10 @@ from dormouse.model.file_reference import (
     group_by_file,
 )
 from dormouse.postgres import RETRIES, ConnectionSupplier
-from dormouse.table import Table
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.queue import CommitQueue
+from dormouse.state.commits.requests import AddFiles
+from dormouse.state.files.store import FileReferenceStore
 
 _LOOK_SECONDS = 0.01
 

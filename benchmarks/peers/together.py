@@ -19,9 +19,9 @@ _ANSWER_SECONDS_MAX = 120.0
 PRELOAD = (
     "benchmarks.peers.__main__",
     "dormouse.data.bloom_filters",
-    "dormouse.instance",
+    "dormouse.api.instance",
     "dormouse.objects.folder",
-    "dormouse.table",
+    "dormouse.api.table",
     "duckdb",
     "duckdb_extension_ducklake",
     "duckdb_extension_postgres_scanner",

@@ -15,14 +15,20 @@ from uuid import uuid4
 from benchmarks.committers import apply_all
 from benchmarks.planner.planning import Probe, keys_of, planned
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, keys_between, new_file
-from dormouse.commits.requests import AddFiles, AssignJobIds, CommitRequest, Envelope, ReplaceFileReferences
-from dormouse.commits.table_cache import Tables
-from dormouse.context import TableAddress, TableContext
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileWithReferences,
     ReplaceFileReferencesRequest,
 )
+from dormouse.state.commits.requests import (
+    AddFiles,
+    AssignJobIds,
+    CommitRequest,
+    Envelope,
+    ReplaceFileReferences,
+)
+from dormouse.state.commits.table_cache import Tables
+from dormouse.state.context import TableAddress, TableContext
 
 BATCH = 100
 _SPLIT_SECONDS = 0.5

@@ -17,10 +17,10 @@ import psycopg
 
 from benchmarks.harness.processes import resident_bytes
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable
-from dormouse.context import TableAddress, TableContext
 from dormouse.model.region import Range
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.table_view import plan_query
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.table_view import plan_query
+from dormouse.state.context import TableAddress, TableContext
 
 RANGE_LEAVES = 10
 _LOOK_UP = (

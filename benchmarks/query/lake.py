@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import dormouse as dm
 from benchmarks.harness.command import Tell
 from benchmarks.harness.place import Place
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -128,7 +128,7 @@ BENCHMARK = Benchmark(
             for of, sizes in _GROWN.items()
         ),
     ],
-    preload=("benchmarks.state_tables", "benchmarks.committers", "dormouse.context"),
+    preload=("benchmarks.state_tables", "benchmarks.committers", "dormouse.state.context"),
     refusal=lambda given: "--plot draws every part: leave --only out" if given.plot and given.only else None,
 )
 

@@ -18,12 +18,12 @@ from benchmarks.committers import apply_all, rate
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.report import median_ratio
 from benchmarks.state_tables import StateTable, Tables, keys_between, new_file
-from dormouse.commits import table_cache
-from dormouse.commits.requests import Envelope, ReplaceFileReferences
-from dormouse.files.commit import Commit
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, FileWithReferences
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.commits import table_cache
+from dormouse.state.commits.requests import Envelope, ReplaceFileReferences
+from dormouse.state.files.commit import Commit
+from dormouse.state.files.store import FileReferenceStore
 
 FILES = 10
 """Of a compaction, and of a leaf."""

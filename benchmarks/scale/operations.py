@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.processes import remote, resident_bytes
 from benchmarks.state_tables import KEYS_PER_LEAF, StateTable, Tables, spread
-from dormouse.context import TableAddress, TableContext
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, FileReference, ReplaceFileReferencesRequest
+from dormouse.state.context import TableAddress, TableContext
+from dormouse.state.files.store import FileReferenceStore
 
 Sizes = tuple[tuple[int, int], ...]
 """Leaves, and the files of each."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import dormouse as dm
 from benchmarks.harness.command import Tell
 from benchmarks.harness.place import Place
+from dormouse.api.instance import Instance
 from dormouse.demo.lineitem import generator
-from dormouse.instance import Instance
 
 if TYPE_CHECKING:
     import duckdb

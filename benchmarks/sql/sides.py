@@ -16,7 +16,7 @@ from benchmarks.sql.lake import TABLES, Lake, duckdb_connection
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.instance import Instance
+    from dormouse.api.instance import Instance
 
 Row = tuple[Any, ...]
 

@@ -16,7 +16,7 @@ from dormouse.model.cut import BEGINNING
 from dormouse.model.text import listed
 
 if TYPE_CHECKING:
-    from dormouse.history.retention import RetentionReport
+    from dormouse.state.history.retention import RetentionReport
 
 AfterOption = Annotated[
     str | None,

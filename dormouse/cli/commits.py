@@ -12,9 +12,9 @@ from dormouse.cli.failures import FAILED, say, stop_on_signals
 from dormouse.cli.verbs import Session, plural, verb
 
 if TYPE_CHECKING:
-    from dormouse.commits.committer import Committer
-    from dormouse.commits.outcomes import CommitOutcome, DeadLetter
-    from dormouse.commits.queue import QueueDepth
+    from dormouse.state.commits.committer import Committer
+    from dormouse.state.commits.outcomes import CommitOutcome, DeadLetter
+    from dormouse.state.commits.queue import QueueDepth
 
 PROGRESS_SECONDS = 10.0
 DEAD_LETTERS_SHOWN = 20
@@ -96,7 +96,7 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
     from rich.console import Group
 
     from dormouse.cli.console import count, grid
-    from dormouse.commits.outcomes import TEXT_CHARACTERS_MAX
+    from dormouse.state.commits.outcomes import TEXT_CHARACTERS_MAX
 
     rows = [
         (number, count(depth.messages, exact=not depth.approximate), f"{depth.oldest_seconds:.0f} s")
@@ -115,7 +115,7 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
 @contextmanager
 def _progress(committer: Committer) -> Iterator[None]:
     """A line on stderr now and then, when there is news."""
-    from dormouse.commits.repeating import repeating
+    from dormouse.state.commits.repeating import repeating
 
     said = committer.metrics().batches
 

@@ -16,14 +16,14 @@ from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.text import listed
-from dormouse.whole_file import whole_file
+from dormouse.objects.whole_file import whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.query import PlanSummary
-    from dormouse.query.deleting import DeleteReport, DeleteWhere
-    from dormouse.table import Table
+    from dormouse.api.table import Table
+    from dormouse.reading import PlanSummary
+    from dormouse.reading.deleting import DeleteReport, DeleteWhere
 
 ROWS_SHOWN = 20
 """On a terminal; elsewhere all are."""
@@ -113,7 +113,7 @@ def check_said(verb: str, where: list[str] | None, all: bool) -> None:
 
 def rows_to_go(found: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
     """Their condition, and in words; without conditions it is all rows."""
-    from dormouse.query.deleting import ALL
+    from dormouse.reading.deleting import ALL
 
     if not where:
         return ALL, f"all rows of table {table}"
@@ -152,7 +152,7 @@ def query(
         schema = found.schema if moment is None else found.schema_at(moment)
         condition, named = parse_where(schema, where or []), listed(columns) if columns else None
         if explain:
-            from dormouse.query.where import question
+            from dormouse.reading.where import question
 
             question(schema, condition, named, limit)  # its columns are there
             show_plans(session, {table: found.explain(condition, as_of=moment)})
@@ -198,7 +198,7 @@ def sql(
             print_plan(reader)
             return
         if limit is not None:
-            from dormouse.query.streams import first_rows
+            from dormouse.reading.streams import first_rows
 
             reader = first_rows(reader, limit)
         write(session, reader, format, output, limited=limit is not None)

@@ -15,8 +15,8 @@ from dormouse.cli.verbs import Profile, Region, Session, plural, verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dormouse.commits.dead_letters import SqsDeadLetter
-    from dormouse.system.instance import DeployedInstance
+    from dormouse.aws.dead_letters import SqsDeadLetter
+    from dormouse.aws.instance import DeployedInstance
 
 DEAD_LETTERS_MAX = 100_000
 Commits = Literal["keep", "purge"]
@@ -50,7 +50,7 @@ def env(
     profile: Profile = None,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
-    from dormouse.system.environment import environment
+    from dormouse.aws.environment import environment
 
     found = environment(find(instance, region, profile), role, forwarded=forwarded)
     if profile is not None:
@@ -62,7 +62,7 @@ def env(
 
 def access(session: Session, instance: InstanceId, region: Region = None, profile: Profile = None) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
-    from dormouse.system.environment import access as look
+    from dormouse.aws.environment import access as look
 
     found = look(find(instance, region, profile), profile)
     where = "".join(
@@ -92,7 +92,7 @@ def dead_letters(
 
     What was applied before is not applied twice. What cannot be read stays where it is, for 14 days at most.
     """
-    from dormouse.commits.dead_letters import dead_letters as look
+    from dormouse.aws.dead_letters import dead_letters as look
 
     found = look(find(instance, region, profile), limit, send_again=send_again)
     session.show(found, lambda: _letters(found))
@@ -137,8 +137,8 @@ def restore_objects(
     profile: Profile = None,
 ) -> None:
     """Bring back the objects that were deleted since a moment, for a database that was restored to it."""
+    from dormouse.aws.restore import restore_objects as restore
     from dormouse.cli.console import progress
-    from dormouse.system.restore import restore_objects as restore
 
     moment = _moment(since)
     found = find(instance, region, profile)
@@ -159,8 +159,8 @@ def restore_deployed(
     session: Session, instance: DeployedInstance, to: str, commits: Commits, *, dry_run: bool
 ) -> None:
     """What `dormouse restore --instance ID --to TIME` does."""
+    from dormouse.aws.restore_database import restore_deployment
     from dormouse.cli.console import progress
-    from dormouse.system.restore_database import restore_deployment
 
     moment = _moment(to)
     if moment.tzinfo is None:

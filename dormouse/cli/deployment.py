@@ -15,10 +15,10 @@ from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
+    from dormouse.aws.destroy import Doomed
+    from dormouse.aws.machine_checks import Check
+    from dormouse.aws.month import Estimate
     from dormouse.settings.deployment import DeploymentSettings
-    from dormouse.system.destroy import Doomed
-    from dormouse.system.machine_checks import Check
-    from dormouse.system.month import Estimate
 
 BAR_CHARACTERS = 30
 PRICED_REGION = "us-east-1"
@@ -66,8 +66,8 @@ def cost(
 ) -> None:
     """Estimate a month of an instance: running, pausing itself, and paused. Uses no network."""
     given = locals()
+    from dormouse.aws.month import Assumptions, estimate
     from dormouse.settings import environment
-    from dormouse.system.month import Assumptions, estimate
 
     assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})
     settings, variables = _settings(session, config), environment()
@@ -79,7 +79,7 @@ def cost(
 
 def doctor(session: Session, config: Config, region: Region = None, profile: Profile = None) -> None:
     """Check what a deploy needs, on this machine and in the account; nothing is changed."""
-    from dormouse.system.doctor import examine
+    from dormouse.aws.doctor import examine
 
     checks = examine(_settings(session, config), region=region, profile=profile, root=Path.cwd())
     wrong = sum(check.result == "wrong" for check in checks)
@@ -99,8 +99,8 @@ def destroy(
     profile: Profile = None,
 ) -> None:
     """Delete a deployed instance with all of its data. One that is protected is refused."""
-    from dormouse.system import destroy as system
-    from dormouse.system.aws import Aws, open_session
+    from dormouse.aws import destroy as system
+    from dormouse.aws.aws import Aws, open_session
 
     settings = _settings(session, config)
     system.refuse_protected(settings)
@@ -149,7 +149,7 @@ def _confirm(found: Doomed) -> None:
 
 
 def _doom(found: Doomed) -> str:
-    from dormouse.system.destroy import COUNTED_MAX
+    from dormouse.aws.destroy import COUNTED_MAX
 
     lines = [f"{found.id}, account {found.account}, {found.region}"]
     lines += [f"  stack    {name}" for name in found.stacks]

@@ -13,7 +13,7 @@ from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from dormouse.rounds.erasing import EraseReport
+    from dormouse.durability.erasing import EraseReport
 
 
 def add_to(app: typer.Typer) -> None:

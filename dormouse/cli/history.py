@@ -16,8 +16,8 @@ from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.region import Region
 
 if TYPE_CHECKING:
-    from dormouse.history.epochs import EpochRecord, Life
-    from dormouse.table import Table
+    from dormouse.api.table import Table
+    from dormouse.state.history.epochs import EpochRecord, Life
 
 EPOCHS_SHOWN, EPOCHS_DRAWN = 20, 100_000
 LINES_AN_EPOCH_MAX = 20
@@ -172,7 +172,7 @@ def _line(life: Life, *, with_size: bool) -> str:
 
     from dormouse.cli.console import byte_size, count
     from dormouse.cli.output import printable
-    from dormouse.history.lineage import keys_of
+    from dormouse.state.history.lineage import keys_of
 
     text = f"{life.partition.partition_id}  {keys_of(life.partition.region)}"
     if with_size and life.row_count is not None:

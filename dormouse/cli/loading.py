@@ -25,12 +25,12 @@ from dormouse.errors import (
 from dormouse.model.text import listed
 
 if TYPE_CHECKING:
-    from dormouse.data.data_files import Files
-    from dormouse.data.infer import Inferred
-    from dormouse.instance import Instance
+    from dormouse.api.instance import Instance
+    from dormouse.api.table import Table
     from dormouse.model.types import DataType
-    from dormouse.rounds.ingest_commit import IngestReport
-    from dormouse.table import Table
+    from dormouse.sources.data_files import Files
+    from dormouse.sources.infer import Inferred
+    from dormouse.writing.ingest_commit import IngestReport
 
 ROW_NUMBER = "row_number"
 
@@ -173,7 +173,7 @@ def given_files(
     header: bool | None = None,
 ) -> Files:
     """The files, and what the options say of them."""
-    from dormouse.data.data_files import Files
+    from dormouse.sources.data_files import Files
 
     kinds, time_formats = parse_types(types or [])
     return Files(
@@ -210,7 +210,7 @@ def _agreed(
     session: Session, table: str, files: Files, keys: tuple[list[str], list[str]], *, ask: bool
 ) -> Inferred:
     """What a new table will be: shown, and on a terminal asked for."""
-    from dormouse.data.infer import infer
+    from dormouse.sources.infer import infer
 
     found = infer(files, *keys)
     if not session.as_json:
@@ -232,8 +232,8 @@ def _made(
     add_columns: bool = False,
 ) -> Iterator[Any]:
     """Makes the table, as agreed; gives the files with what was found. It goes if the load fails."""
-    from dormouse.data.infer import infer
-    from dormouse.data.text_values import TIMES
+    from dormouse.sources.infer import infer
+    from dormouse.sources.text_values import TIMES
 
     try:
         before = instance.table(table)
@@ -292,7 +292,7 @@ def _as_before(
 def _show_inferred(table: str, found: Inferred) -> None:
     """What the table will be, and how the first rows look, beside the answer."""
     from dormouse.cli.console import grid, stderr
-    from dormouse.data.infer import shown_sample
+    from dormouse.sources.infer import shown_sample
 
     schema, sample = found.schema, shown_sample(found)
     columns = [

@@ -19,10 +19,10 @@ from dormouse.errors import JobFailed, MaintenanceTakenOver
 if TYPE_CHECKING:
     from dormouse.durability.instance_rounds import InstanceRound
     from dormouse.durability.maintaining import Maintenance
-    from dormouse.files.holds import Hold
-    from dormouse.files.last_rounds import RoundKind
-    from dormouse.history.status import TableStatus
     from dormouse.postgres.leases import ClockJump
+    from dormouse.state.files.holds import Hold
+    from dormouse.state.files.last_rounds import RoundKind
+    from dormouse.state.history.status import TableStatus
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),
@@ -77,7 +77,7 @@ def compact(
 
 def split(session: Session, table: TableName) -> None:
     """One round of splits: divide leaves over the threshold, and push references down by one level."""
-    from dormouse.partitions.leaves import of_one_key
+    from dormouse.state.partitions.leaves import of_one_key
 
     with session.open() as instance:
         report = instance.table(table).split(waiting=say)
@@ -268,7 +268,7 @@ def _last_of(one: InstanceRound) -> str:
 
 def _attention(status: TableStatus) -> Iterator[str]:
     """What deletions wait for; a line for each kind of rounds that fails: why, since when, and what to do."""
-    from dormouse.partitions.leaves import of_one_key
+    from dormouse.state.partitions.leaves import of_one_key
 
     if status.deletions:
         pending = plural(status.deletions, "deletion")

@@ -118,7 +118,7 @@ def parse_schema(
         return Schema(*([parse_field(text) for text in part] for part in (row_keys, sort_keys, values)))
     if values:
         raise InvalidInput("--like takes the values from the file: leave --value out")
-    from dormouse.data.infer import schema_like
+    from dormouse.sources.infer import schema_like
 
     return schema_like(like, row_keys, sort_keys)
 
@@ -163,8 +163,8 @@ def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
     A column that comes several times with values means any of them. `\\:` is a colon of the value itself.
     An object of JSON has conditions on any number of columns, as the query service takes them.
     """
-    from dormouse.query.where import unknown
-    from dormouse.query.where_json import parse_where as of_json
+    from dormouse.reading.where import unknown
+    from dormouse.reading.where_json import parse_where as of_json
 
     where: dict[str, Any] = {}
     for text in texts:

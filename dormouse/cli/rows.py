@@ -86,8 +86,8 @@ def _columns(
     texts: Sequence[str], schema: Path | None, like: Path | None, chosen: CsvChosen
 ) -> Sequence[Column]:
     from dormouse.rows.columns import Column
-    from dormouse.rows.csv_format import CsvFormat
     from dormouse.rows.csv_preview import preview_csv
+    from dormouse.sources.rows_csv_format import CsvFormat
 
     if like is not None:
         return preview_csv(like, CsvFormat.of_file(like, **csv_options(chosen)), whole=True).columns

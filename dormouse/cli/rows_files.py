@@ -75,8 +75,8 @@ def upload(
     All of them, or none.
     """
     from dormouse.cli.console import progress
-    from dormouse.rows.csv_format import CsvFormat
     from dormouse.rows.csv_preview import preview_csv
+    from dormouse.sources.rows_csv_format import CsvFormat
 
     how = csv_options(CsvChosen(separator, quote, escape, no_header, skip_lines, null))
     names = None if columns is None else [name.strip() for name in columns.split(",")]
@@ -121,7 +121,7 @@ def download(
     """Write the rows with their ids and versions: CSV that is edited and uploaded again updates them."""
     from dormouse.cli.console import progress
     from dormouse.rows.csv_download import write_csv
-    from dormouse.rows.csv_format import CsvFormat
+    from dormouse.sources.rows_csv_format import CsvFormat
 
     if file == "-" and session.as_json:
         raise InvalidInput("--json and - contradict each other: both go to stdout")
@@ -190,8 +190,8 @@ def preview(
     null: Null = None,
 ) -> None:
     """The columns that a table for a file would have, and its first rows."""
-    from dormouse.rows.csv_format import CsvFormat
     from dormouse.rows.csv_preview import preview_csv
+    from dormouse.sources.rows_csv_format import CsvFormat
 
     how = csv_options(CsvChosen(separator, quote, escape, no_header, skip_lines, null))
     with _file(file) as path:

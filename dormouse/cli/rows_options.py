@@ -12,7 +12,7 @@ from dormouse.cli.verbs import Session
 
 if TYPE_CHECKING:
     from dormouse.rows.changes import Changed
-    from dormouse.rows.csv_format import CsvOptions
+    from dormouse.sources.rows_csv_format import CsvOptions
 
 Separator = Annotated[
     str | None, typer.Option(help="Between cells; tab for tabs [, or a tab for .tsv].", show_default=False)

@@ -14,9 +14,9 @@ from dormouse.cli.verbs import Profile, Region, Session, verb
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
-    from dormouse.system.instance import DeployedInstance
-    from dormouse.system.status import Status
-    from dormouse.system.steps import Report, StepReport
+    from dormouse.aws.instance import DeployedInstance
+    from dormouse.aws.status import Status
+    from dormouse.aws.steps import Report, StepReport
 
 _MARKS = {"done": "✓", "already": "·", "would": "→"}
 UNKNOWN = "–"
@@ -47,7 +47,7 @@ def pause(
     profile: Profile = None,
 ) -> None:
     """Put a deployed instance to sleep: nothing runs, messages are kept. It may be run again at any time."""
-    from dormouse.system import pause as system
+    from dormouse.aws import pause as system
 
     found = find(instance, region, profile)
     ended, tell = told(session)
@@ -68,7 +68,7 @@ def resume(
     profile: Profile = None,
 ) -> None:
     """Wake a deployed instance, and wait until it works. It may be run again at any time."""
-    from dormouse.system import pause as system
+    from dormouse.aws import pause as system
 
     found = find(instance, region, profile)
     ended, tell = told(session)
@@ -87,7 +87,7 @@ def status(
     if not _is_deployed(session):
         maintenance.status(session, table)
         return
-    from dormouse.system.status import status as look
+    from dormouse.aws.status import status as look
 
     if table is not None:
         raise typer.BadParameter("'dormouse table show' shows a deployed instance's tables")
@@ -104,7 +104,7 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
     if not _is_deployed(session):
         return None
     if makes and not (session.region or session.profile):
-        from dormouse.system.aws import has_credentials
+        from dormouse.aws.aws import has_credentials
 
         if not has_credentials():
             say(f"{session.instance} is taken for a new folder: there are no AWS credentials here")
@@ -114,7 +114,7 @@ def deployed(session: Session, *, makes: bool = False) -> DeployedInstance | Non
 
 def _is_deployed(session: Session) -> bool:
     """Whether --instance is an id; a folder of that name comes first."""
-    from dormouse.system.instance import ID
+    from dormouse.aws.instance import ID
 
     if session.region or session.profile:
         if session.instance is None:
@@ -141,8 +141,8 @@ def _found(session: Session, *, makes: bool) -> DeployedInstance:
 
 
 def find(instance: str, region: str | None, profile: str | None) -> DeployedInstance:
-    from dormouse.system import instance as system
-    from dormouse.system.aws import open_session
+    from dormouse.aws import instance as system
+    from dormouse.aws.aws import open_session
 
     return system.find(instance, open_session(region, profile))
 

@@ -210,10 +210,10 @@ def ask_tables(
 ) -> Any:
     """The answer of the instance, which is here, or deployed and asked through its lambdas."""
     if (found := deployed(session, makes=create)) is not None:
-        from dormouse.system.tables import ask
+        from dormouse.aws.tables import ask
 
         return ask(found, request)
-    from dormouse.table_requests import parsed
+    from dormouse.verbs.table_requests import parsed
 
     work = parsed(request)
     with session.open(read_only=read_only, create=create) as instance:

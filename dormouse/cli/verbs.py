@@ -21,7 +21,7 @@ from dormouse.model.values import json_value
 from dormouse.settings import load_settings
 
 if TYPE_CHECKING:
-    from dormouse.instance import Instance
+    from dormouse.api.instance import Instance
 
 T = TypeVar("T")
 DEFAULT_FOLDER = Path("lake")
@@ -69,7 +69,7 @@ class Session:
         settings = load_settings()
         objects = self.objects or (settings.objects if self.instance is None else None)
         if objects is not None or self.dsn is not None:
-            from dormouse.instance import connect
+            from dormouse.api.instance import connect
 
             dsn = self.dsn or settings.dsn
             if dsn is None or objects is None:

@@ -13,10 +13,6 @@ from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
-from dormouse.files.last_rounds import LastRound
-from dormouse.history.consumers import ConsumerStatus
-from dormouse.history.retention import Holder
-from dormouse.history.status import TableStatus
 from dormouse.model.container import Container
 from dormouse.model.cut import When, text_of_when
 from dormouse.model.properties import TableProperties, named_versions
@@ -25,11 +21,15 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import check_table_name
 from dormouse.model.text import path_segment
 from dormouse.model.values import Parameters, json_value
-from dormouse.query.planner import PlanSummary
-from dormouse.query.schemas import SCHEMAS_CHASED_MAX
-from dormouse.query.streams import pandas_of, polars_of
-from dormouse.query.where import Question, checked_offset, question
-from dormouse.query.where_json import where_json
+from dormouse.reading.planner import PlanSummary
+from dormouse.reading.schemas import SCHEMAS_CHASED_MAX
+from dormouse.reading.streams import pandas_of, polars_of
+from dormouse.reading.where import Question, checked_offset, question
+from dormouse.reading.where_json import where_json
+from dormouse.state.files.last_rounds import LastRound
+from dormouse.state.history.consumers import ConsumerStatus
+from dormouse.state.history.retention import Holder
+from dormouse.state.history.status import TableStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa

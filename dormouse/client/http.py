@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from dormouse import errors
-from dormouse.backoff import backoff_seconds
 from dormouse.errors import (
     DormouseError,
     IndexNotReady,
@@ -26,6 +25,7 @@ from dormouse.errors import (
     InvalidInput,
     InvalidPayload,
 )
+from dormouse.model.backoff import backoff_seconds
 from dormouse.settings.service import check_token
 
 CONNECT_SECONDS_MAX = 10.0

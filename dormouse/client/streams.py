@@ -15,9 +15,9 @@ import pyarrow as pa
 from dormouse.client.http import Http, problem_error
 from dormouse.errors import DormouseError, InstanceError, InvalidQuery
 from dormouse.model.values import Parameters, given
-from dormouse.query.parameters_json import parameters_json
-from dormouse.query.sources import Source
-from dormouse.query.streams import Frames, shown_reader
+from dormouse.reading.parameters_json import parameters_json
+from dormouse.reading.sources import Source
+from dormouse.reading.streams import Frames, shown_reader
 
 PROBLEM = b"dormouse.problem"
 ARROW = "application/vnd.apache.arrow.stream"

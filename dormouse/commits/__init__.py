@@ -1,1 +1,1 @@
-"""Commit requests, the queues that they travel through, and the committer that applies them."""
+"""The old name of `dormouse.state.commits`, which other programs import."""

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from dormouse.data.text_format import COMPRESSIONS
 from dormouse.data.value_columns import csv_column, csv_type, json_rows
 from dormouse.errors import InvalidInput
 
@@ -22,6 +21,8 @@ _FORMATS: dict[str, RowsFormat] = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".json": "json",
     ".jsonl": "lines", ".ndjson": "lines", ".arrow": "arrow", ".arrows": "arrow",
 }  # fmt: skip
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+"""Arrow's names of compressions, by the end of a file's name."""
 
 
 class Writer(Protocol):

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.ahead import ahead
 from dormouse.data.digests import digest_of_object
 from dormouse.data.key_sort import is_ascending
 from dormouse.data.object_access import parquet_object
 from dormouse.data.region_sketches import load_sketches
 from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import InvalidData, ObjectNotFound
+from dormouse.model.ahead import ahead
 from dormouse.model.keys import decode_key, encode_key, encode_value
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema

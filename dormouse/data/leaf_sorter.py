@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.ahead import mapped_ahead
 from dormouse.data.datafusion_session import panics_as_errors, sorted_file, sorted_session
 from dormouse.data.expressions import column, key_order, union
 from dormouse.data.key_sort import sort_indices
 from dormouse.errors import JobFailed, one_line
+from dormouse.model.ahead import mapped_ahead
 from dormouse.model.schema import Schema
 
 LEAF = "__leaf"  # no field's name begins with two underscores

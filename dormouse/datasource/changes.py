@@ -15,9 +15,9 @@ from dormouse.spark.worker import on_worker
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.context import TableAddress, TableContext
     from dormouse.model.cut import Position
-    from dormouse.query.changes import ChangesPart
+    from dormouse.reading.changes import ChangesPart
+    from dormouse.state.context import TableAddress, TableContext
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def tasks_of(
     context: TableContext, start: Position, end: Position, options: ReadOptions, *, as_known: bool = False
 ) -> list[InputPartition]:
     """The changes of after one position and up to another, in their order; `as_known` as `changes` has it."""
-    from dormouse.query.changes import changes_parts
-    from dormouse.query.executor import PART_BYTES
+    from dormouse.reading.changes import changes_parts
+    from dormouse.reading.executor import PART_BYTES
 
     bytes_max = options.split_bytes or PART_BYTES
     parts = changes_parts(context, start, end, options.columns, bytes_max, as_known=as_known)
@@ -53,7 +53,7 @@ class ChangesReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from dormouse.datasource.columns import changed_columns, check_given
-        from dormouse.history.changes import span
+        from dormouse.state.history.changes import span
 
         of = self._options.of
         after, till = self._options.changes or (None, None)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from pyspark.sql.types import StructType
 
-from dormouse.context import TableContext
 from dormouse.datasource.options import ReadOptions
 from dormouse.errors import InvalidInput
-from dormouse.history.moments import position_of
-from dormouse.query.changes import columns_of_changes
-from dormouse.query.executor import columns_of
-from dormouse.query.where import Question, question
-from dormouse.query.where_json import parse_where
+from dormouse.reading.changes import columns_of_changes
+from dormouse.reading.executor import columns_of
+from dormouse.reading.where import Question, question
+from dormouse.reading.where_json import parse_where
 from dormouse.spark.frames import struct_of
+from dormouse.state.context import TableContext
+from dormouse.state.history.moments import position_of
 
 
 def asked_of(context: TableContext, options: ReadOptions) -> Question:

@@ -82,7 +82,7 @@ def compact(given: argparse.Namespace) -> _Done:
 
 def split_points(given: argparse.Namespace) -> _Done:
     """Where a table for the rows of Parquet files is best divided, for `create_table`; from a sample."""
-    from dormouse.data.infer import schema_like
+    from dormouse.sources.infer import schema_like
     from dormouse.spark.ingest import split_points
 
     spark = _session(given)

@@ -25,7 +25,7 @@ from dormouse.datasource.options import Metadata, TableOptions
 from dormouse.model.values import json_value
 
 if TYPE_CHECKING:
-    from dormouse.table import Table
+    from dormouse.api.table import Table
 
 PAGE_ROWS = 10_000
 _Row = tuple[Any, ...]

@@ -16,8 +16,8 @@ from dormouse.model.text import check_text, listed
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dormouse.instance import Instance
-    from dormouse.table import Table
+    from dormouse.api.instance import Instance
+    from dormouse.api.table import Table
 
 Metadata = Literal["files", "partitions", "cuts", "jobs", "consumers"]
 _WHICH = ("instance", "dsn", "objects", "table")
@@ -83,7 +83,7 @@ class TableOptions:
 
     def _instance(self, *, writes: bool, goes_on: bool) -> Instance:
         if self.dsn is not None and self.objects is not None:
-            from dormouse.instance import Instance, connect
+            from dormouse.api.instance import Instance, connect
             from dormouse.objects import open_store
             from dormouse.settings import load_settings
 
@@ -187,7 +187,7 @@ class WriteOptions:
 
 def check_known(given: Iterable[str], known: Iterable[str]) -> None:
     """`InvalidInput` for an option that is none of those known."""
-    from dormouse.query.where import unknown
+    from dormouse.reading.where import unknown
 
     listed = tuple(known)
     for name in given:

@@ -12,13 +12,10 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from dormouse.data.arrow_schema import conform
-from dormouse.data.keyed_rows import KeyedRows
-from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.datasource.options import TableOptions, WriteOptions
 from dormouse.errors import JobFailed, TableNotFound
-from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.properties import TableProperties, check_not_edited
 from dormouse.model.reshaping import Evolve
@@ -26,16 +23,24 @@ from dormouse.model.schema import Schema
 from dormouse.model.text import check_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared
-from dormouse.query.reshaping import add_missing
-from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import INGEST_ID_BYTES_MAX, check_ingested, commit_files, commit_id
+from dormouse.reading.reshaping import add_missing
 from dormouse.spark.ingest import check_fits, columns_of
 from dormouse.spark.worker import check_arrived, check_seen, partition_number
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.writing.ingest import keyed_rows
+from dormouse.writing.ingest_commit import (
+    INGEST_ID_BYTES_MAX,
+    check_ingested,
+    commit_files,
+    commit_id,
+)
+from dormouse.writing.keyed_rows import KeyedRows
+from dormouse.writing.leaf_files import LeafFiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.context import TableContext
+    from dormouse.state.context import TableContext
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from dormouse.spark.worker import on_worker, settle
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.context import TableAddress
-    from dormouse.query.executor import Part
+    from dormouse.reading.executor import Part
+    from dormouse.state.context import TableAddress
 
 
 class DormouseSource(DataSource):
@@ -103,8 +103,8 @@ class RowsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from dormouse.datasource.columns import asked_of, check_given, columns_of_rows
-        from dormouse.history.moments import now, position_of
-        from dormouse.query.executor import PART_BYTES, parts
+        from dormouse.reading.executor import PART_BYTES, parts
+        from dormouse.state.history.moments import now, position_of
 
         options = self._options
         with options.of.open(goes_on=True) as table:
@@ -121,7 +121,7 @@ class RowsReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _Rows):
             return
-        from dormouse.query.file_checks import FileGone
+        from dormouse.reading.checked_files import FileGone
 
         with on_worker(partition.address) as context:
             try:

@@ -23,22 +23,22 @@ from dormouse.datasource.columns import changed_columns, check_given
 from dormouse.datasource.options import ReadOptions, StreamOptions
 from dormouse.datasource.sink import Load, Written, check_takes, evolved, files_of, told
 from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
-from dormouse.files.attempts import WriteAttempt
-from dormouse.files.write_streams import StreamBatch, commit_batch
-from dormouse.history.changes import span
-from dormouse.history.ends import check_since
-from dormouse.history.events import Life, has_events_since, is_of_life, lives
-from dormouse.history.moments import now
-from dormouse.history.sizes import portion_since, size_since
 from dormouse.model.cut import Position
 from dormouse.objects.activity import note_if_shared
-from dormouse.query.schemas import seen_by
-from dormouse.rounds.ingest_commit import with_place
+from dormouse.reading.schemas import seen_by
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.state.files.write_streams import StreamBatch, commit_batch
+from dormouse.state.history.changes import span
+from dormouse.state.history.ends import check_since
+from dormouse.state.history.events import Life, has_events_since, is_of_life, lives
+from dormouse.state.history.moments import now
+from dormouse.state.history.sizes import portion_since, size_since
+from dormouse.writing.ingest_commit import with_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.context import TableContext
+    from dormouse.state.context import TableContext
 
 QUERY_ID = "sql.streaming.queryId"
 RESTS_AT_MOST = 0.25

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dormouse.api.instance import Instance
 from dormouse.embedded.local import prepare
 from dormouse.embedded.locks import close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError, InstanceLocked
-from dormouse.instance import Instance
 
 # an instance's folder may have files of this prefix
 LOCK = ".dormouse-demo.lock"

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dormouse.api.instance import Instance
 from dormouse.demo.checks import compare
 from dormouse.demo.dataset import Question
 from dormouse.demo.flights import Flights
 from dormouse.demo.lineitem import Lineitem
 from dormouse.demo.report import Answer, Screen, Step
 from dormouse.errors import JobFailed
-from dormouse.instance import Instance
 
 if TYPE_CHECKING:
     import duckdb

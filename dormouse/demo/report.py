@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from dormouse.table import Table
+from dormouse.api.table import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.objects import ObjectStore
-from dormouse.private_folder import shut_out_others
+from dormouse.objects.private_folder import shut_out_others
 
 FORMAT = 1
 FORMAT_DAMAGED = 2

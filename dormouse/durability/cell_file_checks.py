@@ -6,11 +6,11 @@ from hashlib import sha256
 from itertools import islice
 
 from dormouse.errors import ObjectNotFound
-from dormouse.files.put_files import PutFile, PutFiles
 from dormouse.model.properties import is_edited
 from dormouse.model.table import Problem, TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
+from dormouse.state.files.put_files import PutFile, PutFiles
 
 PROBLEMS_MAX = 1_000
 CHUNK_BYTES = 1 << 20

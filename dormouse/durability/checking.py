@@ -21,18 +21,18 @@ from dormouse.durability.orphans import is_quarantined
 from dormouse.durability.payload_checks import payload_problems
 from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
-from dormouse.files.checks import FileChecks, TrackedFile
-from dormouse.files.own_tables import OwnTables
 from dormouse.model.keyed import stored_schema
 from dormouse.model.region import Region
 from dormouse.model.table import Problem, TableRecord
 from dormouse.model.text import is_text, narrow_bytes
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
-from dormouse.partitions.checks import tree_problems
-from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import ClockJump
+from dormouse.state.files.checks import FileChecks, TrackedFile
+from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
 
 if TYPE_CHECKING:
     from dormouse.data.file_reader import FileReader

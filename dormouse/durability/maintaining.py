@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from dormouse.durability.instance_rounds import Alone, InstanceRounds
 from dormouse.errors import InstanceReadOnly, MaintenanceTakenOver, TableNotFound, one_line
 from dormouse.model.properties import TableProperties
-from dormouse.partitions.leaves import REST_SECONDS, of_one_key
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
+from dormouse.state.partitions.leaves import REST_SECONDS, of_one_key
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
-from dormouse.catalog import Catalog
 from dormouse.durability.checking import Checker
 from dormouse.durability.incarnations import last_adopted
 from dormouse.durability.instance_rounds import InstanceRounds
@@ -20,6 +19,7 @@ from dormouse.errors import CheckFailed, DormouseError
 from dormouse.model.table import Problem, TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
+from dormouse.state.catalog import Catalog
 
 KIND = "check"
 """What the rounds' kinds begin with; before there were shares, it was the one kind."""

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dormouse.catalog import Catalog
 from dormouse.durability import job_objects
 from dormouse.errors import InvalidName, ObjectNotFound, TableNotFound
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.checks import FileChecks
-from dormouse.files.own_tables import OwnTables
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.objects import ObjectStore
@@ -17,6 +13,10 @@ from dormouse.objects.names import ANSWERS, RECORDS
 from dormouse.payloads.objects import FOLDER as PAYLOADS
 from dormouse.payloads.objects import known as payload_objects
 from dormouse.postgres.connection import Supplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.own_tables import OwnTables
 
 
 class Known:

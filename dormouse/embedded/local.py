@@ -10,6 +10,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     InstanceError,
     InstanceReadOnly,
@@ -18,7 +19,6 @@ from dormouse.errors import (
     NotAnInstance,
     not_installed,
 )
-from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.settings import Settings, load_settings
 

@@ -14,7 +14,6 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 
-from dormouse.catalog import Catalog
 from dormouse.durability.backing_up import wanted
 from dormouse.durability.backups import (
     FOLDER,
@@ -37,10 +36,11 @@ from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
-from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.whole_file import sync
 from dormouse.postgres import ConnectionSupplier, migrate
-from dormouse.whole_file import sync
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
 
 COPIED_AT_ONCE = 4
 STOP_SECONDS_MAX = 10.0

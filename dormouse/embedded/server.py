@@ -40,7 +40,7 @@ from dormouse.embedded.owner import (
     system_user,
 )
 from dormouse.errors import DormouseError, InstanceError, InstanceTooNew, NotAnInstance, not_installed
-from dormouse.private_folder import make_private, private_folder
+from dormouse.objects.private_folder import make_private, private_folder
 
 # Where an embedded PostgreSQL listens: in its data directory, or else in a private temporary folder.
 

@@ -20,7 +20,6 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from dormouse.backoff import backoff_seconds
 from dormouse.durability.processes import this_process
 from dormouse.errors import (
     CommitOutcomeUnknown,
@@ -46,6 +45,7 @@ from dormouse.jobs.job import Claim
 from dormouse.jobs.progress import Progress
 from dormouse.jobs.pulse import Pulse
 from dormouse.jobs.runs import JobFunction, Run, refused, unkept
+from dormouse.model.backoff import backoff_seconds
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore

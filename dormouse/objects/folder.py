@@ -18,7 +18,7 @@ from dormouse.objects.beneath import pin_beneath
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.names import STAGING, check_name, check_prefix, pinned_name
 from dormouse.objects.staging import StagingArea
-from dormouse.whole_file import sync
+from dormouse.objects.whole_file import sync
 
 PUBLISH_ATTEMPTS_MAX = 1_000
 SETTLED_NS = 1_000_000_000

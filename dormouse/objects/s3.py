@@ -24,8 +24,8 @@ from dormouse.objects.aws_credentials import provider
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.forks import ForkGuard
 from dormouse.objects.names import check_name, check_prefix, pinned_name
+from dormouse.objects.private_folder import private_folder, private_folders
 from dormouse.objects.staging import StagingArea
-from dormouse.private_folder import private_folder, private_folders
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

@@ -20,8 +20,8 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from dormouse.ahead import mapped_ahead
 from dormouse.errors import PayloadDayBusy, PayloadsDiffer
+from dormouse.model.ahead import mapped_ahead
 from dormouse.payloads.copying import PayloadOptions, Step
 from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.lease import Lease, reading

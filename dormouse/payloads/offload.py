@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import date
 from hashlib import sha256
 
-from dormouse.ahead import ahead
 from dormouse.errors import ObjectNotFound, PayloadsDiffer
+from dormouse.model.ahead import ahead
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Pages, PayloadOptions, Step, Unit, Units, Uploads, commit_pointers
 from dormouse.payloads.exchange import Exchange

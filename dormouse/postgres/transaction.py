@@ -13,7 +13,6 @@ from psycopg import errors, sql
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from dormouse.backoff import backoff_seconds
 from dormouse.errors import (
     CommitFailed,
     CommitOutcomeUnknown,
@@ -23,6 +22,7 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
+from dormouse.model.backoff import backoff_seconds
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.cutting import cut_in_time
 from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits

@@ -29,7 +29,7 @@ from dormouse.rows.placements import Looked
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.query.interruption import Interruption
+    from dormouse.reading.interruption import Interruption
 
 ANALYZED_ROWS_MIN = 5_000
 TYPES = {"long": "bigint", "double": "float8", "string": 'text collate "C"', "boolean": "boolean"}

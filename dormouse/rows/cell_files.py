@@ -12,10 +12,10 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from dormouse.errors import InvalidInput, InvalidName, ObjectDamaged, ObjectNotFound, RowNotFound
-from dormouse.files.put_files import PutFile, PutFiles
 from dormouse.objects import ObjectStore
+from dormouse.objects.whole_file import whole_file
 from dormouse.rows.kinds import FILE_REFERENCE
-from dormouse.whole_file import whole_file
+from dormouse.state.files.put_files import PutFile, PutFiles
 
 CHUNK_BYTES = 1 << 20
 NAME_CHARACTERS_MAX = 255

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from dormouse.context import TableContext
-from dormouse.data.leaf_files import LeafFiles
 from dormouse.data.leaf_lookup import LeafLookup
 from dormouse.errors import CommitFailed, InvalidRow
-from dormouse.files.attempts import WriteAttempt
-from dormouse.files.shapes import NextShape
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
-from dormouse.rounds.ingest_commit import commit_files
 from dormouse.rows.applying import Application
 from dormouse.rows.batches import RowBatch, inserts, patches, removals, updates
 from dormouse.rows.changes import (
@@ -49,6 +44,11 @@ from dormouse.rows.reading import RowReader
 from dormouse.rows.reshape import ColumnPlan, Reshaped
 from dormouse.rows.store import Recorded, RowStore
 from dormouse.rows.targets import Targets
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.state.files.shapes import NextShape
+from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.leaf_files import LeafFiles
 
 if TYPE_CHECKING:
     import psycopg

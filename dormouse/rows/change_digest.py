@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 
-from dormouse.data.source_digest import DIGEST_BYTES, Hash, add_files
 from dormouse.model.values import json_value
 from dormouse.rows.changes import AddColumn, Change, Insert, LoadCsv, Patch, Remove, Row, Update
 from dormouse.rows.given import as_dicts
+from dormouse.sources.source_digest import DIGEST_BYTES, Hash, add_files
 
 
 def digest_of_changes(changes: Sequence[Change]) -> bytes | None:

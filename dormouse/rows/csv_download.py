@@ -12,10 +12,10 @@ import pyarrow as pa
 from dormouse.data.export import Csv, compressed, format_of_name
 from dormouse.data.value_columns import moment_texts
 from dormouse.errors import InvalidInput
-from dormouse.rows.csv_format import CsvFormat
+from dormouse.objects.whole_file import whole_file
 from dormouse.rows.pages import Page
 from dormouse.rows.values import is_date
-from dormouse.whole_file import whole_file
+from dormouse.sources.rows_csv_format import CsvFormat
 
 Progress = Callable[[int, int | None], object]
 _UNWRITTEN = {".xlsx", ".xls", ".ods", ".zip", ".orc", ".avro", ".feather"}

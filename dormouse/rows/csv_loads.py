@@ -14,11 +14,11 @@ from dormouse.model.text import did_you_mean, plural
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import Column
-from dormouse.rows.csv_format import CsvFormat
-from dormouse.rows.csv_reader import CsvBatch, CsvFile
 from dormouse.rows.kinds import INTEGER_MAX, Misfit, parsed_value
 from dormouse.rows.ranges import Ints
 from dormouse.rows.values import of_text
+from dormouse.sources.rows_csv_format import CsvFormat
+from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile
 
 _KEYS = (ROW_ID, ROW_VERSION)
 

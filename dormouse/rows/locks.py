@@ -24,8 +24,8 @@ from weakref import WeakValueDictionary
 import psycopg
 from psycopg import errors
 
-from dormouse.backoff import backoff_seconds
 from dormouse.errors import DormouseError, RowLockHeld, TableNotFound
+from dormouse.model.backoff import backoff_seconds
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import MARGIN_SECONDS, ROW_LOCK_SECONDS, restart_leases

@@ -11,12 +11,12 @@ import duckdb
 import pyarrow as pa
 
 from dormouse.errors import DormouseError, InvalidQuery, one_line
-from dormouse.private_folder import spill_folder
-from dormouse.query.interruption import Interruption
+from dormouse.objects.private_folder import spill_folder
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql.failures import INTERRUPTED, failure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import DUCKDB, column_name
-from dormouse.sql.failures import INTERRUPTED, failure
 
 SOURCE = "rows_then"
 MEMORY = "1GB"

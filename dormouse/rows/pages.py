@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dormouse.errors import InvalidInput
 from dormouse.model.properties import ROW_ID, ROW_VERSION
-from dormouse.query.streams import Frames
+from dormouse.reading.streams import Frames
 from dormouse.rows import paging
 from dormouse.rows.columns import LINK_MAX, Column
 from dormouse.rows.emit import Dialect

@@ -11,16 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.context import TableContext
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
-from dormouse.query import query
-from dormouse.query.edited import newest_versions
+from dormouse.reading import query
+from dormouse.reading.edited import newest_versions
 from dormouse.rows.columns import Column
 from dormouse.rows.ranges import Ints, spans
 from dormouse.rows.values import field_of
+from dormouse.state.context import TableContext
 
 SPANS_MAX = 500
 _KEYS = (ROW_ID, ROW_VERSION, ROW_DELETED)

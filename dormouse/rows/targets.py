@@ -7,14 +7,14 @@ from collections.abc import Iterable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.context import TableContext
 from dormouse.errors import InvalidRow
-from dormouse.files.put_files import PutFiles
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.rows.cell_files import CellFiles
 from dormouse.rows.columns import Column
 from dormouse.rows.values import Label
+from dormouse.state.context import TableContext
+from dormouse.state.files.put_files import PutFiles
 
 _QUERIES = load(__package__ or "", "targets")
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.text_values import are_large, first_unkept
 from dormouse.model.types import DOUBLE
 from dormouse.rows.columns import Column, text_value, value_of
 from dormouse.rows.kinds import FORMS, STORED
+from dormouse.sources.text_values import are_large, first_unkept
 
 Label = Callable[[int], str]
 """Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""

@@ -18,10 +18,10 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dormouse import __version__
+from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
-from dormouse.long_work import KINDS
 from dormouse.objects.hiding import hiding
+from dormouse.reading.sql.workers import WorkerLimits, Workers
 from dormouse.service.declared import Served
 from dormouse.service.docs_page import docs
 from dormouse.service.documents import ProblemDocument
@@ -38,7 +38,7 @@ from dormouse.service.security import Guard
 from dormouse.service.terms import PAYLOADS, Place, open_paths
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
-from dormouse.sql.workers import WorkerLimits, Workers
+from dormouse.verbs.long_work import KINDS
 
 # A line for each request: method, path, status, rows, milliseconds; no query, no header, no secret.
 

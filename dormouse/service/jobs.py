@@ -12,16 +12,15 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput
-from dormouse.instance import Instance
 from dormouse.jobs import Job, Worker
 from dormouse.jobs.answers import ANSWERING, SENT
 from dormouse.jobs.job import JobPlace
-from dormouse.long_work import KINDS, check_request, functions
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
 from dormouse.objects.hiding import hiding, without_paths
-from dormouse.row_work import start_query
+from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
@@ -31,7 +30,8 @@ from dormouse.service.security import SEGMENT
 from dormouse.service.terms import Place, Right, check_may, served
 from dormouse.service.work import FileWork, Opened
 from dormouse.settings.service import Holder
-from dormouse.sql.engine import Sessions
+from dormouse.verbs.long_work import KINDS, check_request, functions
+from dormouse.verbs.row_work import start_query
 
 PARQUET = "application/vnd.apache.parquet"
 CHUNK_BYTES = 1 << 20

@@ -9,14 +9,16 @@ from typing import Annotated, Any, TypeVar, cast
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidInput
-from dormouse.instance import Instance
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
 from dormouse.objects.hiding import without_paths
-from dormouse.query.interruption import Interruption
-from dormouse.query.parameters_json import parse_parameters
-from dormouse.query.where_json import parse_where
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.parameters_json import parse_parameters
+from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.where_json import parse_where
 from dormouse.service import documents, wire
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.declared import Served
@@ -28,8 +30,6 @@ from dormouse.service.running import Answer, Runner
 from dormouse.service.security import SEGMENT
 from dormouse.service.terms import Place, Right, served
 from dormouse.service.work import DocumentWork, Limits, QueryWork
-from dormouse.sql.engine import Sessions
-from dormouse.table import Table
 
 T = TypeVar("T")
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000

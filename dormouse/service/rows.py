@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from dormouse.api.row_table import RowTable
 from dormouse.errors import (
     CommitOutcomeUnknown,
     InvalidQuery,
@@ -26,16 +27,13 @@ from dormouse.errors import (
 )
 from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
-from dormouse.long_work import check_request
 from dormouse.model.values import json_value
-from dormouse.private_folder import private_folder
-from dormouse.query.interruption import Interruption
-from dormouse.query.parameters_json import parse_parameters
+from dormouse.objects.private_folder import private_folder
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.parameters_json import parse_parameters
 from dormouse.rows.csv_download import with_moments
-from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.pages import PAGE_ROWS
-from dormouse.rows.row_table import RowTable
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.declared import Served
@@ -58,6 +56,8 @@ from dormouse.service.running import Answer, disconnected
 from dormouse.service.security import SEGMENT
 from dormouse.service.terms import UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
+from dormouse.sources.rows_csv_format import CsvFormat
+from dormouse.verbs.long_work import check_request
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from dormouse.instance import Instance
-from dormouse.long_work import KINDS
+from dormouse.api.instance import Instance
 from dormouse.service.app import create_app
 from dormouse.service.connections import Connections, connections_possible
 from dormouse.service.listening import CONNECTIONS_WAITING_MAX, listening
@@ -19,6 +18,7 @@ from dormouse.service.security import shown_host, tls_context
 from dormouse.service.supervisor import stopped_by_signals
 from dormouse.service.terms import PAYLOADS
 from dormouse.settings.service import ServiceSettings, read_holders
+from dormouse.verbs.long_work import KINDS
 
 
 def check(settings: ServiceSettings) -> None:

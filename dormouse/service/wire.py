@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dormouse.files.reads import FileFacts
-from dormouse.history.status import TableStatus
+from dormouse.api.table import Table
 from dormouse.model.keys import decode_key
 from dormouse.model.partition_tree import Partition
 from dormouse.model.schema import Schema
 from dormouse.model.values import json_value
-from dormouse.table import Table
+from dormouse.state.files.reads import FileFacts
+from dormouse.state.history.status import TableStatus
 
 
 def table(found: Table, schema: Schema, status: TableStatus | None) -> dict[str, Any]:

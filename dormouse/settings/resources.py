@@ -1,4 +1,4 @@
-"""What a deployed instance tells of itself in SSM parameters: stacks write it, `dormouse.system` reads it.
+"""What a deployed instance tells of itself in SSM parameters: stacks write it, `dormouse.aws` reads it.
 
 `/dormouse/<id>/desired` is the desired state, which the first deploy makes, and no other writes anew.
 `/dormouse/<id>/resources/<stack>` is one of the models below as JSON, for each stack that is deployed.

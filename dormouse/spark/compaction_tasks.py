@@ -9,15 +9,20 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from dormouse.context import TableAddress, TableContext
 from dormouse.errors import JobFailed
-from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.region import Region
-from dormouse.rounds.compaction_job import CompactionResult, job_failed, run_compaction, runners_died
-from dormouse.rounds.divided_compaction import Task, key_ranges, run_divided
 from dormouse.spark.session import spark_session
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN, TaskOutcome, run_tasks
 from dormouse.spark.worker import on_worker
+from dormouse.state.context import TableAddress, TableContext
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.writing.compaction_job import (
+    CompactionResult,
+    job_failed,
+    run_compaction,
+    runners_died,
+)
+from dormouse.writing.divided_compaction import Task, key_ranges, run_divided
 
 BATCH_JOBS = 500
 _Payload = tuple[TableAddress, CompactionJob, int]

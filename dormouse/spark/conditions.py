@@ -14,9 +14,9 @@ from dormouse.model.keys import number_of_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, TIMESTAMP
-from dormouse.query.deletions import Deletion
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.where import Condition
+from dormouse.reading.deletions import Deletion
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.where import Condition
 
 
 def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Column | None:

@@ -13,26 +13,26 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from dormouse.context import TableAddress, TableContext
 from dormouse.data.transform import Transform
-from dormouse.history.moments import now, now_together, position_of
 from dormouse.model.cut import Position, When
 from dormouse.model.keyed import is_keyed
 from dormouse.model.types import DataType
 from dormouse.objects.names import schema_version_of
-from dormouse.query.deletions import Deletion
-from dormouse.query.executor import Part, columns_of, parts
-from dormouse.query.file_checks import checked_sizes
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import Scan
-from dormouse.query.where import Question, Where, question
+from dormouse.reading.checked_files import checked_sizes
+from dormouse.reading.deletions import Deletion
+from dormouse.reading.executor import Part, columns_of, parts
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.planner import Scan
+from dormouse.reading.where import Question, Where, question
 from dormouse.spark.conditions import backquoted, in_slices, meets, remains
 from dormouse.spark.parquet_urls import AS_WRITTEN
 from dormouse.spark.shuffle import stage
 from dormouse.spark.worker import on_worker
+from dormouse.state.context import TableAddress, TableContext
+from dormouse.state.history.moments import now, now_together, position_of
 
 if TYPE_CHECKING:
-    from dormouse.rounds.ingest_commit import IngestReport
+    from dormouse.writing.ingest_commit import IngestReport
 
 WAYS_MAX = 32
 """In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""

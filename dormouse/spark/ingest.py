@@ -17,22 +17,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from dormouse.context import TableContext
 from dormouse.data.arrow_schema import check_columns
-from dormouse.data.data_files import STDIN, Files, are_paths, find_files, kind_of, listed_paths
-from dormouse.data.infer import columns_of_arrow
-from dormouse.data.keyed_rows import KeyedRows
 from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.data.source_digest import GivenData
-from dormouse.data.source_files import FilePart
 from dormouse.errors import DormouseError, InvalidData, JobFailed
-from dormouse.files.attempts import WriteAttempt
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keys import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType
-from dormouse.rounds.ingest import keyed_rows
-from dormouse.rounds.ingest_commit import IngestReport, check_ingested, ingest_once
+from dormouse.sources.data_files import STDIN, Files, are_paths, find_files, kind_of, listed_paths
+from dormouse.sources.infer import columns_of_arrow
+from dormouse.sources.source_digest import GivenData
+from dormouse.sources.source_files import FilePart
 from dormouse.spark.parquet_urls import in_order, rows_at, with_defaults
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
@@ -48,6 +43,11 @@ from dormouse.spark.split_points import divide, points_of
 from dormouse.spark.splits import file_splits
 from dormouse.spark.tasks import dormouse_error, run_action
 from dormouse.spark.worker import check_arrived, make_folder
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.writing.ingest import keyed_rows
+from dormouse.writing.ingest_commit import IngestReport, check_ingested, ingest_once
+from dormouse.writing.keyed_rows import KeyedRows
 
 Progress = Callable[[int, int | None], None]
 
@@ -65,7 +65,7 @@ def ingest_with_spark(
 
     Files are read by the tasks themselves, so their paths must mean the same on every executor; for a URL of
     Parquet files (s3://…) Spark's own reader is used. `progress` is called when all rows are written. Errors
-    are those of `dormouse.rounds.ingest.ingest_in_process`.
+    are those of `dormouse.writing.ingest.ingest_in_process`.
     """
 
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:

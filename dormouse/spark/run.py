@@ -21,21 +21,21 @@ from types import FrameType
 
 from pyspark.sql import SparkSession
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
+from dormouse.aws.schedules.runs import FOLDER, RunList, RunTable, read_list
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
-from dormouse.files.attempts import WriteAttempts
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.activity import note_if_shared
 from dormouse.objects.guarded import GuardedStore
-from dormouse.partitions.leaves import REST_SECONDS, rows_to_merge
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.rounds.compaction import compacted
-from dormouse.rounds.merging import merge
-from dormouse.rounds.splitting import split
-from dormouse.schedules.runs import FOLDER, RunList, RunTable, read_list
 from dormouse.spark.compaction_tasks import compact_on_spark
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.partitions.leaves import REST_SECONDS, rows_to_merge
+from dormouse.writing.compaction import compacted
+from dormouse.writing.merging import merge
+from dormouse.writing.splitting import split
 
 logger = logging.getLogger(__name__)
 

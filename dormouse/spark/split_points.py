@@ -13,19 +13,19 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type, conform
 from dormouse.data.quantiles import KeyQuantiles
-from dormouse.data.source_files import FilePart
 from dormouse.errors import ConcurrentScale, InvalidInput, PartitionNotActive
 from dormouse.model.keys import KeyValue, encode_value
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
+from dormouse.sources.source_files import FilePart
 from dormouse.spark.conditions import backquoted
 from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.shuffle import stage
 from dormouse.spark.splits import read_splits
 from dormouse.spark.tasks import dormouse_error, run_action
+from dormouse.state.context import TableContext
 
 TASK_ROWS_DRAWN = 1_024
 SPLITS_MAX = 64

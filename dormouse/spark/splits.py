@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from dormouse.data.data_files import DataFile
-from dormouse.data.source_files import FilePart, parts_of, prepared, read_file
 from dormouse.model.schema import Schema
+from dormouse.sources.data_files import DataFile
+from dormouse.sources.source_files import FilePart, parts_of, prepared, read_file
 
 SPLIT_BYTES = 64 * 1024 * 1024
 

@@ -20,9 +20,9 @@ from pyspark import TaskContext
 from dormouse.errors import ObjectNotFound, ObjectStoreError
 
 if TYPE_CHECKING:
-    from dormouse.context import TableAddress, TableContext
     from dormouse.model.file_reference import FileWithReferences
     from dormouse.objects import ObjectStore
+    from dormouse.state.context import TableAddress, TableContext
 
 _settled = False
 

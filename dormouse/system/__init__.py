@@ -1,1 +1,1 @@
-"""A deployed instance: what it does on a schedule, what it costs, and how it is put to sleep and woken."""
+"""The old name of `dormouse.aws`, which other programs import."""

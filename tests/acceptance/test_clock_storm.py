@@ -22,10 +22,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InvalidCut
-from dormouse.instance import Instance
 from dormouse.postgres.leases import restart_leases
-from dormouse.table import Table
 from tests.state import query, wait_until
 from tests.working import Working
 
@@ -54,7 +54,7 @@ with leased(i._supplier, datetime.date({DAY.year}, {DAY.month}, {DAY.day}), 'off
     held()
 """,
     "compaction job": """
-import dormouse.rounds.compaction_job as job
+import dormouse.writing.compaction_job as job
 job._write = lambda *_, **__: held()
 i.table('t').compact()
 """,

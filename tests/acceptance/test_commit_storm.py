@@ -20,12 +20,12 @@ from typing import Any
 import psutil
 import pytest
 
-from dormouse.commits import bodies
-from dormouse.commits.outcomes import CommitStatus
+from dormouse.api.instance import NO_TABLE, Instance
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.instance import NO_TABLE, Instance
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.rounds.ingest_commit import commit_id
+from dormouse.state.commits import bodies
+from dormouse.state.commits.outcomes import CommitStatus
+from dormouse.writing.ingest_commit import commit_id
 from tests.commit_storm import (
     AHEAD_SECONDS,
     PROPERTIES,
@@ -64,7 +64,7 @@ class Crowd:
 
     def __init__(self, storm: Storm, seed: int) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["dormouse", "dormouse.table", "dormouse.rounds.ingest"])
+        self._context.set_forkserver_preload(["dormouse", "dormouse.api.table", "dormouse.writing.ingest"])
         self._storm = storm
         self._seed = seed
         self._processes: dict[tuple[str, int], Any] = {}

@@ -12,16 +12,16 @@ import psutil
 import pytest
 
 import dormouse as dm
-from dormouse.commits import commit_queues as direct
-from dormouse.commits import handling
-from dormouse.commits.job_commits import QueuedJobCommits
-from dormouse.commits.outcomes import settle
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.requests import AddFiles
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.state.commits import commit_queues as direct
+from dormouse.state.commits import handling
+from dormouse.state.commits.job_commits import QueuedJobCommits
+from dormouse.state.commits.outcomes import settle
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.requests import AddFiles
 from tests.commits import add, assignment, files_of, replacement
 from tests.embedded import postmaster
 from tests.state import file, query, ref, wait_until

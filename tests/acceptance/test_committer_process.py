@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from tests.commits import add, compaction
 from tests.state import live, query, wait_until
 

@@ -11,16 +11,16 @@ from data_files import SKETCHES, add_file, keys_in, objects_of
 from runners import EXPIRE_LEASE, ended, runner, the_dead_are_known, wait_for
 from state import query
 
-from dormouse.context import TableContext
-from dormouse.rounds.compaction import compact
+from dormouse.state.context import TableContext
+from dormouse.writing.compaction import compact
 
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)
 
 # Runs a round, until the moment named.
 RUNNER = """
-from dormouse.rounds.compaction import compact
-from dormouse.rounds import compaction_job as task
+from dormouse.writing.compaction import compact
+from dormouse.writing import compaction_job as task
 
 moment = sys.argv[1]
 with address.open() as table:

@@ -17,8 +17,8 @@ import pyspark
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
-from dormouse.schedules import runs
+from dormouse.api.instance import Instance
+from dormouse.aws.schedules import runs
 from dormouse.spark.java import java_home
 from emr import build
 

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
 GONE = 3
@@ -44,8 +44,8 @@ FORKS = """
 import json, os, signal, sys
 from importlib import import_module
 import dormouse as dm
-import dormouse.instance, dormouse.table, dormouse.rounds.erasing, dormouse.rounds.looking
-import dormouse.objects.guarded, dormouse.rounds.compaction_job, dormouse.query.executor
+import dormouse.api.instance, dormouse.api.table, dormouse.durability.erasing, dormouse.writing.looking
+import dormouse.objects.guarded, dormouse.writing.compaction_job, dormouse.reading.executor
 
 def kills(where, name, when):
     module, _, kind = where.partition(":")
@@ -58,7 +58,7 @@ def kills(where, name, when):
         real(*args, **given)
         os.kill(os.getpid(), signal.SIGKILL)
     setattr(owner, name, dies)
-    erasing = dormouse.rounds.erasing
+    erasing = dormouse.durability.erasing
     if owner is not erasing and hasattr(erasing, name):
         setattr(erasing, name, dies)
 

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.table import Table
 from dormouse.errors import QueryOvertaken
-from dormouse.table import Table
 from tests.storming import Workers
 
 WORKER = dedent("""

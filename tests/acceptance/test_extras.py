@@ -25,9 +25,9 @@ GUIDES = {
 """The extras whose guides need no server, and where these are."""
 CODE = {
     "cli": "import dormouse.cli",
-    "query": "import dormouse.query.where, datafusion, pyarrow",
+    "query": "import dormouse.reading.where, datafusion, pyarrow",
     "rows": "import dormouse.rows",
-    "aws": "from dormouse.system.aws import open_session; open_session('eu-west-1')",
+    "aws": "from dormouse.aws.aws import open_session; open_session('eu-west-1')",
     "service": "from dormouse.service import Server",
     "client": "import dormouse.client.rows; dormouse.client.connect('http://127.0.0.1:1').close()",
     "pandas": "import pandas, pyarrow; pyarrow.table({'a': [1]}).to_pandas()",

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.table import Table
 from dormouse.errors import CutExpired
-from dormouse.files.layout import LAYOUTS
-from dormouse.table import Table
+from dormouse.state.files.layout import LAYOUTS
 
 SECONDS = dict.fromkeys(LAYOUTS, 20) | {"file_table": 60}
 PATIENCE_SECONDS = 600

@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 from ingested import attempts, check_holds, check_untouched, flights, flights_table
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 WAIT_SECONDS_MAX = 180
 ROWS = 50_000
 CHILD = """
 import pickle, sys
 from pathlib import Path
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.writing.ingest import ingest_in_process as ingest
 address, data = pickle.loads(Path(sys.argv[1]).read_bytes()), sys.argv[2]
 with address.open() as context:
     print(ingest(context, data, ingest_id="july", memory_bytes=1).applied)
@@ -35,7 +35,7 @@ with address.open() as context:
 NEVER_COMMITS = (
     """
 import time
-from dormouse.rounds import ingest as module
+from dormouse.writing import ingest as module
 module.check_ingested = lambda *_: time.sleep(1000)
 """
     + CHILD
@@ -44,9 +44,9 @@ module.check_ingested = lambda *_: time.sleep(1000)
 DRIVER = """
 import os, pickle, signal, sys
 from pathlib import Path
-from dormouse.rounds import ingest as in_process
-from dormouse.data.source import open_source
-from dormouse.files.attempts import WriteAttempts
+from dormouse.writing import ingest as in_process
+from dormouse.sources.source import open_source
+from dormouse.state.files.attempts import WriteAttempts
 from dormouse.spark import ingest as bulk
 
 def write(context, attempt, source, spark, keyed):

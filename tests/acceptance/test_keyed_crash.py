@@ -8,14 +8,14 @@ import pytest
 from keyed_tables import begun, delete_keys, keyed, seen, upsert
 from runners import runner, the_dead_are_known, wait_for
 
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 
 # Does what it is told, until the moment named.
 RUNNER = """
-from dormouse.data import leaf_files
-from dormouse.files.attempts import WriteAttempts
-from dormouse.rounds import compaction, compaction_job, deleting, ingest_commit
+from dormouse.writing import leaf_files
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.writing import compaction, compaction_job, deleting, ingest_commit
 
 what, moment = sys.argv[1:]
 is_compaction = what == "compact"

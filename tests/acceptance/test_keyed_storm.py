@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.api.table import Table
 from dormouse.errors import ObjectNotFound, QueryOvertaken
-from dormouse.table import Table
 from tests.storming import Workers
 
 WORKER = dedent("""

@@ -163,7 +163,7 @@ def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
         folder = package(target, name)
         modules = {path.stem for path in (folder / "lambdas").glob("*.py")}
         assert modules == {"__init__", "services", "database", name, *answers(name)}
-        for wanted in ("postgres/rds-ca-bundle.pem", "files/store.sql", "postgres/roles.sql"):
+        for wanted in ("postgres/rds-ca-bundle.pem", "state/files/store.sql", "postgres/roles.sql"):
             assert (folder / "dormouse" / wanted).is_file()
         migrations = sorted(path.name for path in (root / "dormouse/postgres/migrations").glob("*.sql"))
         packed = sorted(path.name for path in (folder / "dormouse/postgres/migrations").iterdir())
@@ -174,8 +174,9 @@ def test_each_has_what_it_needs_and_no_more(root: Path, target: Path) -> None:
         assert modules == {"__init__", "services", name, *answers(name)}
         rooms = {one.partition("/")[0] for one in build.OF_CALLS}
         assert {path.name for path in (folder / "dormouse").iterdir()} == {*rooms, "__pycache__"}
-        commits = {f"commits/{path.name}" for path in (folder / "dormouse/commits").glob("*.py")}
-        assert commits == {one for one in build.OF_CALLS if "/" in one}
+        parts = [folder / "dormouse" / room for room in ("model", "state")]
+        packed = {str(path.relative_to(folder / "dormouse")) for part in parts for path in part.rglob("*.py")}
+        assert packed == {one for one in build.OF_CALLS if "/" in one}
         assert not {path.name for path in folder.iterdir()} & {
             "psycopg",
             "psycopg_binary",

@@ -8,12 +8,12 @@ import pytest
 from dying import dies_at
 from state import file, live, query, ref
 
-from dormouse.context import TableContext
-from dormouse.files.checks import FileChecks
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.partition_tree import Partition
-from dormouse.partitions.checks import tree_problems
-from dormouse.partitions.store import PartitionStore
+from dormouse.state.context import TableContext
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
 
 STATEMENTS_MAX = 40
 

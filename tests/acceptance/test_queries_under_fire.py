@@ -24,13 +24,13 @@ from query_storm import (
     write,
 )
 
-from dormouse.catalog import Catalog
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.properties import TableProperties
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query
+from dormouse.reading import query
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
 from tests.storming import IDLE_MS, failing_network, freeze
 
 WAIT_SECONDS_MAX = 600.0

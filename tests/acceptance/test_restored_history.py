@@ -17,10 +17,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.commits.requests import AddFiles, encode
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver
-from dormouse.instance import Instance
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.state.commits.requests import AddFiles, encode
 from tests.data_files import rows_of, write_object
 from tests.databases import name_of
 from tests.state import query

@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.api.row_table import RowTable
 from dormouse.demo.flights import flights_csv
 from dormouse.rows.batches import BLOCK_ROWS_MAX
-from dormouse.rows.row_table import RowTable
 from tests.row_editors import NOTE
 
 ROOT = Path(__file__).parents[2]

@@ -17,8 +17,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError, NotAnInstance
-from dormouse.instance import Instance
 from dormouse.objects import aws_credentials
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability import abandoned_backups
 from dormouse.embedded.base_backup import base_backup
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import BackupDamaged, ObjectDamaged
-from dormouse.instance import Instance
 from dormouse.objects import ObjectStore, open_store
-from dormouse.query import file_checks
+from dormouse.reading import checked_files as file_checks
 from dormouse.settings import load_settings
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])

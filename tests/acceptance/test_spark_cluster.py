@@ -17,9 +17,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.instance import Instance
-from dormouse.table import Table
 from tests.cluster import SECONDS_MAX, Cluster, Victim, cluster, wait_for
 from tests.databases import Databases
 from tests.embedded import on_tcp

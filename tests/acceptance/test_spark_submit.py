@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.datasource import job
-from dormouse.instance import Instance
 from dormouse.spark.java import java_home
 from tests.cluster import cluster
 from tests.small_tables import keys

@@ -37,7 +37,7 @@ def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
         instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-    slow = "import dormouse.instance as m, sys, time; m.Instance.tables = lambda self: time.sleep(60); "
+    slow = "import dormouse.api.instance as m, sys, time; m.Instance.tables = lambda self: time.sleep(60); "
     slow += "from dormouse.cli import main; sys.argv = ['dormouse', 'table', 'list', '-i', sys.argv[1]]; "
     command = [sys.executable, "-c", slow + "sys.exit(main())", str(lake)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

@@ -13,18 +13,18 @@ from dying import dies_at
 from histories import leaves_of, of, rows, scaled
 from state import file, ref
 
-from dormouse.context import TableContext
 from dormouse.errors import CutExpired
-from dormouse.files import old_epochs
-from dormouse.files.checks import FileChecks
-from dormouse.history.changes import references_at
-from dormouse.history.cuts import cuts, record_cut
-from dormouse.history.epochs import Epochs
-from dormouse.history.moments import position_of
-from dormouse.history.retention import apply_retention, truncate
 from dormouse.model.cut import Cut
-from dormouse.partitions.checks import tree_problems
-from dormouse.partitions.store import PartitionStore
+from dormouse.state.context import TableContext
+from dormouse.state.files import old_epochs
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.history.changes import references_at
+from dormouse.state.history.cuts import cuts, record_cut
+from dormouse.state.history.epochs import Epochs
+from dormouse.state.history.moments import position_of
+from dormouse.state.history.retention import apply_retention, truncate
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
 
 NewTable = Callable[..., TableContext]
 EXCHANGES_MAX = 200

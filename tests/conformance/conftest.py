@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from dormouse.context import TableContext
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.store import FileReferenceStore
 from dormouse.objects import ObjectStore, open_store
-from dormouse.partitions.tree_cache import TreeCache
+from dormouse.state.context import TableContext
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.partitions.tree_cache import TreeCache
 from tests.databases import empty_table
 
 ISOLATIONS = ["read committed", "serializable"]

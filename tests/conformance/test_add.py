@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from state import clock, file, live, ref, remove, replace, unreferenced
 
-from dormouse.context import TableContext
 from dormouse.errors import FileAlreadyExists, FileReferenceAlreadyExists, InvalidInput
-from dormouse.files.store import FileReferenceStore
-from dormouse.partitions.leaves import LeafRows
+from dormouse.state.context import TableContext
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.partitions.leaves import LeafRows
 
 ODD_NAMES = [
     "a b/c.parquet",

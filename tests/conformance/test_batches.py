@@ -11,7 +11,6 @@ import pytest
 from state import assign, at_once, file, jobs_of, live, query, ref, replace, split, unreferenced
 from store_items import KINDS, bad_ones, prepared
 
-from dormouse.context import TableContext
 from dormouse.errors import (
     CommitIdReused,
     FileAlreadyExists,
@@ -21,10 +20,11 @@ from dormouse.errors import (
     FileReferenceNotFound,
     InvalidInput,
 )
-from dormouse.files.commit import Commit, CommitResult, Kind
-from dormouse.files.store import FileReferenceStore
 from dormouse.postgres.each import _Pipeline
 from dormouse.postgres.statements import Statement
+from dormouse.state.context import TableContext
+from dormouse.state.files.commit import Commit, CommitResult, Kind
+from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from state import assign, clock, file, jobs_of, ref, remove, replace, split, transaction, unreferenced
 
-from dormouse.context import TableContext
 from dormouse.errors import FileHasReferences, FileNotFound
-from dormouse.files import reads
-from dormouse.files.store import FileReferenceStore
+from dormouse.state.context import TableContext
+from dormouse.state.files import reads
+from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -24,7 +24,6 @@ from state import (
     wait_until,
 )
 
-from dormouse.context import TableContext
 from dormouse.errors import (
     DormouseError,
     FileAlreadyExists,
@@ -37,9 +36,10 @@ from dormouse.errors import (
     ReplaceRequestsFailed,
     SplitRequestsFailed,
 )
-from dormouse.files.commit import Commit, CommitResult
-from dormouse.files.store import FileReferenceStore
 from dormouse.postgres.transaction import RETRIES
+from dormouse.state.context import TableContext
+from dormouse.state.files.commit import Commit, CommitResult
+from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -26,13 +26,13 @@ from state import (
     unreferenced,
 )
 
-from dormouse.context import TableContext
 from dormouse.errors import FileHasReferences, FileNotFound, InvalidInput
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.layout import layout as known_layout
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import AssignJobIdRequest, SplitFileReferenceRequest
 from dormouse.objects import open_store
+from dormouse.state.context import TableContext
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.layout import layout as known_layout
+from dormouse.state.files.store import FileReferenceStore
 
 ODD_NAMES = [
     " ",

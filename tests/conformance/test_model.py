@@ -22,11 +22,7 @@ from hypothesis.stateful import (
 from state import clock, query
 from store_model import Expected, StoreModel, counted
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import BatchFailed, DormouseError
-from dormouse.files.commit import Commit, CommitResult, Kind
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     CheckAssignmentRequest,
@@ -35,6 +31,10 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.commit import Commit, CommitResult, Kind
+from dormouse.state.files.layout import LAYOUTS
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from state import CountingSupplier, assign, file, live, query, ref, remove, replace, split, unreferenced
 
-from dormouse.context import TableContext
 from dormouse.errors import TableNotFound
-from dormouse.files import reads
-from dormouse.files.store import FileReferenceStore
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.context import TableContext
+from dormouse.state.files import reads
+from dormouse.state.files.store import FileReferenceStore
 
 REFERENCES = 10_000
 
@@ -222,7 +222,7 @@ class TestTables:
         assert tables[0].store.stamp_unreferenced() == 0
 
     def test_a_dropped_table_is_an_error_of_ours(self, table: TableContext) -> None:
-        from dormouse.catalog import Catalog
+        from dormouse.state.catalog import Catalog
 
         Catalog(table.supplier, table.attempts).drop(table.table.name)
         for use in (

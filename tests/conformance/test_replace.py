@@ -17,10 +17,10 @@ from dormouse.errors import (
     NewReferenceSameAsInput,
     ReplaceRequestsFailed,
 )
-from dormouse.files.deletions import Deletions
-from dormouse.files.reads import KeyBounds
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
+from dormouse.state.files.deletions import Deletions
+from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import FileReferenceStore
 
 
 @pytest.fixture(autouse=True)

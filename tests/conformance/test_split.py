@@ -8,7 +8,6 @@ from dataclasses import replace as changed
 import pytest
 from state import assign, file, jobs_of, live, ref, split, unreferenced
 
-from dormouse.context import TableContext
 from dormouse.errors import (
     FileNotFound,
     FileReferenceAlreadyExists,
@@ -17,8 +16,9 @@ from dormouse.errors import (
     InvalidInput,
     SplitRequestsFailed,
 )
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import SplitFileReferenceRequest
+from dormouse.state.context import TableContext
+from dormouse.state.files.store import FileReferenceStore
 
 
 def refused(store: FileReferenceStore, *requests: SplitFileReferenceRequest) -> SplitRequestsFailed:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from state import assign, at_once, clock, file, live, ref, replace, split
 
-from dormouse.context import TableContext
 from dormouse.errors import BatchFailed, FileReferenceError, TooManyRetries
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.file_reference import FileReference
 from dormouse.postgres.retries import RETRIES
+from dormouse.state.context import TableContext
+from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
 

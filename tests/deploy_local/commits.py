@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dormouse.commits.requests import AddFiles, CommitRequest, encode
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.settings.resources import CommitResources
+from dormouse.state.commits.requests import AddFiles, CommitRequest, encode
 from tests.commits import add, assignment, replacement
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.processes import RunFailed

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.aws.switches import rule_name
 from dormouse.settings.resources import Resources, stack_name
-from dormouse.system.switches import rule_name
 from tests.commits import add
 from tests.deploy_local import access
 from tests.deploy_local.cloud import Cloud
@@ -306,7 +306,7 @@ def resume(
 
 def bodies_meanwhile(instance: Instance) -> tuple[list[str], list[str]]:
     """Commit requests, and their ids; encoded while the database still tells the id of the table."""
-    from dormouse.commits.requests import encode
+    from dormouse.state.commits.requests import encode
 
     requests = [add("parts", f"meanwhile-{number}") for number in range(MEANWHILE)]
     table_id = instance.table("parts").files.table.table_id

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.aws.environment import environment
+from dormouse.aws.instance import DeployedInstance, find
 from dormouse.settings.resources import Resources
-from dormouse.system.environment import environment
-from dormouse.system.instance import DeployedInstance, find
 from tests.deploy_local import access, commits, operations, packages, people
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
 from tests.deploy_local.processes import RunFailed, sign

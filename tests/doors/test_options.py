@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import typer.main
 
-from dormouse import long_work
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
+from dormouse.api.table import Table
 from dormouse.cli.program import whole
 from dormouse.client import Client
 from dormouse.client.client import RemoteTable
 from dormouse.client.rows import RemoteRowTable
 from dormouse.datasource import options as spark_options
-from dormouse.instance import Instance
-from dormouse.rows.row_table import RowTable
 from dormouse.service import documents, row_documents
-from dormouse.table import Table
+from dormouse.verbs import long_work
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
 """Callables, and who makes a change: a door that is further away knows by itself."""

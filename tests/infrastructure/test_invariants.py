@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dormouse.commits.pointers import OBJECT_PREFIX
 from dormouse.durability.owner_records import NOW
 from dormouse.settings.section import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
+from dormouse.state.commits.pointers import OBJECT_PREFIX
 from packages import LAMBDA
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
 from tests.template import DELETED, KEPT, allowed, flat, policies

@@ -15,10 +15,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from queues import queue_numbers
 
-from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.commits.postgres_queue import PostgresQueue
 from tests.cloudformation import CloudFormation
 from tests.databases import name_of
 

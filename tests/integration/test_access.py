@@ -11,14 +11,14 @@ import pytest
 from moto import mock_aws
 from psycopg.conninfo import conninfo_to_dict
 
+from dormouse.aws.keeper import keep
+from dormouse.aws.month import Assumptions, estimate
+from dormouse.aws.pause import pause, resume
+from dormouse.aws.query import sleeper_state
+from dormouse.aws.status import status
 from dormouse.postgres import rds_iam
 from dormouse.settings.config_file import parse
 from dormouse.settings.resources import AccessResources, resources_parameter
-from dormouse.system.keeper import keep
-from dormouse.system.month import Assumptions, estimate
-from dormouse.system.pause import pause, resume
-from dormouse.system.query import sleeper_state
-from dormouse.system.status import status
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
 from tests.integration.test_query_switch import asked, described, ran, step
 

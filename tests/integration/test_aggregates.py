@@ -17,15 +17,15 @@ from data_files import merge_plan
 from ingested import flights_table
 from query_lake import sql
 
-from dormouse.context import TableContext
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.reading import query
+from dormouse.state.context import TableContext
+from dormouse.writing.compaction import compact
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 NAN = math.nan
 VALUES: dict[DataType, tuple[Any, Any]] = {

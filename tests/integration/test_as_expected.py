@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
+from dormouse.api.table import Table
 from dormouse.client import connect
 from dormouse.errors import TableNotFound
-from dormouse.instance import Instance
-from dormouse.rows.row_table import RowTable
-from dormouse.table import Table
 from tests.serving import serving
 
 SCHEMA = dm.Schema(

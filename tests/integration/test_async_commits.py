@@ -15,19 +15,19 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.commits import job_commits
-from dormouse.commits.apply import _TableBatch
-from dormouse.commits.job_commits import QueuedJobCommits
-from dormouse.commits.requests import ReplaceFileReferences, decode, encode
-from dormouse.context import TableContext
+from dormouse.api.instance import Instance
 from dormouse.errors import AttemptAbandoned, CommitFailed, CommitIdReused, CommitRejected
-from dormouse.files.attempts import WriteAttempt
-from dormouse.instance import Instance
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.objects import open_store
-from dormouse.rounds.compaction_job import run_compaction
-from dormouse.rounds.ingest_commit import commit_files
 from dormouse.settings import Settings, load_settings
+from dormouse.state.commits import job_commits
+from dormouse.state.commits.apply import _TableBatch
+from dormouse.state.commits.job_commits import QueuedJobCommits
+from dormouse.state.commits.requests import ReplaceFileReferences, decode, encode
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.writing.compaction_job import run_compaction
+from dormouse.writing.ingest_commit import commit_files
 from tests.commits import add
 from tests.ingested import attempts
 from tests.state import assign, file, live, query, ref, replace, wait_until
@@ -39,7 +39,7 @@ DIES = """
 import os, signal, sys
 import pyarrow as pa
 import dormouse as dm
-from dormouse.commits.commit_queues import CommitQueues
+from dormouse.state.commits.commit_queues import CommitQueues
 
 send = CommitQueues.send
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import boto3
 import pytest
 
+from dormouse.aws.aws import Aws, action
 from dormouse.errors import InstanceError
-from dormouse.system.aws import Aws, action
 
 
 @pytest.mark.parametrize(

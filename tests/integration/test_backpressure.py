@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.commits import apply as applying
-from dormouse.commits.backpressure import AGE_MESSAGES_MIN, Gate, Marks
-from dormouse.commits.queue import QueueDepth
+from dormouse.api.instance import Instance
 from dormouse.errors import CommitQueueFull
-from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
+from dormouse.state.commits import apply as applying
+from dormouse.state.commits.backpressure import AGE_MESSAGES_MIN, Gate, Marks
+from dormouse.state.commits.queue import QueueDepth
 from tests.commits import add
 from tests.state import wait_until
 

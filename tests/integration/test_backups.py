@@ -15,12 +15,12 @@ import pytest
 import xxhash
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability import abandoned_backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
-from dormouse.files.holds import held
-from dormouse.instance import Instance
 from dormouse.jobs.answers import upload_name
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.state.files.holds import held
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])

@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.commits.postgres_queue import PostgresQueue
+from dormouse.api.instance import Instance
 from dormouse.durability.abandoned_backups import MANIFEST, sweep
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
-from dormouse.files.holds import held
-from dormouse.instance import Instance
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.files.holds import held
 from tests.commits import add
 from tests.state import query
 

@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from pruning import pruned
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidProperties
-from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest import ingest
+from dormouse.reading import query
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.writing.compaction import compact
+from dormouse.writing.ingest import ingest
 
 ORDERS = Schema(
     [Field("day", INT), Field("Order", LONG)],

@@ -8,16 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from dormouse.commits import bodies
-from dormouse.commits.bodies import sweep
-from dormouse.commits.pointers import PointerQueue, made_at
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.requests import encode
+from dormouse.api.instance import Instance
+from dormouse.aws.schedules import garbage
+from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import CommitQueueError
-from dormouse.instance import Instance
 from dormouse.model.text import narrow_id
-from dormouse.schedules import garbage
-from dormouse.schedules.work import Turn, utc_now
+from dormouse.state.commits import bodies
+from dormouse.state.commits.bodies import sweep
+from dormouse.state.commits.pointers import PointerQueue, made_at
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.requests import encode
 from tests.commits import add, replacement
 from tests.state import query
 

@@ -13,9 +13,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import RowLockHeld, TableBusy
-from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier, limits, run_statement, run_transaction
 from dormouse.postgres.limits import (
     ALONE,

@@ -17,12 +17,12 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import Composed
 
 import dormouse as dm
-from dormouse import catalog as conversion
-from dormouse.commits import committer as committer_module
+from dormouse.api.instance import Instance
 from dormouse.errors import TableBusy
-from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier, Query, limits, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
+from dormouse.state import catalog as conversion
+from dormouse.state.commits import committer as committer_module
 from tests.commits import add, assignment, files_of
 from tests.state import at_once, blocked, query, ref, wait_until
 
@@ -142,7 +142,7 @@ FROZEN = """
 import signal, sys
 import dormouse as dm
 from dormouse.postgres import limits
-from dormouse.files.attempts import WriteAttempts
+from dormouse.state.files.attempts import WriteAttempts
 limits.COMMIT["idle_in_transaction_session_timeout"] = 500
 freeze = WriteAttempts.finish
 def finish(*values, **more):

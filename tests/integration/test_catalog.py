@@ -13,9 +13,6 @@ import pytest
 from psycopg import sql
 from state import at_once, blocked, file, live, query, ref, wait_until
 
-from dormouse import catalog as module
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import (
     InvalidInput,
     InvalidName,
@@ -24,14 +21,17 @@ from dormouse.errors import (
     TableNotFound,
     TooManyRetries,
 )
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LIST, LONG, MAP, STRING
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, transaction
 from dormouse.postgres.queries import IdentifierPath, Query
+from dormouse.state import catalog as module
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
 
 SCHEMA = Schema(
     [Field("k", LONG), Field("größe", BYTES)],

@@ -10,26 +10,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
-from dormouse.data.source import open_source
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import CutExpired, InvalidCut, InvalidQuery, ObjectNotFound
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
-from dormouse.history import changes as files_of
-from dormouse.history.changes import pages_between, span
-from dormouse.instance import Instance
 from dormouse.model.cut import Cut, Position
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query.changes import changes
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest import ingest, write_leaves
-from dormouse.rounds.splitting import split
-from dormouse.table import Table
+from dormouse.reading.changes import changes
+from dormouse.sources.source import open_source
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history import changes as files_of
+from dormouse.state.history.changes import pages_between, span
+from dormouse.writing.compaction import compact
+from dormouse.writing.ingest import ingest, write_leaves
+from dormouse.writing.splitting import split
 from tests.small_tables import add as add_rows
 from tests.small_tables import made
 

@@ -18,11 +18,11 @@ from histories import age
 from serving import metric, serving
 
 import dormouse as dm
+from dormouse.api.table import Table
 from dormouse.cli import console
 from dormouse.client import connect
 from dormouse.errors import InvalidCut
-from dormouse.history.cuts import record_cut
-from dormouse.table import Table
+from dormouse.state.history.cuts import record_cut
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 Cli = Callable[..., tuple[int, str, str]]

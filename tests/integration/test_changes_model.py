@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import ConsumerOvertaken, InvalidInput
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.cuts import record_cut
-from dormouse.instance import Instance
 from dormouse.model.cut import Cut
-from dormouse.query.consumer import Consumer
+from dormouse.reading.consumer import Consumer
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history.cuts import record_cut
 from tests.machines import run_machine
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)

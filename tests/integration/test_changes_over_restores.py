@@ -13,17 +13,17 @@ from serving import serving
 from state import query
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.client import connect as connect_client
-from dormouse.data.source import open_source
 from dormouse.errors import InvalidCut
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.events import PastRestore, events_between
-from dormouse.history.moments import now, position_of
-from dormouse.instance import Instance
-from dormouse.query import differences, table_view
-from dormouse.rounds.ingest import write_leaves
-from dormouse.rounds.ingest_commit import commit_files
-from dormouse.table import Table
+from dormouse.reading import differences, table_view
+from dormouse.sources.source import open_source
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history.events import PastRestore, events_between
+from dormouse.state.history.moments import now, position_of
+from dormouse.writing.ingest import write_leaves
+from dormouse.writing.ingest_commit import commit_files
 from tests.small_tables import add, keys, made
 
 Told = list[tuple[str, int]]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.objects.names import SKETCHES_SUFFIX
 from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, sql
 

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability import shares
 from dormouse.errors import DormouseError
-from dormouse.instance import Instance
 from tests.cooling import Model, key
 from tests.state import query
 

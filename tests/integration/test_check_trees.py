@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability import checking as listing
 from dormouse.durability.checking import by_file
-from dormouse.instance import Instance
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import SKETCHES_SUFFIX
 from tests.state import query

@@ -15,8 +15,8 @@ from state import remove
 import dormouse as dm
 from dormouse.durability.instance_rounds import InstanceRound
 from dormouse.errors import CommitOutcomeUnknown, InstanceIsACopy, InvalidData
-from dormouse.files.holds import Hold
 from dormouse.objects.folder import FolderStore
+from dormouse.state.files.holds import Hold
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.errors import PayloadDayBusy, RowLockHeld
-from dormouse.history.cuts import record_cut
-from dormouse.instance import Instance
 from dormouse.jobs import worker as workers
 from dormouse.payloads import lease as payload_lease
 from dormouse.postgres.leases import clock_jumps, restart_leases
-from dormouse.table import Table
+from dormouse.state.history.cuts import record_cut
 from tests.state import query
 from tests.working import Working, until
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.commits import committer as committer_module
 from dormouse.errors import InstanceError
 from dormouse.postgres import ConnectionSupplier, connection, cutting, listening, run_statement
 from dormouse.postgres.limits import PAGED
 from dormouse.postgres.transaction import bounded
+from dormouse.state.commits import committer as committer_module
 from tests.cutting import CuttingProxy
 from tests.frozen_server import OTHERS, frozen_sessions
 from tests.state import query
@@ -160,7 +160,7 @@ def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
 
 PROGRAM = """
 import sys
-from dormouse.commits import committer
+from dormouse.state.commits import committer
 from dormouse.postgres import connection, cutting
 for module in (cutting, connection):
     module.END_SECONDS_MAX = 0.5

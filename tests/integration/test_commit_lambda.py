@@ -14,13 +14,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.commits.pointers import PointerQueue, object_of
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.requests import CommitRequest, encode
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
-from dormouse.instance import Instance
 from dormouse.objects import activity
 from dormouse.settings.deployment import RECEIVES_LEAST
+from dormouse.state.commits.pointers import PointerQueue, object_of
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.requests import CommitRequest, encode
 from lambdas.commit import handler
 from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
 from tests.commits import add, assignment, compaction, replacement

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.commits import apply as applying
-from dormouse.commits import committer as committer_module
-from dormouse.commits import handling
-from dormouse.commits.committer import Committer
-from dormouse.commits.requests import (
+from dormouse.api.instance import Instance
+from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
+from dormouse.objects import open_store
+from dormouse.settings import load_settings
+from dormouse.state.commits import apply as applying
+from dormouse.state.commits import committer as committer_module
+from dormouse.state.commits import handling
+from dormouse.state.commits.committer import Committer
+from dormouse.state.commits.requests import (
     AddFiles,
     DeleteCollectedFiles,
     ReplaceFileReferences,
@@ -23,10 +27,6 @@ from dormouse.commits.requests import (
     SplitPartition,
     encode,
 )
-from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
-from dormouse.instance import Instance
-from dormouse.objects import open_store
-from dormouse.settings import load_settings
 from tests.commits import (
     add,
     assignment,
@@ -377,7 +377,7 @@ def test_rejections_are_logged_and_what_was_done_is_counted(
 ) -> None:
     committer = instance.committer()
     instance.submit([add("t", "a"), add("t", "a", "second")])
-    with caplog.at_level(logging.INFO, "dormouse.commits"):
+    with caplog.at_level(logging.INFO, "dormouse.state.commits"):
         committer.drain()
     metrics = committer.metrics()
     assert (metrics.applied, metrics.rejected, metrics.try_later) == (1, 1, 0)

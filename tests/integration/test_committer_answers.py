@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.commits import apply as applying
-from dormouse.commits import handling
-from dormouse.commits.outcomes import commit_statuses
-from dormouse.commits.requests import ReplaceFileReferences
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.state.commits import apply as applying
+from dormouse.state.commits import handling
+from dormouse.state.commits.outcomes import commit_statuses
+from dormouse.state.commits.requests import ReplaceFileReferences
 from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement, send_raw, states
 from tests.state import replace
 
@@ -92,7 +92,7 @@ def test_what_others_wait_for_may_come_beside_one_that_needs_both(
 AHEAD = """
 import datetime, sys, threading, time
 import dormouse as dm
-from dormouse.commits import backpressure, committer, handling, postgres_queue, queue
+from dormouse.state.commits import backpressure, committer, handling, postgres_queue, queue
 class Ahead(datetime.datetime):
     @classmethod
     def now(cls, tz=None):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance, connect
 from dormouse.errors import CommitQueueError
-from dormouse.instance import Instance, connect
 from tests.commits import add, compaction
 from tests.state import live
 

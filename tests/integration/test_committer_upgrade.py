@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dormouse.commits import committer as committer_module
-from dormouse.commits.committer import Committer
-from dormouse.commits.requests import encode
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceTooNew
-from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
+from dormouse.state.commits import committer as committer_module
+from dormouse.state.commits.committer import Committer
+from dormouse.state.commits.requests import encode
 from tests.commits import add, assignment, compaction, files_of, send_raw, states
 from tests.state import query, wait_until
 

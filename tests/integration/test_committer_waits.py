@@ -14,12 +14,7 @@ from psycopg import errors as pg
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.commits import committer as committer_module
-from dormouse.commits.apply import apply
-from dormouse.commits.committer import Committer, CommitterOptions
-from dormouse.commits.outcomes import CommitOutcome, only_waits
-from dormouse.commits.requests import Envelope
-from dormouse.commits.table_cache import Tables
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     CommitOutcomeUnknown,
     ConnectionsExhausted,
@@ -29,7 +24,12 @@ from dormouse.errors import (
     InvalidInput,
     TooManyRetries,
 )
-from dormouse.instance import Instance
+from dormouse.state.commits import committer as committer_module
+from dormouse.state.commits.apply import apply
+from dormouse.state.commits.committer import Committer, CommitterOptions
+from dormouse.state.commits.outcomes import CommitOutcome, only_waits
+from dormouse.state.commits.requests import Envelope
+from dormouse.state.commits.table_cache import Tables
 from tests.commits import add, assignment, drained, files_of, replacement
 from tests.state import CountingSupplier, query, wait_until
 

@@ -14,22 +14,22 @@ import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
 from state import assign, at_once, query, unreferenced, wait_until
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import CommitOutcomeUnknown, InvalidInput
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.compaction_jobs import CompactionJob
 from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds import compaction_job as task
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.compaction_job import run_compaction
-from dormouse.rounds.compaction_threads import compact_in_threads
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.writing import compaction_job as task
+from dormouse.writing.compaction import compact
+from dormouse.writing.compaction_job import run_compaction
+from dormouse.writing.compaction_threads import compact_in_threads
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

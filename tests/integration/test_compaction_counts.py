@@ -12,14 +12,14 @@ from data_files import SKETCHES, add_file, objects_of, write_object
 from data_files import rows_of as rows
 from state import query
 
-from dormouse.context import TableContext
-from dormouse.data import merge
-from dormouse.data.parquet_file import FileFacts
 from dormouse.model.file_reference import SplitFileReferenceRequest
-from dormouse.rounds import compaction_job as task
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.compaction_job import CompactionResult, run_compaction
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.state.context import TableContext
+from dormouse.writing import compaction_job as task
+from dormouse.writing import merge
+from dormouse.writing.compaction import compact
+from dormouse.writing.compaction_job import CompactionResult, run_compaction
+from dormouse.writing.ingest import ingest_in_process as ingest
+from dormouse.writing.parquet_file import FileFacts
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -12,14 +12,14 @@ from data_files import SKETCHES, objects_of
 from data_files import rows_of as rows
 from state import query
 
-from dormouse.context import TableContext
 from dormouse.data.digests import digest_of_object
-from dormouse.data.merge import merge_sorted
 from dormouse.errors import ObjectDamaged
-from dormouse.rounds import job_inputs
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.compaction_job import run_compaction
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.state.context import TableContext
+from dormouse.writing import job_inputs
+from dormouse.writing.compaction import compact
+from dormouse.writing.compaction_job import run_compaction
+from dormouse.writing.ingest import ingest_in_process as ingest
+from dormouse.writing.merge import merge_sorted
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {

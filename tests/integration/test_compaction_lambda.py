@@ -12,13 +12,13 @@ import pytest
 from moto import mock_aws
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.aws.schedules import runs as system_runs
+from dormouse.aws.schedules.runs import RunList, RunTable
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.files.compaction_jobs import CompactionJobs
-from dormouse.instance import Instance
 from dormouse.objects import activity, open_store
-from dormouse.schedules import runs as system_runs
-from dormouse.schedules.runs import RunList, RunTable
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
+from dormouse.state.files.compaction_jobs import CompactionJobs
 from lambdas import compaction, runs
 from tests.aws_lambda import Context, lambda_service, metrics_in
 from tests.state import jobs_of, ref

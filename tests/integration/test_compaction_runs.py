@@ -12,14 +12,14 @@ import psycopg
 import pytest
 from state import assign, at_once, blocked, jobs_of, query, ref, replace, transaction, wait_until
 
-from dormouse.context import TableContext
-from dormouse.files import compaction_jobs
-from dormouse.files.compaction_jobs import ReleasedJobs, tables_of_run
-from dormouse.files.erasures import Erasure
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.durability import erasing
+from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.migrate import MIGRATIONS, migrate
-from dormouse.rounds import erasing
-from dormouse.rounds.erasing import _Erasing
+from dormouse.state.context import TableContext
+from dormouse.state.files import compaction_jobs
+from dormouse.state.files.compaction_jobs import ReleasedJobs, tables_of_run
+from dormouse.state.files.erasures import Erasure
 from tests.small_tables import add, keys, made
 
 LAYOUTS = ["file_table", "salted_counts", "dummy_reference"]
@@ -109,7 +109,7 @@ def test_what_a_run_did_not_finish_is_released_for_the_next_round(
 
 
 def test_jobs_are_released_in_batches(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dormouse.files.compaction_jobs.RELEASE_BATCH_JOBS", 3)
+    monkeypatch.setattr("dormouse.state.files.compaction_jobs.RELEASE_BATCH_JOBS", 3)
     run_id = new_run()
     table.jobs.hand_over(run_id, 10, ALIVE_SECONDS)
     assert table.jobs.release_run(run_id) == ReleasedJobs(10, 20)

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance, connect
+from dormouse.api.table import Table
 from dormouse.errors import (
     ConsumerExpired,
     ConsumerOvertaken,
@@ -17,12 +19,10 @@ from dormouse.errors import (
     InvalidCut,
     InvalidInput,
 )
-from dormouse.files import holds
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.cuts import record_cut
-from dormouse.instance import Instance, connect
-from dormouse.query.consumer import Consumer
-from dormouse.table import Table
+from dormouse.reading.consumer import Consumer
+from dormouse.state.files import holds
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history.cuts import record_cut
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 

@@ -26,13 +26,13 @@ from state import (
     wait_until,
 )
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import InvalidInput, TableNotFound
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.layout import layout as known_layout
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.transaction import run_transaction
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.layout import layout as known_layout
 
 PAIRS = list(permutations(LAYOUTS, 2))
 pairs = pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])

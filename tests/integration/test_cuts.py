@@ -12,12 +12,12 @@ import psycopg
 import pytest
 from state import blocked, case, query, ref, remove, split, transaction, wait_until
 
-from dormouse.context import TableContext
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.reads import KeyBounds
-from dormouse.history import cuts, moments
-from dormouse.history.sizes import size_between
 from dormouse.model.cut import Cut, Position
+from dormouse.state.context import TableContext
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.reads import KeyBounds
+from dormouse.state.history import cuts, moments
+from dormouse.state.history.sizes import size_between
 
 NewTable = Callable[..., TableContext]
 

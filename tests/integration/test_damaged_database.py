@@ -9,14 +9,14 @@ import psycopg
 import pytest
 from databases import Databases, name_of
 
-from dormouse.catalog import Catalog
 from dormouse.errors import InstanceError
-from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
 
 
 def scrambled(path: Path) -> None:

@@ -19,9 +19,9 @@ from dormouse.errors import ObjectDamaged, ObjectNotFound
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import ObjectStore
-from dormouse.query.executor import query
-from dormouse.rounds.ingest import ingest_in_process as ingest
-from dormouse.sql.views import opened
+from dormouse.reading.executor import query
+from dormouse.reading.sql.views import opened
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
 Reader = Callable[[Lake], Any]

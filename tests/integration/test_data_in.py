@@ -22,15 +22,15 @@ from psycopg.conninfo import make_conninfo
 from served import service
 
 import dormouse as dm
+from dormouse.api.instance import Instance, connect
 from dormouse.cli.loading import _made
 from dormouse.client import connect as connect_service
 from dormouse.errors import CommitFailed, InvalidData, InvalidProperties, TableNotFound
-from dormouse.files.attempts import numbering
-from dormouse.instance import Instance, connect
 from dormouse.objects import open_store
 from dormouse.postgres import run_transaction
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.rounds import ingest as ingest_module
+from dormouse.state.files.attempts import numbering
+from dormouse.writing import ingest as ingest_module
 from tests.conftest import BUCKET
 from tests.state import query
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from dormouse.commits.dead_letters import dead_letters
-from dormouse.commits.requests import AddFiles, encode
+from dormouse.aws.aws import Aws
+from dormouse.aws.dead_letters import dead_letters
+from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from dormouse.settings.resources import CommitResources, Resources
-from dormouse.system.aws import Aws
-from dormouse.system.instance import DeployedInstance
+from dormouse.state.commits.requests import AddFiles, encode
 from tests.deployed import REGION, Deployed, StubSession, deploy
 from tests.state import file, ref
 
@@ -25,7 +25,7 @@ TOO_NEW = json.dumps({**json.loads(GOOD), "version": 999})
 
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
-    monkeypatch.setattr("dormouse.commits.dead_queue.WAIT_SECONDS", 0)
+    monkeypatch.setattr("dormouse.aws.dead_queue.WAIT_SECONDS", 0)
     with mock_aws(config={"lambda": {"use_docker": False}}):
         yield deploy()
 

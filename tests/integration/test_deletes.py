@@ -12,14 +12,14 @@ import pytest
 from state import query
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidProperties, InvalidQuery
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.table_view import plan_query
-from dormouse.rounds import compaction_job, ingest
-from dormouse.sql.together import SCANS_MAX, read_together
-from dormouse.table import Table
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.sql.together import SCANS_MAX, read_together
+from dormouse.reading.table_view import plan_query
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.writing import compaction_job, ingest
 
 NAN = float("nan")
 SCHEMA = dm.Schema(

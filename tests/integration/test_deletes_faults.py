@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
-from dormouse.files import deletions as files_deletions
-from dormouse.files.deletions import Deletions
-from dormouse.files.erasures import Erasure
-from dormouse.files.reads import PlannedRows
-from dormouse.files.store import FileReferenceStore
-from dormouse.history.events import PastDeletion
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
-from dormouse.query import changes as query_changes
-from dormouse.query import table_view
-from dormouse.query.deletions import deletions_of
-from dormouse.query.planner import QueryPlan
-from dormouse.query.reach import Reach
-from dormouse.rounds import compaction_job, divided_compaction, looking
-from dormouse.rounds.erasing import _Erasing
-from dormouse.rounds.job_inputs import JobDeletions
+from dormouse.reading import changes as query_changes
+from dormouse.reading import table_view
+from dormouse.reading.deletions import deletions_of
+from dormouse.reading.planner import QueryPlan
+from dormouse.reading.reach import Reach
+from dormouse.state.files import deletions as files_deletions
+from dormouse.state.files.deletions import Deletions
+from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.reads import PlannedRows
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.events import PastDeletion
+from dormouse.writing import compaction_job, divided_compaction, looking
+from dormouse.writing.job_inputs import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
 from tests.machines import finds_what_is_wrong
 

@@ -13,9 +13,9 @@ import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.postgres import copied
-from dormouse.query.deleting import DeleteReport
-from dormouse.query.deletions import CONDITION_BYTES_MAX, condition_of
-from dormouse.query.where import question
+from dormouse.reading.deleting import DeleteReport
+from dormouse.reading.deletions import CONDITION_BYTES_MAX, condition_of
+from dormouse.reading.where import question
 from tests.serving import serving
 from tests.texts import SCHEMA, data, keys, made
 

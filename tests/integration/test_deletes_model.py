@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 import dormouse as dm
-from dormouse.data.source import open_source
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     CutExpired,
     FileReferenceAssignedToJob,
@@ -29,18 +29,18 @@ from dormouse.errors import (
     ObjectNotFound,
     ReplaceRequestsFailed,
 )
-from dormouse.files.attempts import WriteAttempt
-from dormouse.files.compaction_jobs import CompactionJob
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.cuts import record_cut
-from dormouse.instance import Instance
 from dormouse.model.cut import Cut
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.rounds import compaction_job as task
-from dormouse.rounds.ingest import write_leaves
-from dormouse.rounds.ingest_commit import commit_files
-from dormouse.rounds.job_inputs import JobDeletions
-from dormouse.sql import together
+from dormouse.reading.sql import together
+from dormouse.sources.source import open_source
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history.cuts import record_cut
+from dormouse.writing import compaction_job as task
+from dormouse.writing.ingest import write_leaves
+from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.job_inputs import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
 

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.commits.requests import AddFiles
-from dormouse.data.source import open_source
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.reads import KeyBounds
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.rounds.ingest import write_leaves
-from dormouse.table import Table
+from dormouse.sources.source import open_source
+from dormouse.state.commits.requests import AddFiles
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.reads import KeyBounds
+from dormouse.writing.ingest import write_leaves
 from tests.commits import assignment
 from tests.state import query, wait_until
 

@@ -11,12 +11,12 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from dormouse.aws import destroy as destruction
+from dormouse.aws.aws import Aws
+from dormouse.aws.destroy import Doomed, destroy, doomed
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.system import destroy as destruction
-from dormouse.system.aws import Aws
-from dormouse.system.destroy import Doomed, destroy, doomed
 
 REGION = "eu-west-1"
 CONFIG = Path(__file__).parents[2] / "config"

@@ -11,11 +11,11 @@ import psycopg
 import pytest
 
 import dormouse as dm
-from dormouse.commits import apply as applying
-from dormouse.commits import committer as committer_module
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
-from dormouse.instance import Instance
 from dormouse.postgres.each import execute_each
+from dormouse.state.commits import apply as applying
+from dormouse.state.commits import committer as committer_module
 from tests.commits import add, compaction, files_of, replacement
 from tests.state import at_once, query, wait_until
 

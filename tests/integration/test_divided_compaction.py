@@ -11,16 +11,22 @@ from data_files import add_file, keys_in, objects_of
 from keyed_tables import delete_keys, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.context import TableContext
+from dormouse.api.instance import Instance
 from dormouse.errors import JobFailed
-from dormouse.files.compaction_jobs import CompactionJob
-from dormouse.instance import Instance
 from dormouse.model.region import Region
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import ObjectStore
-from dormouse.rounds.compaction_job import CompactionResult
-from dormouse.rounds.divided_compaction import CheckInputs, MergeRange, Task, key_ranges, run_divided
+from dormouse.state.context import TableContext
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.divided_compaction import (
+    CheckInputs,
+    MergeRange,
+    Task,
+    key_ranges,
+    run_divided,
+)
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

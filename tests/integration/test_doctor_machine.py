@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dormouse.aws.machine_checks import image, machine, packages
 from dormouse.settings.config_file import parse
-from dormouse.system.machine_checks import image, machine, packages
 
 
 def results(checks: Any) -> list[tuple[str, str]]:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
-from dormouse.rounds.erasing import _Erasing
-from dormouse.rounds.looking import look_at
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
+from dormouse.durability.erasing import _Erasing
+from dormouse.writing.looking import look_at
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

@@ -27,9 +27,9 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, MAP, STRING, TIMESTAMP
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query
-from dormouse.query.where import Where
-from dormouse.sql import views
+from dormouse.reading import query
+from dormouse.reading.sql import views
+from dormouse.reading.where import Where
 
 NUMBERS = [None, -math.inf, -2.5, -0.0, 0.0, 1.0, 2.0, math.inf, math.nan]
 

@@ -11,11 +11,11 @@ from botocore.stub import ANY
 from emr_runs import ARN, COMMON, LABEL, REGION, ROLE, new_run, set_credentials, settings, stubbed
 from moto import mock_aws
 
+from dormouse.aws import emr
+from dormouse.aws.aws import Aws
+from dormouse.aws.spark_submit import Run
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.lambdas import RunsEnvironment
-from dormouse.system import emr
-from dormouse.system.aws import Aws
-from dormouse.system.spark_submit import Run
 
 
 @pytest.fixture(autouse=True)

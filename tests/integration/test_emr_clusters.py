@@ -13,9 +13,9 @@ from emr_runs import REGION, TEMPLATE, new_run, set_credentials, settings, stubb
 from moto import mock_aws
 from state import at_once
 
+from dormouse.aws import emr, emr_clusters
+from dormouse.aws.aws import Aws
 from dormouse.settings.lambdas import RunsEnvironment
-from dormouse.system import emr, emr_clusters
-from dormouse.system.aws import Aws
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_of_a_run_submitted_twice_at_once_one_stays(
     environment, run, barrier = settings(monkeypatch, engine), new_run(), threading.Barrier(2)
     cancelled: list[str] = []
     monkeypatch.setattr(
-        "dormouse.system.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
+        "dormouse.aws.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
     )
 
     def submit() -> Any:
@@ -149,7 +149,7 @@ def test_of_a_step_added_twice_at_once_one_stays(
     run, barrier = new_run(), threading.Barrier(2)
     cancelled: list[str] = []
     monkeypatch.setattr(
-        "dormouse.system.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
+        "dormouse.aws.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
     )
 
     def submit() -> Any:

@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data.source import open_source
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
+from dormouse.durability.erasing import EraseReport, _Erasing
 from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, ObjectNotFound, TableBusy
-from dormouse.files.erasures import Erasure
-from dormouse.files.holds import held
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
-from dormouse.rounds.erasing import EraseReport, _Erasing
-from dormouse.rounds.ingest import write_leaves
-from dormouse.rounds.ingest_commit import commit_files
-from dormouse.table import Table
+from dormouse.sources.source import open_source
+from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.holds import held
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.writing.ingest import write_leaves
+from dormouse.writing.ingest_commit import commit_files
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
 GONE = "person 3"
@@ -110,7 +110,7 @@ def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Inst
         pass
     leaf = table.partitions.leaves()[0]
     table._context.jobs.create_of_shared([leaf.partition_id])
-    from dormouse.rounds.compaction import compact
+    from dormouse.writing.compaction import compact
 
     compact(table._context, create=False)
     expected = [one for one in people(table) if one[1] != GONE]
@@ -147,7 +147,7 @@ def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: 
     report = quick(table)
     assert report.is_finished
     assert is_erased(tmp_path)
-    from dormouse.rounds.compaction_job import run_compaction
+    from dormouse.writing.compaction_job import run_compaction
 
     assert run_compaction(context, job, 0).outcome == "superseded"
     assert is_erased(tmp_path)

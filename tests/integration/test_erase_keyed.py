@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from keyed_tables import begun, delete_keys, keyed, seen, upsert
 
-from dormouse.files.erasures import Erasure
-from dormouse.instance import Instance
-from dormouse.rounds.erasing import _Erasing
+from dormouse.api.instance import Instance
+from dormouse.durability.erasing import _Erasing
+from dormouse.state.files.erasures import Erasure
 from tests.state import query
 
 

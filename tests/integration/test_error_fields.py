@@ -15,17 +15,17 @@ import pytest
 
 import dormouse as dm
 from dormouse import errors
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.client import Client, connect
 from dormouse.errors import DormouseError
 from dormouse.errors.base import Told
-from dormouse.instance import Instance
-from dormouse.long_work import functions
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects.hiding import hiding
 from dormouse.rows.index_worker import IndexWorker
 from dormouse.service.problems import problem_of
-from dormouse.table import Table
+from dormouse.verbs.long_work import functions
 from tests.serving import serving
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
@@ -162,7 +162,9 @@ def test_no_error_of_a_job_has_a_path_of_the_server(instance: Instance, table: T
     with serving(instance, job_threads=1) as url, httpx.Client(base_url=url) as http:
         status, result = http.get(f"/v1/jobs/{job}"), http.get(f"/v1/jobs/{job}/result")
         assert result.json()["file"] == "incoming/a.csv" and result.json()["line"] == 3
-        assert "Traceback" in status.json()["traceback"] and "long_work.py" in status.json()["traceback"]
+        assert (
+            "Traceback" in status.json()["traceback"] and "verbs/long_work.py" in status.json()["traceback"]
+        )
         for folder in (str(Path(dm.__file__).parents[1]), sys.prefix, sys.base_prefix, "/objects"):
             assert folder not in status.text and folder not in result.text
 

@@ -14,9 +14,9 @@ from dormouse.errors import DormouseError
 from dormouse.objects import open_store
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
-from dormouse.query.interruption import Interruption
-from dormouse.query.scan_session import session
-from dormouse.sql.engine import Engine
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.scan_session import session
+from dormouse.reading.sql.engine import Engine
 
 def read(kind):
     if kind.startswith("http"):
@@ -124,7 +124,7 @@ def test_a_child_that_is_forked_while_a_thread_loads_names_has_them_too() -> Non
 
 TOGETHER = """
 import importlib, sys, threading
-import dormouse.instance
+import dormouse.api.instance
 sys.setswitchinterval(1e-5)
 names = ["rounds.ingest", "query.executor", "rounds.compaction", "rounds.splitting", "sql.statements"] * 2
 barrier = threading.Barrier(len(names))

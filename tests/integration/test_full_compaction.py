@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from keyed_tables import keyed, seen, upsert
 
+from dormouse.api.instance import Instance
 from dormouse.errors import NotWhole
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
+from dormouse.state.files.layout import LAYOUTS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -23,11 +23,11 @@ from state import (
     wait_until,
 )
 
-from dormouse.context import TableContext
-from dormouse.files import garbage, removal_log
-from dormouse.files.checks import FileChecks
-from dormouse.files.garbage import GarbageCollector
-from dormouse.files.holds import lock_history
+from dormouse.state.context import TableContext
+from dormouse.state.files import garbage, removal_log
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.garbage import GarbageCollector
+from dormouse.state.files.holds import lock_history
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.aws.schedules.garbage import FAILED_AGAIN_SECONDS, collect
+from dormouse.aws.schedules.work import Record, Schedule, Turn, utc_now
 from dormouse.durability import shares
-from dormouse.files import removal_log
-from dormouse.files.garbage import GarbageCollector
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
 from dormouse.objects import activity
-from dormouse.schedules.garbage import FAILED_AGAIN_SECONDS, collect
-from dormouse.schedules.work import Record, Schedule, Turn, utc_now
+from dormouse.state.files import removal_log
+from dormouse.state.files.garbage import GarbageCollector
+from dormouse.state.files.layout import LAYOUTS
 from lambdas.garbage import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from state import query
 
 import dormouse as dm
-from dormouse.context import TableContext
 from dormouse.errors import (
     EpochNotFound,
     InvalidCut,
@@ -22,8 +21,9 @@ from dormouse.errors import (
     MetadataDamaged,
     PartitionNotFound,
 )
-from dormouse.history import epochs as module
-from dormouse.history.epochs import Epochs
+from dormouse.state.context import TableContext
+from dormouse.state.history import epochs as module
+from dormouse.state.history.epochs import Epochs
 from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]

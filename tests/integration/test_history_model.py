@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from trees import below, partitions_of
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import CutExpired, EpochNotFound, InvalidCut, NotWhole
-from dormouse.files import old_epochs
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
 from dormouse.model.cut import Cut
+from dormouse.state.files import old_epochs
+from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)

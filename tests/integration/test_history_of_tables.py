@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import CutExpired, InvalidCut, PartitionNotFound, TableNotFound
-from dormouse.files.shapes import Shapes
-from dormouse.history.epochs import EpochRecord
-from dormouse.instance import Instance
-from dormouse.query import executor
+from dormouse.reading import executor
+from dormouse.state.files.shapes import Shapes
+from dormouse.state.history.epochs import EpochRecord
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
@@ -86,7 +86,7 @@ def test_a_cut_that_was_read_before_is_read_in_one_statement_as_long_as_it_holds
     assert table.query({"k": 1}, as_of=cut).read_all().to_pylist() == then
     with monkeypatch.context() as patch:
         patch.setattr(executor, "position_of", None)
-        patch.setattr("dormouse.history.moments.position_of", None)
+        patch.setattr("dormouse.state.history.moments.position_of", None)
         patch.setattr(Shapes, "at", None)
         assert table.query({"k": 1}, as_of=cut).read_all().to_pylist() == then
     table.ingest(rows)

@@ -15,21 +15,21 @@ import pytest
 from state import assign, blocked, query, ref, remove, transaction, wait_until
 from state import replace as replace_by_none
 
-from dormouse.context import TableContext
 from dormouse.errors import CutExpired, InvalidCut
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.store import FileReferenceStore
-from dormouse.history import changes as files_of
-from dormouse.history import cuts, moments
-from dormouse.history.changes import changes_between, references_at
-from dormouse.history.consumers import Consumers
-from dormouse.history.restore import restore
-from dormouse.history.retention import truncate
-from dormouse.history.sizes import size_between
 from dormouse.model.region import Range
-from dormouse.query.consumer import Consumer
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.table_view import plan_query
+from dormouse.reading.consumer import Consumer
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.table_view import plan_query
+from dormouse.state.context import TableContext
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history import changes as files_of
+from dormouse.state.history import cuts, moments
+from dormouse.state.history.changes import changes_between, references_at
+from dormouse.state.history.consumers import Consumers
+from dormouse.state.history.restore import restore
+from dormouse.state.history.retention import truncate
+from dormouse.state.history.sizes import size_between
 
 NewTable = Callable[..., TableContext]
 

@@ -14,10 +14,10 @@ import pytest
 
 import dormouse as dm
 from dormouse import errors
-from dormouse.commits.outcomes import CommitOutcome
-from dormouse.commits.requests import encode
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.state.commits.outcomes import CommitOutcome
+from dormouse.state.commits.requests import encode
+from dormouse.state.files.layout import LAYOUTS
 from tests.commits import add, send_raw
 from tests.hostile_messages import Forger
 from tests.state import live, query

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.client import connect
-from dormouse.instance import Instance
 from dormouse.objects.hiding import hiding, without_paths
-from dormouse.table import Table
 from tests.serving import serving
 from tests.working import until
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.service import create_app
 from dormouse.settings.service import load_service_settings
 from tests.serving import serving, stand_in

@@ -26,7 +26,6 @@ from ingested import (
     repeated,
 )
 
-from dormouse.context import TableContext
 from dormouse.errors import (
     AttemptAbandoned,
     CommitFailed,
@@ -39,9 +38,10 @@ from dormouse.errors import (
     ObjectStoreError,
 )
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds import ingest_commit
-from dormouse.rounds.ingest import ingest as ingest_anywhere
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.state.context import TableContext
+from dormouse.writing import ingest_commit
+from dormouse.writing.ingest import ingest as ingest_anywhere
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 WRITING = ["one_file_per_leaf", "one_reference_per_leaf"]
 NewTable = Callable[..., TableContext]

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from ingested import check_untouched, flights, flights_table
 
-from dormouse.context import TableContext
-from dormouse.data import leaf_files, parquet_file
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds import ingest as ingest_module
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.state.context import TableContext
+from dormouse.writing import ingest as ingest_module
+from dormouse.writing import leaf_files, parquet_file
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 
 @pytest.fixture(params=["one_file_per_leaf", "one_reference_per_leaf"])

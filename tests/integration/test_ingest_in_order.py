@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 from ingested import PLAIN, check_holds, check_untouched, flights, flights_table
 
-from dormouse.context import TableContext
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds import ingest as ingest_module
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.state.context import TableContext
+from dormouse.writing import ingest as ingest_module
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 KINDS = {
     "int": (INT, pa.array(range(-500, 500), pa.int32())),

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import ObjectStoreError
-from dormouse.instance import Instance
 from dormouse.objects import beneath, open_store
 from dormouse.objects.hiding import hiding
 from tests.serving import http_get, serving

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import (
     InstanceReadOnly,
@@ -27,11 +28,10 @@ from dormouse.errors import (
     JobNotFound,
     TableNotFound,
 )
-from dormouse.instance import Instance
 from dormouse.jobs.answers import answer_name
 from dormouse.jobs.claims import Claims
-from dormouse.long_work import functions
 from dormouse.objects import ObjectStore
+from dormouse.verbs.long_work import functions
 from tests.serving import serving
 from tests.working import until
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
+from dormouse.aws.database import HOPELESS
+from dormouse.aws.keeper import keep
+from dormouse.aws.pause import pause, resume
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import state_parameter
-from dormouse.system.database import HOPELESS
-from dormouse.system.keeper import keep
-from dormouse.system.pause import pause, resume
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
 from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal
@@ -193,7 +193,7 @@ def test_passes_make_no_dead_letters_and_go_on(sender: str, tells_ages: bool, fa
 
 
 def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="dormouse.commits.renewal")
+    caplog.set_level("INFO", logger="dormouse.aws.renewal")
     weeks = paused("stopped", looks_hourly=True, wanted_since=0.0)
     for number in range(24):
         weeks.send(number)

@@ -9,14 +9,14 @@ import pytest
 from keyed_tables import MARKS, SCHEMA, begun, data, delete_keys, keyed, seen, upsert
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, QueryOvertaken
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
-from dormouse.query.keyed import KeyedScans
-from dormouse.query.scan_session import key_session
-from dormouse.query.table_view import plan_query
-from dormouse.query.where import question
-from dormouse.rounds import deleting
+from dormouse.reading.keyed import KeyedScans
+from dormouse.reading.scan_session import key_session
+from dormouse.reading.table_view import plan_query
+from dormouse.reading.where import question
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.writing import deleting
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -53,7 +53,7 @@ def test_of_rows_of_equal_key_in_a_large_load_the_last_stays(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spilled to several runs, which are merged."""
-    from dormouse.rounds import ingest
+    from dormouse.writing import ingest
 
     table = keyed(instance)
     rows = [(key % 500, number) for number, key in enumerate(range(0, 70_000, 7))]

@@ -11,13 +11,13 @@ import pytest
 from keyed_tables import MARKS
 
 import dormouse as dm
-from dormouse.instance import Instance
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.keyed import Layers, layers
-from dormouse.query.table_view import plan_tables
-from dormouse.rounds.ingest import keyed_rows, write_leaves
-from dormouse.rounds.ingest_commit import commit_files
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.keyed import Layers, layers
+from dormouse.reading.table_view import plan_tables
+from dormouse.writing.ingest import keyed_rows, write_leaves
+from dormouse.writing.ingest_commit import commit_files
 
 SCHEMA = dm.Schema(
     [dm.Field("place", dm.STRING), dm.Field("id", dm.LONG)],

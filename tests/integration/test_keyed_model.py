@@ -14,18 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from keyed_tables import MARKS, begun, data, keyed, seen
 
 import dormouse as dm
-from dormouse.data import keyed_merge
-from dormouse.files.attempts import WriteAttempt
-from dormouse.files.compaction_jobs import CompactionJob
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.cuts import record_cut
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.model.cut import Cut
-from dormouse.query import keyed as keyed_queries
-from dormouse.rounds import compaction_job as keyed_compaction
-from dormouse.rounds import compaction_job as task
-from dormouse.rounds import ingest_commit
-from dormouse.rounds.job_inputs import JobDeletions
+from dormouse.reading import keyed as keyed_queries
+from dormouse.state.files.attempts import WriteAttempt
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history.cuts import record_cut
+from dormouse.writing import compaction_job as keyed_compaction
+from dormouse.writing import compaction_job as task
+from dormouse.writing import ingest_commit, keyed_merge
+from dormouse.writing.job_inputs import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import finds_what_is_wrong, run_machine
 

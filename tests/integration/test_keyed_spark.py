@@ -10,8 +10,8 @@ import pytest
 from keyed_tables import MARKS, data, delete_keys, keyed, seen, upsert
 from pyspark.sql import SparkSession
 
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, JobFailed
-from dormouse.instance import Instance
 from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import parquet_urls
 

@@ -170,9 +170,9 @@ def environment(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    monkeypatch.setattr("dormouse.system.aws.Aws.call", refused)
-    monkeypatch.setattr("dormouse.system.aws.Aws.ask", refused)
-    monkeypatch.setattr("dormouse.system.aws.Aws.parameter", refused)
+    monkeypatch.setattr("dormouse.aws.aws.Aws.call", refused)
+    monkeypatch.setattr("dormouse.aws.aws.Aws.ask", refused)
+    monkeypatch.setattr("dormouse.aws.aws.Aws.parameter", refused)
 
 
 def refused(*_given: Any, **_more: Any) -> Any:

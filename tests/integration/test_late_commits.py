@@ -15,22 +15,22 @@ from histories import age, of
 from state import file, live, ref, split
 from trees import below, partitions_of
 
-from dormouse.context import TableContext
 from dormouse.errors import DormouseError, FileAlreadyExists, PartitionForgotten, SplitRequestsFailed
-from dormouse.files import old_epochs
-from dormouse.files.checks import FileChecks
-from dormouse.files.commit import Commit
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.moves import Moves
-from dormouse.history.cuts import record_cut
-from dormouse.history.retention import truncate
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.partitions.checks import tree_problems
-from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.transaction import run_transaction
-from dormouse.query import query as rows_of
-from dormouse.rounds.ingest import ingest
-from dormouse.rounds.splitting import split as split_round
+from dormouse.reading import query as rows_of
+from dormouse.state.context import TableContext
+from dormouse.state.files import old_epochs
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.commit import Commit
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.moves import Moves
+from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.retention import truncate
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
+from dormouse.writing.ingest import ingest
+from dormouse.writing.splitting import split as split_round
 
 NewTable = Callable[..., TableContext]
 SHARED: dict[str, Any] = {"only_contains_data_for_this_partition": False}

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.data import sniffing
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, InvalidSchema
-from dormouse.instance import Instance
+from dormouse.sources import sniffing
 
 TEXT = """id,name,at,day,x,big,flag,clock,nothing,code
 1,"a, b",2026-01-02 03:04:05,2026-01-02,1.5,12345678901,true,10:00:00,,007
@@ -111,4 +111,4 @@ def test_types_are_told_by_the_beginning_of_a_large_file(
 
 def test_cuts_and_consumers_are_public() -> None:
     assert {"Cut", "Consumer"} <= set(dm.__all__)
-    assert dm.Cut.__module__ == "dormouse.model.cut" and dm.Consumer.__module__ == "dormouse.query.consumer"
+    assert dm.Cut.__module__ == "dormouse.model.cut" and dm.Consumer.__module__ == "dormouse.reading.consumer"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from dormouse.context import TableContext
-from dormouse.partitions.tree_cache import TreeCache
-from dormouse.query import query
-from dormouse.rounds.ingest import ingest
+from dormouse.reading import query
+from dormouse.state.context import TableContext
+from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.writing.ingest import ingest
 
 NewTable = Callable[..., TableContext]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.durability.maintenance_metrics import write_metrics
 from dormouse.errors import CheckFailed
-from dormouse.files import removal_log
-from dormouse.files.last_rounds import rounds_failing
-from dormouse.instance import Instance
 from dormouse.model.table import Problem
+from dormouse.state.files import removal_log
+from dormouse.state.files.last_rounds import rounds_failing
 from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, rows, sql
 from tests.state import assign, query, replace
 

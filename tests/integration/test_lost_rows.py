@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import MetadataDamaged
-from dormouse.instance import Instance
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])

@@ -18,6 +18,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.durability import metadata_backups
 from dormouse.durability.metadata_backups import KIND
 from dormouse.durability.ownership import Ownership
@@ -30,8 +32,6 @@ from dormouse.errors import (
     InvalidInput,
     NotAnInstance,
 )
-from dormouse.instance import Instance
-from dormouse.table import Table
 from tests.state import query, wait_until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])

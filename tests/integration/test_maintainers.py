@@ -10,11 +10,11 @@ import psycopg
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.durability.instance_rounds import InstanceRounds
 from dormouse.durability.maintaining import Maintenance
 from dormouse.errors import InstanceLocked, MaintenanceTakenOver
-from dormouse.instance import Instance
-from dormouse.table import Table
 from tests.state import query, wait_until
 
 LOCKED = (

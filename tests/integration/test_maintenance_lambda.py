@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.aws.schedules import work
+from dormouse.aws.schedules.runs import list_name, run_id_for
+from dormouse.aws.schedules.upkeep import keep_up
+from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.objects import activity
-from dormouse.partitions.store import PartitionStore
 from dormouse.postgres.days import DAYS_AHEAD
-from dormouse.schedules import work
-from dormouse.schedules.runs import list_name, run_id_for
-from dormouse.schedules.upkeep import keep_up
-from dormouse.schedules.work import Turn, utc_now
+from dormouse.state.partitions.store import PartitionStore
 from lambdas.maintenance import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in

@@ -19,10 +19,7 @@ import pytest
 from data_files import merge_plan, write_object
 from trees import Quantiles, quantile
 
-from dormouse.data import merge
 from dormouse.data.arrow_schema import arrow_schema, conform
-from dormouse.data.merge import merge_sorted
-from dormouse.data.parquet_file import FileFacts
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import InvalidData, JobFailed, ObjectNotFound
 from dormouse.model.keys import encode_key
@@ -31,6 +28,9 @@ from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
 from dormouse.objects import open_store
+from dormouse.writing import merge
+from dormouse.writing.merge import merge_sorted
+from dormouse.writing.parquet_file import FileFacts
 
 SCHEMA = Schema(
     [Field("name", STRING), Field("id", LONG)],
@@ -348,7 +348,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> N
 _PEAK = """
 import re, sys, glob
 from pathlib import Path
-from dormouse.data.merge import merge_sorted
+from dormouse.writing.merge import merge_sorted
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 schema = Schema([Field("name", STRING), Field("id", LONG)], [], [Field("v", LONG)])

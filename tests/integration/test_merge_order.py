@@ -11,14 +11,14 @@ import pytest
 from data_files import write_object
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.merge import merge_sorted
-from dormouse.data.parquet_file import check_merges_by_all_keys
 from dormouse.errors import JobFailed
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
 from dormouse.objects import open_store
+from dormouse.writing.merge import merge_sorted
+from dormouse.writing.parquet_file import check_merges_by_all_keys
 
 ABOVE: dict[DataType, list[Any]] = {
     INT: [3, 1, 2, 9],

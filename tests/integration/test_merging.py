@@ -9,15 +9,15 @@ import pyarrow as pa
 import pytest
 from state import query
 
-from dormouse.context import TableContext
 from dormouse.errors import InvalidProperties
-from dormouse.files.checks import FileChecks
-from dormouse.files.layout import LAYOUTS
-from dormouse.partitions.checks import tree_problems
-from dormouse.query import query as rows_of
-from dormouse.rounds.ingest import ingest
-from dormouse.rounds.merging import merge, mergeable
-from dormouse.rounds.splitting import split
+from dormouse.reading import query as rows_of
+from dormouse.state.context import TableContext
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.writing.ingest import ingest
+from dormouse.writing.merging import merge, mergeable
+from dormouse.writing.splitting import split
 
 NewTable = Callable[..., TableContext]
 

@@ -17,9 +17,9 @@ from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from dormouse.api.instance import Instance
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceTakenOver
-from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.settings import load_settings
@@ -232,7 +232,7 @@ def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a lambda had begun to delete fails none. Its life begins before it is brought up to date."""
-    monkeypatch.setattr("dormouse.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
+    monkeypatch.setattr("dormouse.aws.schedules.migration.OLD_DELETIONS_SECONDS", 0.0)
     handler(event, Context())
     objects = open_store(tmp_path / "objects")
     objects.put("owner/now/deletion-1-ab.json", b'{"host": "169.254.1.1", "pid": 8, "since": "then"}')

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.sink import TableWriter
 from dormouse.datasource.streams import StreamWriter
 from dormouse.errors import InvalidData, InvalidInput, InvalidSchema
-from dormouse.instance import Instance
 from dormouse.spark.frames import struct_of
-from dormouse.table import Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
 FED = pa.table({"k": [1], "v": ["a"]})

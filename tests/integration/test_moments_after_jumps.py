@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
-from dormouse.history import moments, sizes
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.state.history import moments, sizes
 from tests.small_tables import add, clock, keys, made
 from tests.state import query
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data.infer import schema_like
+from dormouse.sources.infer import schema_like
 from tests.serving import ARROW as ARROW_STREAM
 from tests.serving import CSV, JSON_LINES, http_post, serving
 

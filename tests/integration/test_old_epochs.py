@@ -14,21 +14,21 @@ from state import at_once, query
 from test_history_epochs import EXAMPLES, SECOND, ids, stories
 from trees import partitions_of
 
-from dormouse.context import TableContext
 from dormouse.errors import (
     CutExpired,
     EpochNotFound,
     InvalidCut,
     PartitionNotFound,
 )
-from dormouse.files import garbage, old_epochs
-from dormouse.files.checks import FileChecks
-from dormouse.history.cuts import cuts, record_cut
-from dormouse.history.epochs import Epochs
-from dormouse.history.retention import truncate
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.partitions.checks import tree_problems
-from dormouse.partitions.store import PartitionStore
+from dormouse.state.context import TableContext
+from dormouse.state.files import garbage, old_epochs
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.history.cuts import cuts, record_cut
+from dormouse.state.history.epochs import Epochs
+from dormouse.state.history.retention import truncate
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
 from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]

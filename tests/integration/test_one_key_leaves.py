@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.cli import main
 from dormouse.client import connect
-from dormouse.instance import Instance
-from dormouse.table import Table
 from tests.serving import serving
 
 PROPERTIES = dm.TableProperties(split_threshold_rows=10, split_min_rows=2)

@@ -15,9 +15,9 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability.shares import checks
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
-from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
 from tests.databases import name_of
 from tests.state import query

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.durability import incarnations, ownership
 from dormouse.durability.owner_records import NOW
 from dormouse.durability.ownership import Ownership
@@ -27,7 +28,6 @@ from dormouse.errors import (
     NotAnInstance,
     ObjectStoreIsNotOurs,
 )
-from dormouse.instance import Instance
 from dormouse.objects import open_store
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS

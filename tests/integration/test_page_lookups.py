@@ -14,11 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data import known_files, page_reads
+from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.page_reads import rows_of
 from dormouse.data.transform import Transform
-from dormouse.instance import Instance
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
@@ -35,11 +33,12 @@ from dormouse.model.types import (
     TIMESTAMP,
 )
 from dormouse.objects import ObjectStore, open_store
-from dormouse.query import executor, query
-from dormouse.query.executor import looked_up
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import Scan
-from dormouse.query.where import question
+from dormouse.reading import executor, known_files, page_reads, query
+from dormouse.reading.executor import looked_up
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.page_reads import rows_of
+from dormouse.reading.planner import Scan
+from dormouse.reading.where import question
 
 START = datetime(1999, 12, 31, tzinfo=UTC)
 VALUES = [
@@ -110,7 +109,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(rows is not None)
         return rows
 
-    monkeypatch.setattr("dormouse.query.executor.rows_of", spy)
+    monkeypatch.setattr("dormouse.reading.executor.rows_of", spy)
     return found
 
 
@@ -166,7 +165,7 @@ def test_ingested_tables_answer_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str
 ) -> None:
     """Several files of leaves that are split, written by both of our writers."""
-    monkeypatch.setattr("dormouse.data.file_shape._PAGE_ROWS", 128)
+    monkeypatch.setattr("dormouse.writing.file_shape._PAGE_ROWS", 128)
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
     table = instance.create_table("looked_up", schema, split_points=[key_of(3_000)[0], key_of(6_000)[0]])

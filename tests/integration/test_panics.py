@@ -15,10 +15,10 @@ import pytest
 from data_files import rows_of, write_object
 from datafusion import DataFrame, SessionContext
 
-from dormouse.context import TableContext
 from dormouse.data.leaf_sorter import LeafSorter
-from dormouse.data.merge import merge_sorted
 from dormouse.errors import InvalidData, JobFailed
+from dormouse.state.context import TableContext
+from dormouse.writing.merge import merge_sorted
 
 
 class PanicException(BaseException):

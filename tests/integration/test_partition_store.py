@@ -10,8 +10,6 @@ import pytest
 from state import CountingSupplier, at_once, query
 from trees import ancestors
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import (
     ConcurrentScale,
     InvalidRange,
@@ -22,7 +20,9 @@ from dormouse.errors import (
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field
 from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.partitions.store import PartitionStore
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.partitions.store import PartitionStore
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]

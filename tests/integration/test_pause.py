@@ -11,11 +11,11 @@ from moto import mock_aws
 from moto.cloudformation.models import cloudformation_backends
 from moto.core import DEFAULT_ACCOUNT_ID
 
+from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.keeper import keep
+from dormouse.aws.pause import pause, resume
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from dormouse.system.instance import DeployedInstance
-from dormouse.system.keeper import keep
-from dormouse.system.pause import pause, resume
 from tests.deployed import (
     PAUSED,
     REGION,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
+from dormouse.aws.prices import prices_of
+from dormouse.aws.status import QueueState, status
 from dormouse.settings import resources
-from dormouse.system.prices import prices_of
-from dormouse.system.status import QueueState, status
 from tests.deployed import (
     PAUSED,
     REGION,

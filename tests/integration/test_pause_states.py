@@ -14,6 +14,14 @@ from botocore.exceptions import NoCredentialsError
 from botocore.stub import ANY
 from moto import mock_aws
 
+from dormouse.aws import aws as aws_module
+from dormouse.aws.aws import Aws, AwsRefused, action, open_session
+from dormouse.aws.database import ASLEEP, HOPELESS, SERVES, StartDatabase, StopDatabase
+from dormouse.aws.drain import DrainRuns, StopSpark
+from dormouse.aws.instance import DeployedInstance, find
+from dormouse.aws.pause import resume
+from dormouse.aws.steps import Run, Step, StepReport
+from dormouse.aws.switches import SwitchMappings
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 from dormouse.settings.resources import (
     CommitResources,
@@ -23,14 +31,6 @@ from dormouse.settings.resources import (
     RunResources,
     state_parameter,
 )
-from dormouse.system import aws as aws_module
-from dormouse.system.aws import Aws, AwsRefused, action, open_session
-from dormouse.system.database import ASLEEP, HOPELESS, SERVES, StartDatabase, StopDatabase
-from dormouse.system.drain import DrainRuns, StopSpark
-from dormouse.system.instance import DeployedInstance, find
-from dormouse.system.pause import resume
-from dormouse.system.steps import Run, Step, StepReport
-from dormouse.system.switches import SwitchMappings
 from tests.deployed import REGION, FakeClock, StubSession, deploy
 
 UUID = "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"

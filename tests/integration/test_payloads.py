@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidPayload, PayloadNotFound
-from dormouse.instance import Instance
 from dormouse.payloads import PayloadStore
 from dormouse.payloads.content import CONTENT_BYTES_MAX, NESTING_MAX
 from tests.state import query

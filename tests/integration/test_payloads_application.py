@@ -13,13 +13,13 @@ import pytest
 from psycopg import errors as pg
 from psycopg.rows import dict_row
 
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     InstanceForbidden,
     InvalidInput,
     PayloadExpired,
     PayloadNotFound,
 )
-from dormouse.instance import Instance
 from dormouse.payloads import PayloadKey, PayloadStore, cooling
 from dormouse.payloads.content import NESTING_MAX
 from tests.applications import PUT, ROLE, application_of, requests

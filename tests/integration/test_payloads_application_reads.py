@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceForbidden, InvalidInput, InvalidPayload, PayloadExpired, PayloadNotFound
-from dormouse.instance import Instance
 from dormouse.payloads import cooling
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     InvalidInput,
     PayloadExpired,
     PayloadsDiffer,
 )
-from dormouse.instance import Instance
 from dormouse.payloads import cooling, rows
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import (

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
@@ -20,7 +21,6 @@ from dormouse.errors import (
     PayloadsDiffer,
     PayloadUnavailable,
 )
-from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadStore, cooling
 from dormouse.payloads.verifying import verify

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput, PayloadDayBusy
-from dormouse.instance import Instance
 from dormouse.payloads import cooling
 from tests.cooling import DAY, FOLD_STEPS, STEPS, Model, collect, key, known_objects, leftovers, stored, tools
 from tests.databases import Databases

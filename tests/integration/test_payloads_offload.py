@@ -12,13 +12,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.errors import (
     InstanceError,
     InvalidInput,
     PayloadDayBusy,
     PayloadsDiffer,
 )
-from dormouse.instance import Instance
 from dormouse.payloads import cooling, exchange
 from dormouse.payloads.lease import LeaseLost
 from tests.cooling import (

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceError, PayloadDayBusy, PayloadsDiffer
-from dormouse.instance import Instance
 from dormouse.payloads import cooling, exchange, fold
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput, PayloadCorrupt, PayloadNotFound
-from dormouse.instance import Instance
 from dormouse.model.properties import TableProperties
 from dormouse.payloads import PayloadKey, cooling
 from dormouse.payloads.objects import KEPT_SECONDS, written

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.errors import InstanceForbidden, InvalidPayload, PayloadExpired, PayloadNotFound
-from dormouse.instance import Instance
 from tests.applications import PUT, ROLE, application_of, requests
 from tests.cooling import AT
 from tests.state import query

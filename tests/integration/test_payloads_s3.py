@@ -9,8 +9,8 @@ import boto3
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import PayloadCorrupt
-from dormouse.instance import Instance
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadStore, cooling
 from tests.conftest import BUCKET

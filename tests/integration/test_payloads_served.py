@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from dormouse.api.instance import Instance
 from dormouse.client import connect
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidPayload, PayloadExpired, PayloadNotFound
-from dormouse.instance import Instance
 from dormouse.payloads import PayloadStore
 from dormouse.payloads.keys import checked
 from tests.cooling import AT

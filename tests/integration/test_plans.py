@@ -13,23 +13,23 @@ from uuid import uuid4
 import pytest
 from state import assign, check, clock, query, ref, replace, split
 
-from dormouse.catalog import Catalog
-from dormouse.commits.bodies import sweep
-from dormouse.commits.outcomes import CommitOutcome, commit_statuses, settle
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.queue import Message, TablesRenamed
-from dormouse.context import TableContext
 from dormouse.errors import ReplaceRequestsFailed
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.reads import KeyBounds
-from dormouse.files.store import FileReferenceStore
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, run_transaction, statements
+from dormouse.state.catalog import Catalog
+from dormouse.state.commits.bodies import sweep
+from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.queue import Message, TablesRenamed
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import FileReferenceStore
 from tests.work_of import measured
 
 Step = tuple[str, Callable[[], Any]]

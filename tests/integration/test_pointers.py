@@ -11,15 +11,15 @@ import pytest
 from queues import WAIT_SECONDS, bodies
 from state import query
 
-from dormouse.commits import pointers as module
-from dormouse.commits.pointers import PointerQueue, object_of
-from dormouse.commits.postgres_queue import PostgresQueue
-from dormouse.commits.requests import DeleteCollectedFiles, decode, encode
-from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidCommitRequest, ObjectAlreadyExists, ObjectStoreError
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.commits import pointers as module
+from dormouse.state.commits.pointers import PointerQueue, object_of
+from dormouse.state.commits.postgres_queue import PostgresQueue
+from dormouse.state.commits.requests import DeleteCollectedFiles, decode, encode
+from dormouse.state.commits.sqs_queue import SqsQueue
 
 SMALL_BYTES = 1_000
 

@@ -13,12 +13,12 @@ from psycopg.conninfo import make_conninfo
 from queues import WAIT_SECONDS, bodies, queue_numbers, receiver
 from state import at_once, blocked, query, wait_until
 
-from dormouse.commits import postgres_queue as module
-from dormouse.commits.postgres_queue import PostgresQueue, commit_key
-from dormouse.commits.queue import Message
-from dormouse.commits.requests import DeleteCollectedFiles, encode
 from dormouse.errors import CommitQueueError, InvalidCommitRequest, InvalidInput
 from dormouse.postgres import ConnectionSupplier, Isolation
+from dormouse.state.commits import postgres_queue as module
+from dormouse.state.commits.postgres_queue import PostgresQueue, commit_key
+from dormouse.state.commits.queue import Message
+from dormouse.state.commits.requests import DeleteCollectedFiles, encode
 
 
 def expire(lender: ConnectionSupplier, number: int) -> None:

@@ -11,10 +11,10 @@ import pytest
 from queues import WAIT_SECONDS, bodies, receiver
 from state import query, wait_until
 
-from dormouse.commits import postgres_queue as module
-from dormouse.commits.postgres_queue import PostgresQueue
 from dormouse.errors import CommitQueueError
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.commits import postgres_queue as module
+from dormouse.state.commits.postgres_queue import PostgresQueue
 
 
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

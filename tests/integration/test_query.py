@@ -24,7 +24,7 @@ from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DOUBLE, INT, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import explain, query
+from dormouse.reading import explain, query
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from query_lake import COUNTS, Lake
 from dormouse.errors import DormouseError
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import executor, query
-from dormouse.query.interruptible import interruptible
-from dormouse.query.interruption import Interruption
+from dormouse.reading import executor, query
+from dormouse.reading.interruptible import interruptible
+from dormouse.reading.interruption import Interruption
 
 WAIT_SECONDS = 60
 _names = count()

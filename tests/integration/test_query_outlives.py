@@ -21,8 +21,8 @@ from dormouse.errors import ObjectNotFound, ObjectStoreError, QueryOvertaken
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, run_transaction
-from dormouse.query import executor, query, scan_session, streams
-from dormouse.query.held_back import HeldBack
+from dormouse.reading import executor, query, scan_session, streams
+from dormouse.reading.held_back import HeldBack
 
 _names = count()
 

@@ -14,8 +14,8 @@ from outliving import EVENTS, GONE, NewLake, bag, event, key, replace_all_files
 from query_lake import Lake
 
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import query, scan_session, streams
-from dormouse.rounds.splitting import split
+from dormouse.reading import query, scan_session, streams
+from dormouse.writing.splitting import split
 
 _names = count()
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery, TableAlreadyExists, TableNotFound
-from dormouse.instance import Instance
-from dormouse.sql import parsed, together
-from dormouse.sql.selects import Select
-from dormouse.table import Table
+from dormouse.reading.sql import parsed, together
+from dormouse.reading.sql.selects import Select
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 from state import assign, at_once, blocked, query, ref, remove, replace, transaction, wait_until
 
-from dormouse.catalog import Catalog
-from dormouse.commits import committer
-from dormouse.commits.committer import Committer
-from dormouse.commits.table_cache import Tables
-from dormouse.context import TableContext
 from dormouse.errors import CutExpired
-from dormouse.files import removal_log
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.holds import moment_held
-from dormouse.history import changes, consumers, cuts, ends, moments
 from dormouse.model.cut import Position
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
@@ -28,6 +19,15 @@ from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.days import DAYS_AHEAD
+from dormouse.state.catalog import Catalog
+from dormouse.state.commits import committer
+from dormouse.state.commits.committer import Committer
+from dormouse.state.commits.table_cache import Tables
+from dormouse.state.context import TableContext
+from dormouse.state.files import removal_log
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.holds import moment_held
+from dormouse.state.history import changes, consumers, cuts, ends, moments
 
 LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.model.types import DataType
 from dormouse.objects.names import schema_version_of
+from dormouse.state.files.layout import LAYOUTS
 from tests.reshaped import (
     CHANGES,
     ROWS,

@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance, connect
+from dormouse.api.table import Table
 from dormouse.data.export import export
 from dormouse.data.expressions import key_order
 from dormouse.data.transform import Transform
+from dormouse.durability.erasing_elsewhere import Elsewhere
 from dormouse.errors import (
     InvalidCut,
     InvalidData,
@@ -24,13 +27,10 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.instance import Instance, connect
 from dormouse.objects.names import parquet_suffix, schema_version_of
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.scan_session import key_session, rows
-from dormouse.query.table_view import plan_query
-from dormouse.rounds.erasing_elsewhere import Elsewhere
-from dormouse.table import Table
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.scan_session import key_session, rows
+from dormouse.reading.table_view import plan_query
 from tests.by_ranges import compact_by_ranges
 from tests.reshaped import (
     ROWS,

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from dormouse.commits.requests import AddFiles
+from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.source import open_source
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.sink import TableWriter
 from dormouse.datasource.streams import StreamWriter
-from dormouse.instance import Instance
-from dormouse.rounds import ingest as ingests
-from dormouse.rounds.ingest import write_leaves
+from dormouse.sources.source import open_source
 from dormouse.spark.frames import struct_of
+from dormouse.state.commits.requests import AddFiles
+from dormouse.writing import ingest as ingests
+from dormouse.writing.ingest import write_leaves
 from tests.reshaped import CHANGES, SCHEMA, Row, Shaped, add_default, add_nullable, add_whole
 from tests.state import query
 

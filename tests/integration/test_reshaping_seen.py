@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.client import connect as connect_client
 from dormouse.errors import InvalidQuery
-from dormouse.instance import Instance
 from tests.reshaped import Shaped, ingest
 from tests.served import service
 

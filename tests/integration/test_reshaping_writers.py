@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dormouse as dm
-from dormouse.data.merge import merge_sorted
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.objects import open_store
-from dormouse.rounds import compaction_job
 from dormouse.settings import load_settings
 from dormouse.spark import compaction_tasks
 from dormouse.spark import ingest as spark_ingest
+from dormouse.writing import compaction_job
+from dormouse.writing.merge import merge_sorted
 from tests.reshaped import Shaped
 
 SCHEMA = dm.Schema(

@@ -10,19 +10,19 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
+from dormouse.aws.schedules import runs
 from dormouse.errors import ReplaceRequestsFailed
-from dormouse.files.compaction_jobs import CompactionJobs
-from dormouse.files.deletions import Noted
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.table_view import plan_query
-from dormouse.rounds import compaction_job, looking
-from dormouse.rounds.job_inputs import JobDeletions
-from dormouse.rounds.looking import look_at
-from dormouse.schedules import runs
-from dormouse.table import Table
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.table_view import plan_query
+from dormouse.state.files.compaction_jobs import CompactionJobs
+from dormouse.state.files.deletions import Noted
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.writing import compaction_job, looking
+from dormouse.writing.job_inputs import JobDeletions
+from dormouse.writing.looking import look_at
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
 FILES = 5

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
+from dormouse.aws import database, restore_database
+from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.pause import pause
+from dormouse.aws.restore_database import restore_deployment
+from dormouse.aws.steps import Clock
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
-from dormouse.system import database, restore_database
-from dormouse.system.instance import DeployedInstance
-from dormouse.system.pause import pause
-from dormouse.system.restore_database import restore_deployment
-from dormouse.system.steps import Clock
 from tests.deployed import REGION, Deployed, deploy
 
 Cli = Callable[..., tuple[int, str, str]]

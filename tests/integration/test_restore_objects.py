@@ -10,13 +10,13 @@ import boto3
 import pytest
 from moto import mock_aws
 
+from dormouse.aws import restore
+from dormouse.aws.aws import Aws
+from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.restore import restore_objects
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
 from dormouse.objects.names import RECORDS
 from dormouse.settings.resources import Resources, StorageResources
-from dormouse.system import restore
-from dormouse.system.aws import Aws
-from dormouse.system.instance import DeployedInstance
-from dormouse.system.restore import restore_objects
 
 BUCKET = "data-bucket"
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import NotWhole, QueryOvertaken
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.store import FileReferenceStore
-from dormouse.instance import Instance
-from dormouse.query import table_view
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.table_view import Moment, plan_query
-from dormouse.rounds import compaction_job
-from dormouse.table import Table
+from dormouse.reading import table_view
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.table_view import Moment, plan_query
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.writing import compaction_job
 from tests.small_tables import add, clock, keys, made
 
 

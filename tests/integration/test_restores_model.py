@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from test_deletes_model import DeletesMachine, Row
 
+from dormouse.api.instance import Instance
 from dormouse.errors import CutExpired, DormouseError, NotWhole
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
+from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
 
 EXAMPLES, STEPS = 4, 25

@@ -9,10 +9,10 @@ import pytest
 from botocore.client import BaseClient
 from moto import mock_aws
 
+from dormouse.aws.pause import pause, resume
+from dormouse.aws.status import status
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
-from dormouse.system.pause import pause, resume
-from dormouse.system.status import status
 from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
 
 AWAKE = {**RUNNING, "spark": "STOPPED"}  # the application starts itself with the first run
@@ -78,7 +78,7 @@ def test_while_it_is_deployed_to_it_is_not_resumed(
     """The deploy has read that it is paused, and would leave schedules and mappings off."""
     pause(deployed.find(), clock=clock.clock)
     stacks = [{"StackName": "dormouse-dev-commit", "StackStatus": "UPDATE_IN_PROGRESS"}]
-    monkeypatch.setattr("dormouse.system.pause.stacks_of", lambda aws, instance_id: iter(stacks))
+    monkeypatch.setattr("dormouse.aws.pause.stacks_of", lambda aws, instance_id: iter(stacks))
     with pytest.raises(InstanceError, match="commit is in update in progress: resume it when that has ended"):
         resume(deployed.find(), clock=clock.clock)
     assert deployed.state() == PAUSED

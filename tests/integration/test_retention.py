@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
-from dormouse.files.layout import LAYOUTS
-from dormouse.history.cuts import cuts, record_cut
-from dormouse.instance import Instance
 from dormouse.model.cut import Cut
-from dormouse.table import Table
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history.cuts import cuts, record_cut
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 HOUR = 3_600

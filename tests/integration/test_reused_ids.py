@@ -13,13 +13,13 @@ import pytest
 from ingested import attempts, check_holds, flights, flights_table
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.client import connect
-from dormouse.context import TableContext
 from dormouse.errors import CommitIdReused, RowLockLost
-from dormouse.instance import Instance
 from dormouse.postgres import ConnectionSupplier
-from dormouse.rounds.ingest import ingest_in_process as ingest
 from dormouse.rows.changes import Changed
+from dormouse.state.context import TableContext
+from dormouse.writing.ingest import ingest_in_process as ingest
 from tests.serving import http_post, serving
 from tests.state import query
 from tests.working import until

@@ -13,15 +13,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.files import removal_log
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
 from dormouse.jobs import expiry
 from dormouse.payloads import rows as payload_rows
 from dormouse.payloads.lease import _reader_of
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
-from dormouse.schedules.migration import bring_up_to_date, make_row_databases
+from dormouse.state.files import removal_log
 from tests.database_roles import (
     ADMINISTRATOR,
     Deployment,

@@ -10,7 +10,7 @@ import dormouse as dm
 from tests.frozen import Frozen
 
 LOAD = """
-from dormouse.table import Table
+from dormouse.api.table import Table
 instance = dm.connect(sys.argv[1], sys.argv[2])
 next_number = Table._next_number
 

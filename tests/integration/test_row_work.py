@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse import row_work
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import InstanceError, SnapshotExists, SnapshotNotFound, TableAlreadyExists
-from dormouse.instance import Instance
 from dormouse.jobs import Progress
-from dormouse.row_work import ChangeAsked, CreateAsked, SnapshotAsked
-from dormouse.rows.row_table import RowTable
+from dormouse.verbs import row_work
+from dormouse.verbs.row_work import ChangeAsked, CreateAsked, SnapshotAsked
 
 COLUMNS = [dm.Column("name", "STRING")]
 

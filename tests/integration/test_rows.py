@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
+from dormouse.api.table import Table
 from dormouse.errors import (
     AmbiguousRows,
     InvalidColumn,
@@ -24,11 +27,8 @@ from dormouse.errors import (
     SnapshotExists,
     SnapshotNotFound,
 )
-from dormouse.instance import Instance
 from dormouse.rows import batches
 from dormouse.rows.columns import to_jsonb
-from dormouse.rows.row_table import RowTable
-from dormouse.table import Table
 from tests.row_indexes import asked
 
 

@@ -9,12 +9,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.cli import main
 from dormouse.client import connect
 from dormouse.errors import InvalidQuery, InvalidRow, NotARowTable, RowNotFound, TableNotFound
-from dormouse.instance import Instance
-from dormouse.rows.row_table import RowTable
-from dormouse.table_requests import description, parsed
+from dormouse.verbs.table_requests import description, parsed
 from tests.serving import http_get, serving
 
 ANN = {"ROW_ID": 1, "ROW_VERSION": 2, "name": "ann", "pay": 100}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
+from dormouse.api.row_table import RowTable
 from dormouse.client import connect
 from dormouse.errors import (
     BackupDamaged,
@@ -22,7 +23,6 @@ from dormouse.errors import (
 )
 from dormouse.rows import cell_files
 from dormouse.rows.kinds import ColumnType
-from dormouse.rows.row_table import RowTable
 from tests.serving import serving
 
 COLUMNS = [dm.Column("name", "STRING"), dm.Column("photo", "FILE")]

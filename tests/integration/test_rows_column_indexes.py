@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.rows import indexes, indexing
-from dormouse.rows.row_table import RowTable
 from tests.row_indexes import all_pages, builds_of, indexing_of, is_as_the_files, made, same
 from tests.working import until
 

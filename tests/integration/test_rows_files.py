@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import InvalidData, InvalidInput, InvalidQuery, InvalidRow, RowConflict
-from dormouse.instance import Instance
 from dormouse.rows.batches import BLOCK_ROWS_MAX
-from dormouse.rows.row_table import RowTable
 from tests.serving import http_get, serving
 
 COLUMNS = [

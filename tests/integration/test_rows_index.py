@@ -17,13 +17,13 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import IndexNotReady, InstanceError, PageExpired
-from dormouse.instance import Instance
 from dormouse.rows import indexes
 from dormouse.rows.builds import Builds
 from dormouse.rows.indexing import balanced
 from dormouse.rows.placements import Placed
-from dormouse.rows.row_table import RowTable
 from tests.row_indexes import (
     COLUMNS,
     all_pages,

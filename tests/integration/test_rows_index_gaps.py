@@ -15,13 +15,13 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import DormouseError, InvalidQuery, PageExpired
-from dormouse.instance import Instance
-from dormouse.query.interruption import Interruption
+from dormouse.reading.interruption import Interruption
 from dormouse.rows import cluster, indexes
 from dormouse.rows import indexes as locating
 from dormouse.rows.builds import Builds
-from dormouse.rows.row_table import RowTable
 from tests.embedded import postmaster
 from tests.row_indexes import COLUMNS, all_pages, asked, indexing_of, is_as_the_files, made, of_files, rows_of
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidColumn, InvalidRow, RowConflict, RowNotFound
-from dormouse.files.layout import LAYOUTS
-from dormouse.instance import Instance
+from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
 from tests.row_model import Known, RowModel
 

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse import row_work
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
-from dormouse.instance import Instance
 from dormouse.jobs import JobStore
-from dormouse.row_work import start_query
 from dormouse.rows import pages
-from dormouse.rows.row_table import RowTable
+from dormouse.verbs import row_work
+from dormouse.verbs.row_work import start_query
 from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
 from tests.row_queries import grouped, plain
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse import row_work
+from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.client.rows import RemoteRowTable
 from dormouse.errors import (
@@ -33,7 +33,7 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.instance import Instance
+from dormouse.verbs import row_work
 from tests.serving import eventually, http_get, http_post, metric, serving
 from tests.working import until
 

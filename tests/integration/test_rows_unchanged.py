@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import RowConflict
-from dormouse.instance import Instance
-from dormouse.rows.row_table import RowTable
 
 COLUMNS = [
     dm.Column("s", "STRING"),

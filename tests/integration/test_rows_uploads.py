@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse import row_work
+from dormouse.api.instance import Instance
+from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitOutcomeUnknown, InvalidData, ObjectNotFound, RowLockLost
-from dormouse.files.holds import held
-from dormouse.instance import Instance
 from dormouse.jobs import JobStore, Progress
 from dormouse.jobs.answers import upload_name
 from dormouse.objects.folder import FolderStore
-from dormouse.row_work import UploadAsked
-from dormouse.rows.row_table import RowTable
+from dormouse.state.files.holds import held
+from dormouse.verbs import row_work
+from dormouse.verbs.row_work import UploadAsked
 from tests.serving import eventually, http_post, serving
 
 CSV = b"name\na\n"

@@ -15,14 +15,14 @@ import pytest
 from state import at_once, jobs_of, query, ref
 
 import dormouse as dm
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
+from dormouse.aws.schedules import runs
 from dormouse.errors import InstanceError, InvalidInput, ObjectNotFound
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.compaction_jobs import CompactionJobs
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.schedules import runs
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.compaction_jobs import CompactionJobs
 
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
 HOUR = 3600.0

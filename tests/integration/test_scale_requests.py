@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from test_scaling import NewTable, everything, ids
 
-from dormouse.context import TableContext
 from dormouse.errors import InvalidRange
+from dormouse.state.context import TableContext
 
 
 @pytest.fixture

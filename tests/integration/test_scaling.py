@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from state import assign, at_once, file, live, query, ref
 from trees import below, overlap, partitions_of
 
-from dormouse.context import TableContext
 from dormouse.errors import (
     DormouseError,
     FileReferenceAssignedToJob,
@@ -22,16 +21,17 @@ from dormouse.errors import (
     PartitionNotActive,
     PartitionNotFound,
 )
-from dormouse.files.checks import FileChecks
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.keys import min_value
 from dormouse.model.partition_tree import Partition, PartitionTree
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field
 from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.partitions.checks import tree_problems
-from dormouse.partitions.store import PartitionStore
-from dormouse.partitions.trees import TreeReader
+from dormouse.state.context import TableContext
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import TreeReader
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]
@@ -365,7 +365,7 @@ def test_a_merge_between_two_pages_of_the_tree_does_no_harm(
 ) -> None:
     table = new_table(split_points=[10, 20, 30, 40, 50])
     expected = nodes_of(table.partitions.tree())
-    monkeypatch.setattr("dormouse.partitions.trees.PAGE_ROWS", 3)
+    monkeypatch.setattr("dormouse.state.partitions.trees.PAGE_ROWS", 3)
     pages = TreeReader._pages
 
     def merging(*given: Any) -> Iterator[Any]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
+from dormouse.aws.schedules.migration import bring_up_to_date
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
-from dormouse.schedules.migration import bring_up_to_date
 from tests.database_roles import (
     ADMINISTRATOR,
     Deployment,

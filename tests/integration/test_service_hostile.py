@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidCut, InvalidInput
-from dormouse.instance import Instance
 from dormouse.jobs.job import job_key
 from tests.serving import SECONDS_MAX, connected, http_get, http_post, serving
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.rounds.compaction import compact
 from dormouse.spark import compaction_tasks
 from dormouse.spark.ingest import ingest_with_spark
+from dormouse.writing.compaction import compact
 from tests.texts import data, keys, made
 
 

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 import dormouse as dm
 import dormouse.spark
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 
 POINT = dm.STRUCT([dm.Field("x", dm.DOUBLE)])
 

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.datasource import job
-from dormouse.instance import Instance
-from dormouse.table import Table
 from tests.small_tables import keys
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

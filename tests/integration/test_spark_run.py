@@ -15,18 +15,18 @@ from data_files import SKETCHES, add_file, keys_in
 from pyspark.sql import SparkSession
 from state import query
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
-from dormouse.files.attempts import WriteAttempts
+from dormouse.aws.schedules import runs
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.schedules import runs
 from dormouse.spark import compaction_tasks as on_spark
 from dormouse.spark import run
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
 
 HOUR = 3600.0
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql.types import StructType
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.sink import Load, TableWriter
 from dormouse.datasource.streams import StreamWriter
 from dormouse.errors import InvalidInput, NotARowTable
-from dormouse.instance import Instance
 from dormouse.model.schema import Schema
 from dormouse.spark.frames import struct_of
 from tests.small_tables import SCHEMA, keys

@@ -17,10 +17,10 @@ from pyspark.sql.functions import col, lit, raise_error, when
 
 import dormouse as dm
 import dormouse.spark
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
-from dormouse.instance import Instance
 from dormouse.model.values import json_value
-from dormouse.table import Table
 from tests.small_tables import clock
 from tests.state import query, wait_until
 

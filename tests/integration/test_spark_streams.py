@@ -17,17 +17,17 @@ from pyspark.sql.types import StructType
 
 import dormouse as dm
 import dormouse.datasource.sink
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.sink import Load, files_of
 from dormouse.datasource.source import DormouseSource
 from dormouse.datasource.streams import ChangesStream
 from dormouse.errors import InvalidData, InvalidInput
-from dormouse.files.attempts import WriteAttempts
-from dormouse.history.events import lives
-from dormouse.instance import Instance
-from dormouse.rounds.ingest_commit import commit_files
 from dormouse.spark.frames import struct_of
-from dormouse.table import Table
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.history.events import lives
+from dormouse.writing.ingest_commit import commit_files
 from tests.small_tables import add, keys, made
 from tests.state import query
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import dormouse as dm
 import dormouse.spark
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from tests.flipped_bits import damage
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])

@@ -13,13 +13,13 @@ from data_files import SKETCHES, add_file, keys_in
 from state import assign, at_once
 from trees import ancestors, partitions_of
 
-from dormouse.context import TableContext
 from dormouse.model.partition_tree import Partition
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG, STRING
-from dormouse.rounds import splitting
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.splitting import SplitReport, split
+from dormouse.state.context import TableContext
+from dormouse.writing import splitting
+from dormouse.writing.compaction import compact
+from dormouse.writing.splitting import SplitReport, split
 
 NewTable = Callable[..., TableContext]
 ROUNDS_MAX = 20
@@ -98,7 +98,7 @@ def test_a_leaf_whose_keys_are_all_equal_is_left_alone(
     table: TableContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_file(table, "a", [7] * 150)
-    with caplog.at_level(logging.DEBUG, "dormouse.rounds.splitting"):
+    with caplog.at_level(logging.DEBUG, "dormouse.writing.splitting"):
         assert split(table) == SplitReport((), 0, one_key_partitions=("root",))
     assert "cannot be divided" in caplog.text
 

@@ -18,8 +18,8 @@ from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import table_view
-from dormouse.sql import views
+from dormouse.reading import table_view
+from dormouse.reading.sql import views
 
 SCHEMA = Schema(
     [Field("Carrier", STRING), Field("flight", LONG), Field("code", BYTES), Field("leg", INT)],
@@ -262,7 +262,8 @@ def test_explain_shows_the_pruned_scans(lake: Lake) -> None:
 def test_it_needs_no_datafusion() -> None:
     """Which the extra `sql` does not bring."""
     script = (
-        "import sys; sys.modules['datafusion'] = None; import dormouse.sql.statements, dormouse.sql.views"
+        "import sys; sys.modules['datafusion'] = None; "
+        "import dormouse.reading.sql.statements, dormouse.reading.sql.views"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -18,13 +18,13 @@ from dormouse.model.keys import min_value
 from dormouse.model.region import Range
 from dormouse.model.types import KEY_TYPES, DataType
 from dormouse.objects import open_store
-from dormouse.query.interruption import Interruption
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.sql import channel, worker_process
-from dormouse.sql.channel import BATCH, SCHEMA, VALUE, failed, plain_value
-from dormouse.sql.scans import Enough
-from dormouse.sql.wanted import Wanted
-from dormouse.sql.workers import WorkerLimits, Workers
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.sql import channel, worker_process
+from dormouse.reading.sql.channel import BATCH, SCHEMA, VALUE, failed, plain_value
+from dormouse.reading.sql.scans import Enough
+from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.sql.workers import WorkerLimits, Workers
 
 GARBAGE = """
 import pickle, socket, struct, sys

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dormouse.objects import open_store
-from dormouse.query.interruption import Interruption
-from dormouse.sql import connection
-from dormouse.sql.engine import Engine
-from dormouse.sql.failures import ReadFailed
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql import connection
+from dormouse.reading.sql.engine import Engine
+from dormouse.reading.sql.failures import ReadFailed
 
 FILES = 5
 

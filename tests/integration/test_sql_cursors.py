@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from query_lake import tuples
 
+from dormouse.api.instance import Instance, connect
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.instance import Instance, connect
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import open_store
-from dormouse.query.interruption import Interruption
-from dormouse.sql.engine import Engine
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql.engine import Engine
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("word", STRING)])
 T = {"t": "SELECT 1::BIGINT AS k"}

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidQuery
-from dormouse.instance import Instance
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LONG, STRING
 from tests.sql_fuzz import Create, Fuzz, Ingest, Lake, Split, merged

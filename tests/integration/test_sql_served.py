@@ -20,8 +20,8 @@ import pytest
 import dormouse as dm
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidQuery
-from dormouse.sql import worker_process
-from dormouse.sql.workers import Workers
+from dormouse.reading.sql import worker_process
+from dormouse.reading.sql.workers import Workers
 from tests.hostile_statements import HOSTILE
 from tests.serving import (
     ARROW,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dormouse.objects import open_store
-from dormouse.query.interruption import Interruption
-from dormouse.sql.engine import Engine
-from dormouse.sql.workers import WorkerLimits, Workers
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql.engine import Engine
+from dormouse.reading.sql.workers import WorkerLimits, Workers
 from tests.serving import SECONDS_MAX
 
 MEMORY = 512 * 1024**2

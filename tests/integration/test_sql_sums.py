@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery
-from dormouse.instance import Instance
-from dormouse.sql import results
-from dormouse.table import Table
+from dormouse.reading.sql import results
 
 LARGEST = 2**63 - 1
 

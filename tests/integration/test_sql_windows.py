@@ -9,8 +9,8 @@ import duckdb
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidQuery
-from dormouse.instance import Instance
 
 ROWS = [
     {"k": n, "a": n % 3, "b": n % 2, "c": n % 4 or None, "five": 5, "v": n}
@@ -110,7 +110,7 @@ def test_columns_keep_the_names_of_the_statement_as_it_was_given(filled: Instanc
 
 
 def test_duckdb_still_gives_wrong_answers() -> None:
-    """When this fails, `dormouse.sql.windows` can go."""
+    """When this fails, `dormouse.reading.sql.windows` can go."""
     rows = "(values (1, 1, 10), (1, 2, 20)) t(a, b, v)"
     found = duckdb.sql(
         f"select sum(v) over (partition by a, a), sum(v) over (partition by a, b) from {rows}"

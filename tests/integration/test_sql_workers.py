@@ -26,10 +26,10 @@ from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, KEY_TYPES, LONG, DataType
 from dormouse.objects import open_store
-from dormouse.query.interruption import Interruption
-from dormouse.sql import worker_process
-from dormouse.sql.engine import Engine, Session
-from dormouse.sql.workers import WorkerLimits, Workers, WorkerSession
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql import worker_process
+from dormouse.reading.sql.engine import Engine, Session
+from dormouse.reading.sql.workers import WorkerLimits, Workers, WorkerSession
 from tests.serving import SECONDS_MAX, eventually
 
 MEMORY = 512 * 1024**2
@@ -312,8 +312,8 @@ def test_a_disk_that_fills_with_spill(tmp_path: Path, monkeypatch: pytest.Monkey
 PARENT = """
 import sys, threading, time
 from dormouse.objects import open_store
-from dormouse.query.interruption import Interruption
-from dormouse.sql.workers import WorkerLimits, Workers
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql.workers import WorkerLimits, Workers
 
 workers = Workers(open_store(sys.argv[1]), WorkerLimits(2)).start()
 for statement in sys.argv[2:]:
@@ -348,7 +348,7 @@ def test_workers_end_with_their_server_whatever_they_do(
 
 BUSY = """
 import sys
-from dormouse.sql.worker import _end_with
+from dormouse.reading.sql.worker import _end_with
 
 _end_with(int(sys.argv[1]))
 print(flush=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.model.types import INT, LIST, MAP, STRING
 from tests.sqllogic import Copies, Found, run, shown, type_of
 from tests.sqllogic_files import LeftOut, Record, records

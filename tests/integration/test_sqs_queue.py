@@ -10,10 +10,10 @@ from typing import Any
 import boto3
 import pytest
 
-from dormouse.commits import sqs_queue as module
-from dormouse.commits.queue import Message
-from dormouse.commits.sqs_queue import BATCH_BYTES_MAX, SqsQueue
 from dormouse.errors import CommitQueueError, InvalidCommitRequest, InvalidInput
+from dormouse.state.commits import sqs_queue as module
+from dormouse.state.commits.queue import Message
+from dormouse.state.commits.sqs_queue import BATCH_BYTES_MAX, SqsQueue
 
 NewQueue = Callable[..., str]
 Options = dict[str, str]

@@ -8,15 +8,15 @@ from typing import Any
 import keyed_tables
 import pytest
 
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource import streams
 from dormouse.datasource.options import StreamOptions
 from dormouse.datasource.streams import StreamWriter
 from dormouse.errors import AttemptAbandoned, InvalidInput
-from dormouse.files.write_streams import StreamBatch, commit_batch
-from dormouse.instance import Instance
 from dormouse.spark.frames import struct_of
-from dormouse.table import Table
+from dormouse.state.files.write_streams import StreamBatch, commit_batch
 from tests.small_tables import made
 
 

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pytest
 from query_lake import sql
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import InvalidData
-from dormouse.files.attempts import WriteAttempts
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
-from dormouse.query import query
-from dormouse.rounds.compaction import compact
-from dormouse.rounds.ingest import ingest_in_process as ingest
+from dormouse.reading import query
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.writing.compaction import compact
+from dormouse.writing.ingest import ingest_in_process as ingest
 
 LARGEST = 2**63 - 1
 MESSAGE = r"^sum\(count\) of rows of equal key is 9223372036854775808, which LONG cannot hold"

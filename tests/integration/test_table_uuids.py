@@ -8,11 +8,11 @@ from pathlib import Path
 import psycopg
 
 import dormouse as dm
-from dormouse.commits.requests import encode
-from dormouse.instance import Instance
+from dormouse.api.instance import Instance
 from dormouse.model.table import TableRecord
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
+from dormouse.state.commits.requests import encode
 from tests.commits import add, files_of, send_raw
 from tests.databases import Databases, name_of
 from tests.state import query

@@ -14,12 +14,7 @@ import pytest
 from state import query
 from trees import leaf_of
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import InvalidQuery, QueryOvertaken, TableNotFound
-from dormouse.files import removal_log
-from dormouse.files.attempts import WriteAttempts
-from dormouse.history import moments
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,
@@ -33,13 +28,18 @@ from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
-from dormouse.partitions.tree_cache import TreeCache
 from dormouse.postgres import ConnectionSupplier
-from dormouse.query import table_view
-from dormouse.query.file_checks import FileGone
-from dormouse.query.key_ranges import KeyRanges
-from dormouse.query.planner import Scan
-from dormouse.query.table_view import Moment, plan_query, plan_tables, summary
+from dormouse.reading import table_view
+from dormouse.reading.checked_files import FileGone
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.planner import Scan
+from dormouse.reading.table_view import Moment, plan_query, plan_tables, summary
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files import removal_log
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.history import moments
+from dormouse.state.partitions.tree_cache import TreeCache
 
 SCHEMA = Schema([Field("key", LONG)])
 LEAVES = 40

@@ -14,16 +14,16 @@ import pytest
 from served import service
 from state import query
 
+from dormouse.api.instance import Instance
 from dormouse.cli import main
 from dormouse.client import connect as connect_client
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput, ObjectNotFound, TableNotFound
-from dormouse.files import holds
-from dormouse.files.layout import LAYOUTS
-from dormouse.history import moments
-from dormouse.instance import Instance
 from dormouse.model.cut import Cut
-from dormouse.query.executor import parts
-from dormouse.query.where import question
+from dormouse.reading.executor import parts
+from dormouse.reading.where import question
+from dormouse.state.files import holds
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.history import moments
 from tests.small_tables import add, clock, keys, made
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
 from dormouse.errors import InvalidCut
-from dormouse.instance import Instance
 from tests.small_tables import clock
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])

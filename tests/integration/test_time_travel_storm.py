@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidRange, PartitionError
-from dormouse.files import holds
-from dormouse.instance import Instance
-from dormouse.table import Table
+from dormouse.state.files import holds
 
 INGESTS, CUTS, READS = 24, 5, 12
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("ingest", dm.LONG)])
@@ -115,7 +115,7 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
 DYING = """
 import os, pickle, signal, sys
 from pathlib import Path
-from dormouse.history import cuts
+from dormouse.state.history import cuts
 from dormouse.postgres import transaction
 
 commit, when = transaction._commit, sys.argv[2]

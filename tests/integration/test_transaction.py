@@ -15,7 +15,6 @@ import pytest
 from counters import Connection, increment, value
 from psycopg.pq import TransactionStatus
 
-from dormouse.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
 from dormouse.errors import (
     CommitFailed,
     ConnectionsExhausted,
@@ -23,6 +22,7 @@ from dormouse.errors import (
     InstanceReadOnly,
     TooManyRetries,
 )
+from dormouse.model.backoff import BACKOFF_SECONDS_MAX, backoff_seconds
 from dormouse.postgres import ConnectionSupplier, Isolation, Retries, run_statement, run_transaction
 from dormouse.postgres import transaction as transaction_module
 

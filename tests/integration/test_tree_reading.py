@@ -16,8 +16,6 @@ from state import CountingSupplier, at_once
 from trees import leaf_of, leaves_in, overlap, partitions_of
 
 import dormouse
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import (
     ConcurrentScale,
     InvalidRange,
@@ -30,9 +28,11 @@ from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.tree_arrays import TreeArrays
 from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.partitions.store import PartitionStore
-from dormouse.partitions.tree_cache import TreeCache
-from dormouse.partitions.trees import TreeReader
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeReader
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]
@@ -109,7 +109,7 @@ def test_of_a_tree_that_is_known_only_what_changed_is_read(
 def test_a_tree_that_is_far_behind_is_read_anew(
     table: TableContext, statements: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dormouse.partitions.store.CHANGES_MAX", 2)
+    monkeypatch.setattr("dormouse.state.partitions.store.CHANGES_MAX", 2)
     mine, theirs = PartitionStore(table.supplier, table.table), PartitionStore(table.supplier, table.table)
     first = mine.tree()
     for point in (10, 20, 30):
@@ -123,7 +123,7 @@ def test_a_tree_that_is_far_behind_is_read_anew(
 def test_a_tree_of_several_pages_is_whole(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     for point in range(1, 12):
         table.partitions.split(table.partitions.leaves()[-1].partition_id, point)
-    monkeypatch.setattr("dormouse.partitions.trees.PAGE_ROWS", 3)
+    monkeypatch.setattr("dormouse.state.partitions.trees.PAGE_ROWS", 3)
     for epoch in range(12):
         read = PartitionStore(table.supplier, table.table).at(epoch)
         assert nodes_of(read) == nodes_of(table.partitions.at(epoch))
@@ -141,7 +141,7 @@ def test_a_table_that_is_dropped_while_its_tree_is_read_is_an_error(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two pages: the partitions of the second are gone."""
-    monkeypatch.setattr("dormouse.partitions.trees.PAGE_ROWS", 1)
+    monkeypatch.setattr("dormouse.state.partitions.trees.PAGE_ROWS", 1)
     table.partitions.split("root", 5)
     pages = TreeReader._pages
 

@@ -12,12 +12,7 @@ import pytest
 from psycopg import errors as pg
 from state import assign, live, query, ref, replace
 
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
 from dormouse.errors import CheckFailed
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
-from dormouse.files.totals import Totals
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import narrow_id
@@ -25,6 +20,11 @@ from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.totals import Totals
 
 NewTable = Callable[..., TableContext]
 PROPERTIES: dict[str, Any] = {

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import dormouse as dm
+from dormouse.api.instance import Instance
+from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery, ObjectDamaged
-from dormouse.instance import Instance
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
-from dormouse.query import file_checks
-from dormouse.table import Table
+from dormouse.reading import checked_files as file_checks
 from tests.flipped_bits import damage, flipped, path_of, written
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])

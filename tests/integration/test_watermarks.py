@@ -18,12 +18,12 @@ from test_compaction_jobs import basic, size_ratio
 from trees import partitions_of
 
 import dormouse as dm
-from dormouse.context import TableContext
-from dormouse.files.compaction_jobs import CompactionJob
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.partition_tree import Partition
 from dormouse.model.properties import TableProperties
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.context import TableContext
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.state.files.layout import LAYOUTS
 
 NewTable = Callable[..., TableContext]
 

@@ -11,14 +11,14 @@ from moto import mock_aws
 from moto.emr.models import emr_backends
 from moto.rds.models import rds_backends
 
+from dormouse.aws import destroy as destruction
+from dormouse.aws.aws import Aws
+from dormouse.aws.destroy import destroy, doomed
+from dormouse.aws.pause import pause
+from dormouse.aws.wind_down import Listed, wind_down
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
 from dormouse.settings.config_file import parse
-from dormouse.system import destroy as destruction
-from dormouse.system.aws import Aws
-from dormouse.system.destroy import destroy, doomed
-from dormouse.system.pause import pause
-from dormouse.system.wind_down import Listed, wind_down
 from tests.deployed import (
     REGION,
     Deployed,

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
+from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectStoreError
 from dormouse.objects import ObjectStore, activity, open_store
-from dormouse.schedules.work import Schedule
 from tests.commits import add
 
 MINUTE = timedelta(minutes=1)

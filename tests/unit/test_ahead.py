@@ -9,9 +9,9 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
-from dormouse.ahead import ahead, chained_ahead, mapped_ahead
-from dormouse.data import source as read_files
 from dormouse.errors import InvalidData
+from dormouse.model.ahead import ahead, chained_ahead, mapped_ahead
+from dormouse.sources import source as read_files
 
 
 def failing_after(items: int) -> Iterator[int]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from dormouse.aws.month import Assumptions, Line, estimate, key_count
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import parse
-from dormouse.system.month import Assumptions, Line, estimate, key_count
 
 HOME: dict[str, Any] = {"id": "one", "account": "123456789012", "region": "eu-west-1"}
 

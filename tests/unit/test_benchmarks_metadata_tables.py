@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from benchmarks.state_tables import KEYS_PER_LEAF, SCHEMA, StateTable, Tables, open_tables, spread
-from dormouse.catalog import Catalog
-from dormouse.context import TableContext
-from dormouse.files.attempts import WriteAttempts
-from dormouse.files.layout import LAYOUTS
 from dormouse.model.keys import decode_value
 from dormouse.model.properties import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.layout import LAYOUTS
 
 LEAVES = 11
 

@@ -13,9 +13,9 @@ import typer
 from dormouse.cli import main, serve
 from dormouse.cli.program import GROUPS, whole
 from dormouse.cli.verbs import Session, confirmed
-from dormouse.commits.sqs_queue import SqsQueue
 from dormouse.errors import InvalidInput
 from dormouse.settings.service import ServiceSettings
+from dormouse.state.commits.sqs_queue import SqsQueue
 
 
 @pytest.fixture

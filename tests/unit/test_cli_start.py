@@ -18,7 +18,7 @@ NEVER_FOR_A_VERSION = {
     "rich",
     "asyncio",
     "dormouse.settings",
-    "dormouse.instance",
+    "dormouse.api.instance",
 }
 
 

@@ -9,7 +9,14 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from dormouse.commits.requests import (
+from dormouse.model.file_reference import (
+    AssignJobIdRequest,
+    FileReference,
+    FileWithReferences,
+    ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest,
+)
+from dormouse.state.commits.requests import (
     AddFiles,
     AssignJobIds,
     CommitRequest,
@@ -20,13 +27,6 @@ from dormouse.commits.requests import (
     SplitPartition,
     decode,
     encode,
-)
-from dormouse.model.file_reference import (
-    AssignJobIdRequest,
-    FileReference,
-    FileWithReferences,
-    ReplaceFileReferencesRequest,
-    SplitFileReferenceRequest,
 )
 
 NAMED = {"commit_id": 'c "1" 𝔻', "table": "t"}
@@ -62,7 +62,7 @@ REPLACEMENTS = (
 
 FIRST_TOGETHER = """
 import os, sys, threading
-from dormouse.commits.requests import decode, encode
+from dormouse.state.commits.requests import decode, encode
 
 def read(start):
     start.wait()

@@ -11,8 +11,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dormouse.commits.queue import queue_number
-from dormouse.commits.requests import (
+from dormouse.errors import InvalidCommitRequest, InvalidInput
+from dormouse.model.file_reference import (
+    COUNT_MAX,
+    AssignJobIdRequest,
+    FileReference,
+    FileWithReferences,
+    ReplaceFileReferencesRequest,
+    SplitFileReferenceRequest,
+)
+from dormouse.state.commits.queue import queue_number
+from dormouse.state.commits.requests import (
     BODY_BYTES_MAX,
     AddFiles,
     AssignJobIds,
@@ -25,15 +34,6 @@ from dormouse.commits.requests import (
     commit_id_of,
     decode,
     encode,
-)
-from dormouse.errors import InvalidCommitRequest, InvalidInput
-from dormouse.model.file_reference import (
-    COUNT_MAX,
-    AssignJobIdRequest,
-    FileReference,
-    FileWithReferences,
-    ReplaceFileReferencesRequest,
-    SplitFileReferenceRequest,
 )
 
 PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))

@@ -10,6 +10,16 @@ from typing import Any
 
 import pytest
 
+from dormouse.aws.cost import hourly
+from dormouse.aws.month import (
+    QUERY_ENDPOINTS,
+    Assumptions,
+    Estimate,
+    alarm_count,
+    estimate,
+    key_count,
+)
+from dormouse.aws.prices import known_regions, prices_of
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import load, parse
 from dormouse.settings.resources import (
@@ -19,13 +29,10 @@ from dormouse.settings.resources import (
     RunResources,
     StorageResources,
 )
-from dormouse.system.cost import hourly
-from dormouse.system.month import QUERY_ENDPOINTS, Assumptions, Estimate, alarm_count, estimate, key_count
-from dormouse.system.prices import known_regions, prices_of
 
 CONFIG = Path(__file__).parents[2] / "config"
 TEMPLATES = Path(__file__).parents[1] / "infrastructure/__snapshots__/test_templates"
-PRICES = Path(__file__).parents[2] / "dormouse/system/prices.toml"
+PRICES = Path(__file__).parents[2] / "dormouse/aws/prices.toml"
 
 
 def month(name: str, region: str = "us-east-1", **assumed: float) -> Estimate:

@@ -13,15 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from datafusion import SessionContext
 
-from dormouse.data import page_index
 from dormouse.data.arrow_schema import data_type
 from dormouse.data.digests import digest_of_file
-from dormouse.data.file_shape import FileShape
-from dormouse.data.joined_files import join_files
-from dormouse.data.thrift import Reading, written
 from dormouse.errors import JobFailed
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
+from dormouse.reading import page_index
+from dormouse.reading.thrift import Reading, written
+from dormouse.writing.file_shape import FileShape
+from dormouse.writing.joined_files import join_files
 
 ROWS = 9_000
 

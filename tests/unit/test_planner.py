@@ -19,8 +19,8 @@ from dormouse.model.partition_tree import Partition, PartitionTree, Split, split
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LONG, STRING
-from dormouse.query.key_ranges import KeyRanges, united
-from dormouse.query.planner import (
+from dormouse.reading.key_ranges import KeyRanges, united
+from dormouse.reading.planner import (
     Page,
     PlannedReference,
     QueryPlan,
@@ -29,7 +29,7 @@ from dormouse.query.planner import (
     plan,
     whole_page,
 )
-from dormouse.query.reach import may_hold
+from dormouse.reading.reach import may_hold
 
 SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
 VALUES: dict[str, list[Any]] = {

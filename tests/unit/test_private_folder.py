@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from embedded import NOBODY, as_ordinary_user
 
-from dormouse import private_folder as private_folders_module
 from dormouse.durability.backups import BackupWriter
 from dormouse.objects import open_store
+from dormouse.objects import private_folder as private_folders_module
+from dormouse.objects.private_folder import private_folder, private_folders
 from dormouse.objects.s3 import S3Store
 from dormouse.objects.staging import StagingArea
-from dormouse.private_folder import private_folder, private_folders
 
 NAME = "dormouse-test"
 
@@ -63,9 +63,9 @@ def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> Non
         if re.search(r"gettempdir|\"/tmp|\bTMPDIR\b.*environ|mktemp\(", path.read_text("utf-8"))
     }
     assert asking == {
-        "private_folder.py",
+        "objects/private_folder.py",
         "embedded/server.py",
-        "sql/workers.py",
+        "reading/sql/workers.py",
         "data/leaf_sorter.py",
         "objects/hiding.py",
     }

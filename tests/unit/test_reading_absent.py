@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.data import sniffing
-from dormouse.data.infer import columns_of, infer
-from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
+from dormouse.sources import sniffing
+from dormouse.sources.infer import columns_of, infer
+from dormouse.sources.source import open_source
 
 
 def written(folder: Path, name: str, text: str | bytes) -> str:

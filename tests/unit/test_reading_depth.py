@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.data import json_places
-from dormouse.data.infer import infer
-from dormouse.data.json_places import JSON_DEPTH_MAX
-from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
+from dormouse.sources import json_places
+from dormouse.sources.infer import infer
+from dormouse.sources.json_places import JSON_DEPTH_MAX
+from dormouse.sources.source import open_source
 
 K = dm.Field("k", dm.LONG)
 OBJECTS, LISTS = ('{"a":', "1", "}"), ("[", "", "]")

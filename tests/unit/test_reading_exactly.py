@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.data import csv_files, odd_numbers, sniffing, text_format
-from dormouse.data.infer import infer
-from dormouse.data.source import open_source
 from dormouse.errors import InvalidData
 from dormouse.model import exact as number_rule
+from dormouse.sources import csv_files, odd_numbers, sniffing, text_format
+from dormouse.sources.infer import infer
+from dormouse.sources.source import open_source
 
 K = dm.Field("k", dm.LONG)
 

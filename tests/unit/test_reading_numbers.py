@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.data.infer import infer
-from dormouse.data.source import open_source
-from dormouse.data.text_values import UnfitText, value_column
 from dormouse.errors import InvalidData
 from dormouse.model.types import DataType
+from dormouse.sources.infer import infer
+from dormouse.sources.source import open_source
+from dormouse.sources.text_values import UnfitText, value_column
 
 K = dm.Field("k", dm.LONG)
 

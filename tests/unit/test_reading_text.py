@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.data import json_places, sniffing
-from dormouse.data.data_files import find_files
-from dormouse.data.infer import infer
-from dormouse.data.json_files import json_batches
-from dormouse.data.source import open_source
 from dormouse.errors import InvalidData, InvalidSchema
+from dormouse.sources import json_places, sniffing
+from dormouse.sources.data_files import find_files
+from dormouse.sources.infer import infer
+from dormouse.sources.json_files import json_batches
+from dormouse.sources.source import open_source
 
 
 def read(data: Any, *keys: str, types: dict[str, dm.Field] | None = None) -> tuple[dict[str, str], list[Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dormouse.sql import engine as remembered
-from dormouse.sql.engine import CHARACTERS_MAX, Remembered
+from dormouse.reading.sql import engine as remembered
+from dormouse.reading.sql.engine import CHARACTERS_MAX, Remembered
 
 
 def test_it_is_found_out_once_for_each_statement_and_what_else_tells_them_apart() -> None:

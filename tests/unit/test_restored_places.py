@@ -7,12 +7,12 @@ from state import ref
 from trees import tree_of
 
 from dormouse.errors import NotWhole
-from dormouse.history.restore import placed
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import ROOT, Partition, PartitionTree, Split, split_partition
 from dormouse.model.region import Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
+from dormouse.state.history.restore import placed
 
 SCHEMA = Schema([Field("key", LONG)])
 Trees = tuple[PartitionTree, PartitionTree]

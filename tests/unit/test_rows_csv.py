@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
-from dormouse.rows import csv_reader
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import Column
-from dormouse.rows.csv_format import CsvFormat
 from dormouse.rows.csv_loads import loads
-from dormouse.rows.csv_reader import CsvFile
+from dormouse.sources import rows_csv_reader as csv_reader
+from dormouse.sources.rows_csv_format import CsvFormat
+from dormouse.sources.rows_csv_reader import CsvFile
 
 COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
 Write = Callable[[bytes], Path]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dormouse.errors import InvalidData
-from dormouse.rows import csv_reader
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_loads import loads
+from dormouse.sources import rows_csv_reader as csv_reader
 
 COLUMNS = (Column("name", "STRING"),)
 HEAD = b"ROW_ID,ROW_VERSION,name\n"

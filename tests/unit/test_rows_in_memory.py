@@ -13,11 +13,11 @@ import pyarrow.dataset as ds
 import pytest
 
 import dormouse as dm
-from dormouse.data.infer import infer
-from dormouse.data.source import open_source
 from dormouse.errors import InvalidData, InvalidKey, InvalidQuery
 from dormouse.model.keys import check_key
-from dormouse.query.where import question
+from dormouse.reading.where import question
+from dormouse.sources.infer import infer
+from dormouse.sources.source import open_source
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("s", dm.STRING, nullable=True)])
 ROWS = [{"k": 1, "s": "a"}, {"k": 2, "s": None}]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery, QueryTooLarge
-from dormouse.query.interruption import Interruption
+from dormouse.reading.interruption import Interruption
 from dormouse.rows import older
 from dormouse.rows.older import OlderRows
 

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.query.interruption import Interruption
-from dormouse.query.sources import _read
-from dormouse.query.streams import batches_ahead, in_thread, undisturbed
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sources import _read
+from dormouse.reading.streams import batches_ahead, in_thread, undisturbed
 
 STREAMS = {"ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
 BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]
@@ -97,7 +97,7 @@ def test_what_a_program_drops_last_is_ended(taken: int) -> None:
     code = f"""
 import gc
 import pyarrow as pa
-from dormouse.query.streams import batches_ahead
+from dormouse.reading.streams import batches_ahead
 def items():
     try:
         for number in range(10):
@@ -119,8 +119,8 @@ def test_a_forked_child_ends_what_it_drops() -> None:
     code = """
 import os, threading, time
 import pyarrow as pa
-from dormouse.query import sources
-from dormouse.query.streams import batches_ahead
+from dormouse.reading import sources
+from dormouse.reading.streams import batches_ahead
 batches = [pa.record_batch({"n": [number]}) for number in range(4)]
 assert list(batches_ahead(iter(batches))) == batches
 while not sources._idle:  # the threads are there, and one waits for a reader
@@ -149,7 +149,7 @@ def test_a_program_that_ends_with_a_reader_waits_for_one_batch_of_it() -> None:
     code = """
 import time
 import pyarrow as pa
-from dormouse.query.streams import batches_ahead
+from dormouse.reading.streams import batches_ahead
 def items():
     while True:
         yield pa.record_batch({"n": [1]})

@@ -8,7 +8,7 @@ import duckdb
 
 from dormouse.model.schema import Field
 from dormouse.model.types import DECIMAL
-from dormouse.sql.conditions import literal
+from dormouse.reading.sql.conditions import literal
 
 
 def test_decimals_of_any_digits_are_what_they_are() -> None:

@@ -12,14 +12,16 @@ import duckdb
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.sql.functions import check_expressions, check_tables, review, reviewed
+from dormouse.reading.sql.functions import check_expressions, check_tables, review, reviewed
 
 KINDS = {"expressions": ("scalar", "aggregate", "macro"), "tables": ("table", "table_macro")}
 OF_THE_GRAMMAR = {"unnest"}
 """Functions that DuckDB lists as functions of FROM only."""
 OF_THE_MODULE = {"DuckDBPyConnection", "Error", "__version__", "connect", "token_type", "tokenize"}
 """What needs no connection, and `connect`, which makes one."""
-REVIEWED_AGAIN = "review them in dormouse/sql/functions.toml: a new function is allowed or refused by hand"
+REVIEWED_AGAIN = (
+    "review them in dormouse/reading/sql/functions.toml: a new function is allowed or refused by hand"
+)
 
 
 @pytest.fixture(scope="module")

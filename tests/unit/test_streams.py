@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from state import wait_until
 
-from dormouse.query import sources
-from dormouse.query.streams import AHEAD_BYTES, Ahead, batches_ahead, in_thread
+from dormouse.reading import sources
+from dormouse.reading.streams import AHEAD_BYTES, Ahead, batches_ahead, in_thread
 
 
 def one_ahead(items: Iterator[int]) -> Iterator[int]:

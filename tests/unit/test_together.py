@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from dormouse.commits import together as module
-from dormouse.commits.patience import SECONDS_MIN, Patience
-from dormouse.commits.together import CALLS_MAX, Together
+from dormouse.state.commits import together as module
+from dormouse.state.commits.patience import SECONDS_MIN, Patience
+from dormouse.state.commits.together import CALLS_MAX, Together
 from tests.state import wait_until
 
 

@@ -26,16 +26,16 @@ from dormouse.cli.data import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.data import value_columns
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.data_files import find_files
 from dormouse.data.export import export
-from dormouse.data.source_files import read_file
 from dormouse.data.value_columns import json_rows
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
 from dormouse.model.values import json_value
-from dormouse.query.where import question
-from dormouse.query.where_json import parse_where, where_json
+from dormouse.reading.where import question
+from dormouse.reading.where_json import parse_where, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format
+from dormouse.sources.data_files import find_files
+from dormouse.sources.source_files import read_file
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 # type, value, in JSON, in CSV, on the terminal

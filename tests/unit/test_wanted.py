@@ -17,12 +17,12 @@ from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import STRING
-from dormouse.query.interruption import Interruption
-from dormouse.sql import wanted as wanted_module
-from dormouse.sql.parameters import TOGETHER, placed
-from dormouse.sql.parsed import parsed
-from dormouse.sql.scans import Enough
-from dormouse.sql.wanted import Wanted
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql import wanted as wanted_module
+from dormouse.reading.sql.parameters import TOGETHER, placed
+from dormouse.reading.sql.parsed import parsed
+from dormouse.reading.sql.scans import Enough
+from dormouse.reading.sql.wanted import Wanted
 from tests.wanted_ranges import SCHEMAS, of, shown, wanted
 
 

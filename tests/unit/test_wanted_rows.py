@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dormouse.sql.conditions import in_slices, literal, type_name
-from dormouse.sql.wanted import Wanted
+from dormouse.reading.sql.conditions import in_slices, literal, type_name
+from dormouse.reading.sql.wanted import Wanted
 from tests.wanted_ranges import SCHEMAS, shown, wanted
 
 ROWS = 150

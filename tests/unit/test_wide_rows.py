@@ -12,16 +12,12 @@ from dormouse.data import (
     datafusion_session,
     leaf_sorter,
 )
-from dormouse.data import (
-    source as read_files,
-)
-from dormouse.data import (
-    source_files as wide_rows,
-)
 from dormouse.data.leaf_sorter import LeafSorter
-from dormouse.files.compaction_jobs import CompactionInput, CompactionJob
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
+from dormouse.sources import source as read_files
+from dormouse.sources import source_files as wide_rows
+from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 
 MEBIBYTE = 1 << 20
 

@@ -1,0 +1,248 @@
+"""The tables of one instance: what works on each, what changes them, and SQL over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from dormouse.errors import (
+    InstanceError,
+    InvalidProperties,
+    InvalidQuery,
+    InvalidSchema,
+    TableAlreadyExists,
+    TableNotFound,
+)
+from dormouse.errors.moved import SchemaMoved
+from dormouse.model.cut import When
+from dormouse.model.properties import VERSIONS, TableProperties, check_not_edited, is_edited, named_versions
+from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord
+from dormouse.model.types import DataType
+from dormouse.objects import ObjectStore
+from dormouse.objects.activity import note_if_shared
+from dormouse.postgres import ConnectionSupplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.commits.commit_queues import CommitQueues
+from dormouse.state.context import JobCommits, TableContext
+from dormouse.state.files.round_reports import RoundReports
+from dormouse.state.partitions.tree_cache import TreeCache
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from dormouse.model.values import Parameters
+    from dormouse.reading import PlanSummary
+    from dormouse.reading.answer import Answer
+    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.sql.engine import Engine, Sessions
+    from dormouse.reading.sql.named import Named
+    from dormouse.reading.where import Where
+    from dormouse.writing.compaction_job import CompactionResult
+    from dormouse.writing.ingest_commit import IngestReport
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a `Table` needs of the instance that it belongs to."""
+
+    dsn: str = field(repr=False)
+    supplier: ConnectionSupplier
+    objects: ObjectStore
+    catalog: Catalog
+    trees: TreeCache
+    commits: CommitQueues
+    job_commits: JobCommits | None
+    changed: Callable[[], object] = field(repr=False, compare=False)
+    reports: RoundReports = field(repr=False, compare=False)
+    _closed: Event = field(default_factory=Event, repr=False, compare=False)
+
+    def context(self, record: TableRecord) -> TableContext:
+        """The services of a table."""
+        return TableContext(
+            self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees, self.reports
+        )
+
+    def change_properties(
+        self,
+        table: TableRecord,
+        change: Callable[[TableProperties], TableProperties],
+        check: Callable[[TableRecord], object],
+    ) -> TableContext:
+        context = self.context(self.catalog.change_properties(table, change, check))
+        self.note_activity()
+        return context
+
+    def convert_layout(self, table: TableRecord, layout: str) -> TableContext:
+        return self.context(self.catalog.convert_layout(table, layout))
+
+    def note_activity(self) -> None:
+        """Tells the schedules of a deployed instance that a table has changed, and the instance."""
+        note_if_shared(self.objects)
+        self.changed()
+
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+        as_of: When | None = None,
+        verify: bool = False,
+    ) -> Answer:
+        from dormouse.reading.sql.statements import sql  # first: the extra that it needs is named
+
+        sessions = sessions or self.sessions()
+        from dormouse.reading.answer import Answer
+
+        return Answer(sql(sessions, self._named(verify), statement, parameters, interruption, as_of))
+
+    def duckdb(self, where: Mapping[str, Where], as_of: When | None, verify: bool) -> DuckDBPyConnection:
+        if not isinstance(where, Mapping):
+            raise InvalidQuery(f"where must be a dict of tables, like {{'flights': {{…}}}}, not {where!r}")
+        from dormouse.reading.sql.views import opened
+
+        while True:
+            tables = self.catalog.tables()
+            try:
+                return opened(self.objects, self._with_versions(tables, verify), where, as_of)
+            except SchemaMoved:
+                continue  # of one since it was listed
+            except TableNotFound:
+                if self.catalog.tables() == tables:
+                    raise
+                # one was dropped since it was listed
+
+    def explain_sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+        as_of: When | None = None,
+    ) -> dict[str, PlanSummary]:
+        from dormouse.reading.sql.statements import explain_sql
+
+        sessions = sessions or self.sessions()
+        return explain_sql(sessions, self._named(), statement, parameters, interruption, as_of)
+
+    def close(self) -> None:
+        """Gives back what SQL holds, and refuses more of it."""
+        self._closed.set()
+        self.reports.close()
+        if "_engine" in self.__dict__:
+            self._engine.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def sessions(self) -> Sessions:
+        """Where statements run in this process."""
+        if self._closed.is_set():
+            raise InstanceError("the instance is closed")
+        return self._engine.session
+
+    @cached_property
+    def _engine(self) -> Engine:
+        from dormouse.reading.sql.engine import Engine
+
+        return Engine(self.objects)
+
+    def _named(self, verify: bool = False) -> Named:
+        from dormouse.reading.sql.named import Named
+
+        def like(names: Iterable[str]) -> dict[str, TableContext]:
+            listed = list(names)
+            tables = self.catalog.tables_like([*listed, *filter(None, map(named_versions, listed))])
+            return self._with_versions(tables, verify)
+
+        return Named(
+            like=like,
+            all=lambda: self._contexts(self.catalog.tables(), verify),
+            names=self.catalog.names,
+        )
+
+    def _contexts(self, records: Iterable[TableRecord], verify: bool) -> dict[str, TableContext]:
+        return {record.name: self.context(record).shown.verifying(verify) for record in records}
+
+    def _with_versions(self, records: Iterable[TableRecord], verify: bool) -> dict[str, TableContext]:
+        """Returns the services by name, and those for every version of row tables by theirs."""
+        listed = list(records)
+        edited = [record for record in listed if is_edited(record.properties)]
+        return {
+            **self._contexts(listed, verify),
+            **{record.name + VERSIONS: self.context(record).verifying(verify) for record in edited},
+        }
+
+
+def schema_asked(
+    schema: Schema | None, like: Any, row_keys: Sequence[str], sort_keys: Sequence[str]
+) -> Schema:
+    """The schema that is given, or that of what `like` is, of which the keys are named; `InvalidSchema`."""
+    if like is not None and schema is None:
+        from dormouse.sources.infer import schema_like
+
+        return schema_like(like, row_keys, sort_keys)
+    if like is not None or row_keys or sort_keys:
+        raise InvalidSchema("give a schema, or like, row_keys and sort_keys: either says everything")
+    if not isinstance(schema, Schema):
+        raise InvalidSchema(f"schema must be dm.Schema(...), not {schema!r}")
+    return schema
+
+
+def properties_asked(name: str, schema: Schema, properties: TableProperties | None) -> TableProperties:
+    """Those that are given, or none but defaults, for a table of the schema; `InvalidProperties`."""
+    from dormouse.data.transform import Transform
+
+    properties = TableProperties() if properties is None else properties
+    if not isinstance(properties, TableProperties):
+        raise InvalidProperties(f"properties must be dm.TableProperties(...), not {properties!r}")
+    check_not_edited(name, properties, "use create_row_table")
+    Transform.check(schema, properties)
+    return properties
+
+
+def ingest_on_spark(*args: Any, **options: Any) -> IngestReport:
+    """Without importing Spark before there is something to do."""
+    from dormouse.spark.ingest import ingest_with_spark
+
+    return ingest_with_spark(*args, **options)
+
+
+def columns_of(data: Any, engine: str) -> tuple[Any, dict[str, DataType]]:
+    """Returns the data to be read, and the types of all its columns. Imports Spark only if that reads it."""
+    from dormouse.sources import infer
+    from dormouse.writing.ingest import is_dataframe
+
+    if engine == "spark" or is_dataframe(data):
+        from dormouse.spark.ingest import columns_read
+
+        columns = columns_read(data)
+        if columns is not None:
+            return data, columns
+    return infer.columns_of(data)
+
+
+def compact_on_spark(
+    context: TableContext, now_ms: int, *, run_id: str | None = None
+) -> Generator[CompactionResult, None, None]:
+    """Compaction jobs as Spark tasks, those of a run, or all that are due; Spark is imported then."""
+    from dormouse.spark import compaction_tasks
+
+    return compaction_tasks.compact_on_spark(context, now_ms, run_id=run_id)
+
+
+def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:
+    """The table of this name, if it has these columns; else `TableAlreadyExists`."""
+    found = catalog.get(name)
+    if list(found.schema.fields) != list(schema.fields) or found.schema.key_names != schema.key_names:
+        raise TableAlreadyExists(
+            f"table {name!r} exists already, with other columns: "
+            f"{', '.join(f'{one.name} {one.type}' for one in found.schema.fields)}",
+            table=name,
+        )
+    return found

@@ -1,0 +1,257 @@
+"""Calls of AWS: what it refuses is one clear line; what is throttled is tried again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from dormouse.errors import DormouseError, InstanceError, InvalidInput, not_installed
+from dormouse.settings import environment
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 8
+CONNECT_SECONDS_MAX = 5
+READ_SECONDS_MAX = 30
+
+# boto3's name of a service → the prefix of its actions in policies
+_PREFIXES = {"emr": "elasticmapreduce", "service-quotas": "servicequotas", "stepfunctions": "states"}
+_ACTIONS = {
+    ("lambda", "invoke"): "lambda:InvokeFunction",
+    ("s3", "delete_objects"): "s3:DeleteObjectVersion",
+    ("s3", "get_bucket_encryption"): "s3:GetEncryptionConfiguration",
+    ("s3", "list_object_versions"): "s3:ListBucketVersions",
+}
+"""Those that are called otherwise than the operation."""
+
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_UNKNOWN = {
+    "AuthFailure", "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSignatureException",
+    "SignatureDoesNotMatch", "UnrecognizedClientException", "IncompleteSignature",
+    "MissingAuthenticationToken",
+}  # fmt: skip
+_DENIED = {"AccessDenied", "AccessDeniedException", "AuthorizationError", "UnauthorizedOperation"}
+_THROTTLED = {
+    "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException", "Throttling",
+    "ThrottledException", "ThrottlingException", "TooManyRequestsException",
+}  # fmt: skip
+_BUSY = {
+    "ConcurrentModificationException", "InvalidDBClusterStateFault", "InvalidDBInstanceState",
+    "InvalidDBInstanceStateFault", "ResourceConflictException", "ResourceInUseException", "TooManyUpdates",
+}  # fmt: skip
+"""The resource is being changed: the same request may succeed later."""
+
+MISSING = frozenset(
+    {
+        "AWS.SimpleQueueService.NonExistentQueue", "DBClusterNotFoundFault", "DBClusterSnapshotNotFound",
+        "DBClusterSnapshotNotFoundFault", "DBInstanceNotFound", "DBInstanceNotFoundFault",
+        "ExecutionDoesNotExist", "ParameterNotFound", "QueueDoesNotExist", "ResourceNotFoundException",
+        "StateMachineDoesNotExist",
+    }
+)  # fmt: skip
+"""What the request names is not there."""
+
+
+class AwsRefused(InstanceError):
+    """AWS refuses the request."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, str(self))
+
+    @property
+    def is_missing(self) -> bool:
+        """What the request names is not there."""
+        return self.code in MISSING
+
+
+class Aws:
+    """An account and region, as a boto3 session names them."""
+
+    def __init__(self, session: Any, region: str | None = None) -> None:
+        self._session, self._region = session, region
+        self._clients: dict[str, Any] = {}
+
+    def call(self, service: str, operation: str, **parameters: Any) -> Any:
+        """Raises AwsRefused, or another InstanceError that says what to do."""
+        with _clear(service, operation):
+            return getattr(self._client(service), operation)(**parameters)
+
+    def look(self, service: str, operation: str, **parameters: Any) -> Any:
+        """Like `call`, with None for what is not there."""
+        try:
+            return self.call(service, operation, **parameters)
+        except AwsRefused as refused:
+            if refused.is_missing:
+                return None
+            raise
+
+    def ask(
+        self, service: str, operation: str, *, refusals: frozenset[str] = frozenset(), **given: Any
+    ) -> bool:
+        """Asks for a change; False if what is to be changed cannot be now, or one of `refusals` came."""
+        try:
+            self.call(service, operation, **given)
+        except AwsRefused as refused:
+            if refused.code in _BUSY or refused.code in refusals:
+                logger.info("not now: %s", refused)
+                return False
+            raise
+        return True
+
+    def all(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
+        """The items of all pages; none of what is not there."""
+        try:
+            return [
+                item for page in self.pages(service, operation, **parameters) for item in page.get(key, ())
+            ]
+        except AwsRefused as refused:
+            if refused.is_missing:
+                return []
+            raise
+
+    def pages(self, service: str, operation: str, **parameters: Any) -> Iterator[Any]:
+        """The answers of AWS, as they come."""
+        with _clear(service, operation):
+            yield from self._client(service).get_paginator(operation).paginate(**parameters)
+
+    def invoke(self, function: str, event: Mapping[str, Any], *, seconds_max: float) -> Any:
+        """What a lambda answers, which is called once, and waited for. Raises InstanceError if it fails."""
+        payload = json.dumps(event).encode()
+        with _clear("lambda", "invoke"):
+            client = self._new_client("lambda", read_timeout=seconds_max, attempts_max=1)
+            answer = client.invoke(FunctionName=function, Payload=payload)
+            said = json.loads(answer["Payload"].read())
+        if "FunctionError" in answer:
+            why = said.get("errorMessage", "it does not say why")
+            raise InstanceError(f"the lambda {function} failed: {why}")
+        return said
+
+    def parameter(self, name: str) -> str | None:
+        """The value of a parameter in SSM; None if it is not there."""
+        found = self.look("ssm", "get_parameter", Name=name)
+        return None if found is None else str(found["Parameter"]["Value"])
+
+    @property
+    def region(self) -> str:
+        with _clear("ssm", "get_parameter"):
+            return str(self._client("ssm").meta.region_name)
+
+    def of_region(self, region: str) -> Aws:
+        """The same account in another region."""
+        return Aws(self._session, region)
+
+    @cached_property
+    def account(self) -> str:
+        return str(self.call("sts", "get_caller_identity")["Account"])
+
+    def _client(self, service: str) -> Any:
+        if service not in self._clients:
+            self._clients[service] = self._new_client(service, READ_SECONDS_MAX, ATTEMPTS_MAX)
+        return self._clients[service]
+
+    def _new_client(self, service: str, read_timeout: float, attempts_max: int) -> Any:
+        from botocore.config import Config
+
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": attempts_max},
+            connect_timeout=CONNECT_SECONDS_MAX,
+            read_timeout=read_timeout,
+            tcp_keepalive=True,  # what is between may forget a connection that is silent for minutes
+        )
+        return self._session.client(service, region_name=self._region, config=config)
+
+
+def open_session(region: str | None = None, profile: str | None = None) -> Any:
+    """A boto3 session; what is not given comes from where AWS's tools look for it, the region also from
+    AWS_REGION, which boto3 does not know.
+    """
+    try:
+        import boto3
+    except ImportError:
+        raise not_installed("boto3", "aws") from None
+    with _clear("sts", "get_caller_identity"):
+        region = region or (None if profile else environment().get("AWS_REGION"))
+        return boto3.session.Session(region_name=region, profile_name=profile)
+
+
+def has_credentials() -> bool:
+    """Whether AWS could be asked: there is boto3, and credentials where AWS's tools look for them."""
+    try:
+        return open_session().get_credentials() is not None
+    except InvalidInput:  # as of a profile that there is not
+        return True
+    except DormouseError:  # as without boto3
+        return False
+
+
+def action(service: str, operation: str) -> str:
+    """The name of an operation in policies: rds:StopDBCluster."""
+    words = "".join("DB" if word == "db" else word.capitalize() for word in operation.split("_"))
+    return _ACTIONS.get((service, operation), f"{_PREFIXES.get(service, service)}:{words}")
+
+
+@contextmanager
+def _clear(service: str, operation: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        yield
+    except ClientError as error:
+        raise _refusal(error, action(service, operation)) from error
+    except BotoCoreError as error:
+        raise _problem(error, service) from error
+    except ResponseParserError as error:
+        raise InstanceError(
+            f"what answers for {service} is not AWS: check the network, its proxy, and AWS_ENDPOINT_URL"
+        ) from error
+
+
+def _refusal(error: Any, wanted: str) -> InstanceError:
+    code, said = error.response["Error"]["Code"], " ".join(error.response["Error"].get("Message", "").split())
+    if code in _EXPIRED:
+        return InstanceError("the AWS credentials have expired: log in again (aws sso login), or renew them")
+    if code in _UNKNOWN:
+        return InstanceError(f"AWS does not know these credentials: check AWS_PROFILE or --profile ({said})")
+    if code in _DENIED:
+        found = re.search(r"perform: (\S+:\w+)(?: on resource: (\S+))?", said)
+        what = found[1] if found else wanted
+        on = f" on {found[2]}" if found and found[2] else ""
+        return AwsRefused(code, f"the AWS credentials have no right to {what}{on}: ask for it, or use others")
+    if code in _THROTTLED:
+        return AwsRefused(code, f"AWS has too many requests to answer {wanted}: try again in a minute")
+    return AwsRefused(code, f"AWS refuses {wanted}: {said or code}")
+
+
+_PROBLEMS: dict[str, tuple[type[InstanceError | InvalidInput], str]] = {
+    "NoRegionError": (InvalidInput, "no AWS region is given: use --region, or set AWS_REGION"),
+    "InvalidRegionError": (InvalidInput, "{} Use one like eu-west-1"),
+    "ProfileNotFound": (InvalidInput, "{}: see 'aws configure list-profiles'"),
+    "(NoCredentials|PartialCredentials)Error": (
+        InstanceError,
+        "there are no AWS credentials: log in, set AWS_PROFILE, or give --profile",
+    ),
+    "(EndpointConnection|ConnectTimeout|ReadTimeout|ConnectionClosed)Error": (
+        InstanceError,
+        "AWS cannot be reached, check the region and the network: {}",
+    ),
+    ".*(Credential|Token|SSO|Login).*": (InstanceError, "AWS gives no credentials, log in again: {}"),
+}
+"""What is said of an error of botocore, by its class; the first that fits."""
+
+
+def _problem(error: Any, service: str) -> Exception:
+    said = " ".join(str(error).split())
+    for pattern, (kind, words) in _PROBLEMS.items():
+        if re.fullmatch(pattern, type(error).__name__):
+            return kind(words.format(said))
+    return InstanceError(f"a request to {service} failed: {said}")

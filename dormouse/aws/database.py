@@ -1,0 +1,132 @@
+"""The database cluster: its states, and how it is stopped and started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dormouse.aws.aws import MISSING, Aws
+from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.steps import DATABASE_SECONDS_MAX, Left
+from dormouse.errors import InstanceError
+from dormouse.settings.resources import INSTANCE_TAG, DatabaseResources
+
+STOPPING = "stopping"
+ASLEEP = frozenset({"stopped", "inaccessible-encryption-credentials-recoverable"})
+"""Nothing runs, and it can be started."""
+
+SERVES = frozenset(
+    {
+        "available", "backing-up", "configuring-enhanced-monitoring", "configuring-iam-database-auth",
+        "configuring-log-exports", "storage-optimization",
+    }
+)  # fmt: skip
+"""It accepts connections."""
+
+HOPELESS = frozenset(
+    {"deleting", "cloning-failed", "migration-failed", "inaccessible-encryption-credentials"}
+)
+"""It neither stops nor starts any more. In all other states AWS is at work and will end."""
+
+
+def cluster_status(aws: Aws, cluster: str) -> str | None:
+    """None if there is no such cluster."""
+    found = describe(aws, cluster)
+    return None if found is None else str(found["Status"])
+
+
+def describe(aws: Aws, cluster: str) -> Any:
+    """The cluster as RDS describes it; None if there is none."""
+    found = aws.look("rds", "describe_db_clusters", DBClusterIdentifier=cluster)
+    return found["DBClusters"][0] if found and found["DBClusters"] else None
+
+
+def clusters_of(aws: Aws, instance_id: str) -> list[Any]:
+    """Those with the tag of the instance, as RDS describes them."""
+    tag = {"Key": INSTANCE_TAG, "Value": instance_id}
+    found = aws.all("rds", "describe_db_clusters", "DBClusters")
+    return [one for one in found if tag in one.get("TagList", ())]
+
+
+def left_behind(aws: Aws, instance_id: str, ours: DatabaseResources) -> tuple[str, ...]:
+    """The clusters that a restore has replaced: AWS starts again what is stopped, and nobody stops it."""
+    hosts = {where.partition(":")[0] for where in ours.row_indexes or ()}
+    return tuple(
+        str(one["DBClusterIdentifier"])
+        for one in clusters_of(aws, instance_id)
+        if one["DBClusterIdentifier"] != ours.cluster and one.get("Endpoint") not in hosts
+    )
+
+
+def stop(aws: Aws, cluster: str) -> bool:
+    """Whether AWS accepts; it refuses in all states but `available`, and when there is no such cluster."""
+    return aws.ask("rds", "stop_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
+
+
+def start(aws: Aws, cluster: str) -> bool:
+    """Whether AWS accepts."""
+    return aws.ask("rds", "start_db_cluster", refusals=MISSING, DBClusterIdentifier=cluster)
+
+
+def usable(instance: DeployedInstance) -> Any:
+    """The cluster as RDS describes it; raises InstanceError in the states that only people can end."""
+    cluster = describe(instance.aws, instance.cluster)
+    if cluster is None:
+        raise InstanceError(f"the database cluster {instance.cluster} is gone: restore it from a backup")
+    if (status := str(cluster["Status"])) in HOPELESS:
+        advice = "restore it, with its KMS key" if status.startswith("inaccessible") else "see it in RDS"
+        raise InstanceError(f"the database cluster {instance.cluster} is {status}: {advice}")
+    return cluster
+
+
+def usable_status(instance: DeployedInstance) -> str:
+    """Like `usable`, its state only."""
+    return str(usable(instance)["Status"])
+
+
+@dataclass(frozen=True)
+class StopDatabase:
+    """Until AWS has accepted, or with `to_the_end` until it has stopped."""
+
+    instance: DeployedInstance
+    to_the_end: bool = False
+    seconds_max = DATABASE_SECONDS_MAX
+
+    @property
+    def name(self) -> str:
+        return "wait until the database has stopped" if self.to_the_end else "stop the database"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        status = usable_status(self.instance)
+        if status in ASLEEP or (status == STOPPING and not self.to_the_end):
+            return []
+        ask = None if status == STOPPING else partial(stop, self.instance.aws, self.instance.cluster)
+        return [Left(f"cluster {self.instance.cluster} is {status}", ask)]
+
+
+@dataclass(frozen=True)
+class StartDatabase:
+    """Until the cluster and its writer serve; while AWS still stops it, waits for that first."""
+
+    instance: DeployedInstance
+    seconds_max = DATABASE_SECONDS_MAX
+    name = "start the database"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        cluster = usable(self.instance)
+        name, status = cluster["DBClusterIdentifier"], cluster["Status"]
+        if status in SERVES:
+            writer = self._writer_status(cluster)
+            return [] if writer is None or writer in SERVES else [Left(f"the writer of {name} is {writer}")]
+        ask = partial(start, self.instance.aws, name) if status in ASLEEP else None
+        return [Left(f"cluster {name} is {status}", ask)]
+
+    def _writer_status(self, cluster: Any) -> str | None:
+        """None if there is no writer to wait for."""
+        members = cluster.get("DBClusterMembers", ())
+        for writer in (one["DBInstanceIdentifier"] for one in members if one.get("IsClusterWriter")):
+            seen = self.instance.aws.look("rds", "describe_db_instances", DBInstanceIdentifier=writer)
+            return str(seen["DBInstances"][0]["DBInstanceStatus"]) if seen else None
+        return None

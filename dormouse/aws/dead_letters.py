@@ -1,0 +1,87 @@
+"""The dead letters of a deployed instance's commit queues: what they are, and sending them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from dormouse.aws.dead_queue import foreign, received, sent_at
+from dormouse.aws.instance import DeployedInstance
+from dormouse.errors import CommitRequestTooNew, InstanceError, InvalidCommitRequest
+from dormouse.state.commits.pointers import object_of
+from dormouse.state.commits.requests import commit_id_of, decode
+
+BODY_CHARACTERS_MAX = 1_000
+
+
+@dataclass(frozen=True)
+class SqsDeadLetter:
+    """A message that was delivered too often, or was buried with a reason."""
+
+    queue: str
+    """The URL of the queue that it was in."""
+
+    sent_at: datetime
+    commit_id: str | None
+    """None where it names none."""
+
+    body: str
+    """How it begins."""
+
+    reason: str
+    """Why it cannot be sent again, or why it was buried; empty if it was only delivered too often."""
+
+    can_be_sent: bool
+    """Whether it can be read, and was a request of its queue."""
+
+    is_sent_again: bool = False
+
+
+def dead_letters(instance: DeployedInstance, limit: int, *, send_again: bool = False) -> list[SqsDeadLetter]:
+    """At most `limit` of them, which are left where they are. With `send_again` those that can be sent go to
+    their queues again: first sent and then deleted, so that none is lost.
+
+    Raises InstanceError without commit queues, and when AWS refuses.
+    """
+    told = instance.resources.commit
+    if told is None:
+        raise InstanceError(f"{instance.id} has no commit queues: add [commit] to its settings, deploy")
+    found: list[SqsDeadLetter] = []
+    for queue, dead in zip(told.queues, told.dead_letters, strict=True):
+        kept: list[str] = []
+        try:
+            for message in received(instance, dead, limit - len(found)):
+                letter, receipt = _letter(queue, message), message["ReceiptHandle"]
+                if send_again and letter.can_be_sent:
+                    instance.aws.call("sqs", "send_message", QueueUrl=queue, MessageBody=message["Body"])
+                    instance.aws.call("sqs", "delete_message", QueueUrl=dead, ReceiptHandle=receipt)
+                    letter = replace(letter, is_sent_again=True)
+                else:
+                    kept.append(receipt)
+                found.append(letter)
+        finally:
+            for receipt in kept:
+                seen = {"QueueUrl": dead, "ReceiptHandle": receipt, "VisibilityTimeout": 0}
+                instance.aws.call("sqs", "change_message_visibility", **seen)
+    return found
+
+
+def _letter(queue: str, message: Any) -> SqsDeadLetter:
+    body = str(message["Body"])
+    why = message.get("MessageAttributes", {}).get("reason", {}).get("StringValue", "")
+    commit_id = commit_id_of(body)
+    trouble = foreign(queue, message)
+    try:
+        if commit_id is None or object_of(body) is None:
+            decode(body)
+    except (InvalidCommitRequest, CommitRequestTooNew) as error:
+        trouble = " ".join(str(error).split())
+    return SqsDeadLetter(
+        queue=queue,
+        sent_at=sent_at(message),
+        commit_id=commit_id,
+        body=body[:BODY_CHARACTERS_MAX],
+        reason=trouble or why,
+        can_be_sent=not trouble,
+    )

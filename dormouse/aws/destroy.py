@@ -1,0 +1,203 @@
+"""The end of a deployed instance: its work is ended, its buckets are emptied, and its stacks deleted by the
+pinned CDK.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dormouse.aws.aws import Aws, AwsRefused
+from dormouse.aws.database import clusters_of, describe
+from dormouse.aws.instance import stacks_of
+from dormouse.aws.steps import SYSTEM_CLOCK, Clock, StepReport
+from dormouse.aws.wind_down import Listed, clusters_in, physical_ids, wind_down
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.settings import environment
+from dormouse.settings.deployment import DeploymentSettings
+
+ATTEMPTS_MAX = 2
+COUNTED_MAX = 100_000
+CDK = ("npx", "--no-install", "cdk")
+_GONE = frozenset({"NoSuchBucket", "404", "NotFound"})
+
+
+@dataclass(frozen=True)
+class Bucket:
+    name: str
+    objects: int
+    """Versions and delete markers; `COUNTED_MAX` means that or more."""
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """What is deleted with an instance."""
+
+    id: str
+    account: str
+    region: str
+    stacks: tuple[str, ...]
+    buckets: tuple[Bucket, ...]
+    clusters: tuple[str, ...]
+    """Also those that a restore has replaced."""
+
+    kept: tuple[str, ...]
+    """What stays after it, for backups: vaults of AWS Backup, and keys, each of which costs 1 USD a month."""
+
+    protected_by: tuple[str, ...]
+    """What refuses to be deleted: stacks with termination protection, clusters with deletion protection."""
+
+    steps: tuple[StepReport, ...]
+    """What is done before."""
+
+
+def refuse_protected(settings: DeploymentSettings) -> None:
+    """Raises InvalidInput, with what to do, for an instance whose settings protect it."""
+    if settings.protected:
+        raise InvalidInput(_how_to_unprotect(settings.id, "its settings have protected = true"))
+
+
+def doomed(settings: DeploymentSettings, session: Any) -> Doomed | None:
+    """What there is of the instance, or None; raises InvalidInput when what is deployed is protected."""
+    refuse_protected(settings)
+    aws = Aws(session)
+    if settings.account and settings.account != aws.account:
+        raise InvalidInput(
+            f"the credentials are of the account {aws.account}, not {settings.account}: use --profile"
+        )
+    stacks = list(stacks_of(aws, settings.id))
+    if not stacks:
+        return None
+    names = tuple(one["StackName"] for one in stacks)
+    listed = _listed(aws, settings.id, names)
+    found = [resource for resources in listed.values() for resource in resources]
+    clusters = clusters_in(listed)
+    replaced = [one for one in clusters_of(aws, settings.id) if one["DBClusterIdentifier"] not in clusters]
+    keepers = [one["StackName"] for one in stacks if one.get("EnableTerminationProtection")]
+    keepers += [cluster for cluster in clusters if (describe(aws, cluster) or {}).get("DeletionProtection")]
+    if keepers:
+        why = f"as deployed it is protected ({', '.join(keepers)})"
+        raise InvalidInput(_how_to_unprotect(settings.id, why))
+    if kept := [one["DBClusterIdentifier"] for one in replaced if one.get("DeletionProtection")]:
+        raise InvalidInput(
+            f"{settings.id} is not destroyed: the database cluster {', '.join(kept)}, which a restore has "
+            "replaced, is protected, and keeps the network: delete it, or take its protection off, then "
+            "destroy it again"
+        )
+    clusters += tuple(one["DBClusterIdentifier"] for one in replaced)
+    buckets = (Bucket(name, _count(aws, name)) for name in physical_ids(found, "AWS::S3::Bucket"))
+    return Doomed(
+        settings.id, aws.account, aws.region, names, tuple(buckets), clusters, _kept(listed),
+        tuple(keepers), wind_down(settings.id, listed, aws, dry_run=True),
+    )  # fmt: skip
+
+
+def destroy(
+    found: Doomed,
+    config: Path,
+    session: Any,
+    *,
+    tell: Callable[[str], None],
+    ended: Callable[[StepReport], None] = lambda report: None,
+    clock: Clock = SYSTEM_CLOCK,
+    root: Path | None = None,
+) -> tuple[StepReport, ...]:
+    """Ends all work, empties the buckets and deletes the stacks; what became of the steps before that.
+
+    `tell` hears what is waited for, `ended` of each step. It may be run again if it fails. Raises
+    InstanceError.
+    """
+    aws = Aws(session)
+    cdk = cdk_command(root)
+    listed = _listed(aws, found.id, found.stacks)
+    steps = wind_down(found.id, listed, aws, tell=tell, ended=ended, clock=clock)
+    for bucket in found.buckets:
+        tell(f"emptying {bucket.name}")
+        empty(aws, bucket.name)
+    tell(f"deleting {len(found.stacks)} stacks")
+    command = [*cdk, "destroy", "--all", "--force", "-c", f"config={config.resolve()}", "-c", "packages=none"]
+    if session.profile_name != "default":
+        command += ["--profile", session.profile_name]
+    region = {"AWS_REGION": found.region, "AWS_DEFAULT_REGION": found.region}
+    for _ in range(ATTEMPTS_MAX):
+        code = subprocess.run(command, cwd=root, env={**environment(), **region}, check=False).returncode
+        for bucket in found.buckets:
+            empty(aws, bucket.name)  # access logs come late, and keep a bucket from being deleted
+        if code == 0:
+            break
+    else:
+        raise InstanceError(f"cdk destroy failed ({code}); mend what it says, and run this again")
+    if left := [one["StackName"] for one in stacks_of(aws, found.id)]:
+        raise InstanceError(
+            f"{', '.join(left)} are not in {config} any more, and still there: delete them in CloudFormation"
+        )
+    return steps
+
+
+def cdk_command(root: Path | None = None) -> list[str]:
+    """The pinned CDK; raises InstanceError, with what to run, when it is not installed."""
+    folder = root or Path.cwd()
+    if not (folder / "package.json").exists() or not (folder / "app.py").exists():
+        raise InstanceError(
+            "this is not Dormouse's checkout, which has app.py and package.json: run it there"
+        )
+    if not (folder / "node_modules/.bin/cdk").exists():
+        raise InstanceError("the CDK is not installed: run npm ci")
+    return list(CDK)
+
+
+def empty(aws: Aws, bucket: str) -> None:
+    """Deletes every version of every object; a bucket that is gone is empty."""
+    while versions := next(_versions(aws, bucket), None):
+        answer = aws.call("s3", "delete_objects", Bucket=bucket, Delete={"Objects": versions, "Quiet": True})
+        if errors := answer.get("Errors"):
+            first = errors[0]
+            raise InstanceError(
+                f"{bucket} cannot be emptied: {first['Key']}: {first.get('Message', first['Code'])}"
+            )
+
+
+def _versions(aws: Aws, bucket: str) -> Iterator[list[dict[str, str]]]:
+    """Versions and delete markers, as many at once as can be deleted at once."""
+    try:
+        for page in aws.pages("s3", "list_object_versions", Bucket=bucket):
+            if items := (*page.get("Versions", ()), *page.get("DeleteMarkers", ())):
+                yield [{"Key": one["Key"], "VersionId": one["VersionId"]} for one in items]
+    except AwsRefused as refused:
+        if refused.code not in _GONE:
+            raise
+
+
+def _count(aws: Aws, bucket: str) -> int:
+    counted = 0
+    for versions in _versions(aws, bucket):
+        counted += len(versions)
+        if counted >= COUNTED_MAX:
+            return COUNTED_MAX
+    return counted
+
+
+def _kept(listed: Listed) -> tuple[str, ...]:
+    vaults = physical_ids(listed.get("backup", ()), "AWS::Backup::BackupVault")
+    stacks = ("storage", "database") if vaults else ()
+    keys = (key for stack in stacks for key in physical_ids(listed.get(stack, ()), "AWS::KMS::Key"))
+    return (*(f"vault {name}" for name in vaults), *(f"key {key}" for key in keys))
+
+
+def _listed(aws: Aws, instance_id: str, stacks: tuple[str, ...]) -> Listed:
+    return {name.removeprefix(f"dormouse-{instance_id}-"): _resources(aws, name) for name in stacks}
+
+
+def _resources(aws: Aws, stack: str) -> list[dict[str, Any]]:
+    found = aws.all("cloudformation", "list_stack_resources", "StackResourceSummaries", StackName=stack)
+    return [one for one in found if one["ResourceStatus"] != "DELETE_COMPLETE"]
+
+
+def _how_to_unprotect(instance_id: str, why: str) -> str:
+    return (
+        f"{instance_id} is not destroyed: {why}. Set protected = false in its file, run cdk deploy --all, "
+        "then destroy it again"
+    )

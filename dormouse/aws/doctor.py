@@ -1,0 +1,398 @@
+"""What a deploy needs, examined on this machine and in the account; nothing is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dormouse.aws.aws import Aws, AwsRefused, open_session
+from dormouse.aws.database import left_behind
+from dormouse.aws.drain import depth
+from dormouse.aws.machine_checks import Check, image, machine, packages
+from dormouse.aws.query import stack
+from dormouse.aws.snapshots import others, restorable
+from dormouse.errors import DormouseError
+from dormouse.settings.certificates import no_certificates
+from dormouse.settings.database import FixedDatabase
+from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.engines import EmrServerlessCompaction
+from dormouse.settings.resources import (
+    INSTANCE_TAG,
+    CommitResources,
+    DatabaseResources,
+    resources_parameter,
+    stack_name,
+    state_parameter,
+)
+
+BOOTSTRAP_LEAST = 6
+QUALIFIER = "hnb659fds"
+"""Of the CDK's bootstrap, unless the settings have another."""
+
+BUCKET = "cdk-{qualifier}-assets-{account}-{region}"
+OWN_KEY = "alias/aws/s3"
+"""Of S3, which a role that may read an object may use."""
+
+POOR_ZONES = frozenset({"use1-az3"})
+"""Ids of zones that lack services an instance needs; their names differ from account to account."""
+
+BOOTSTRAP = "/cdk-bootstrap/{qualifier}/version"
+
+# service, code, what it is → quotas that a deploy may meet
+LAMBDA_CONCURRENCY = ("lambda", "L-B99A9384", "lambdas at once")
+VPCS = ("vpc", "L-F678F1CE", "VPCs")
+CLUSTERS = ("rds", "L-952B80B8", "database clusters")
+EMR_VCPU = ("emr-serverless", "L-D05C8A75", "vCPUs of EMR Serverless at once")
+FARGATE_VCPU = ("fargate", "L-3032A538", "vCPUs of Fargate at once")
+
+ENDPOINTS = {
+    "query": frozenset({"ecr.api", "ecr.dkr", "logs", "secretsmanager"}),
+    "access": frozenset({"ssm", "ssmmessages"}),
+}
+"""What tasks on Fargate call, and the agent of Session Manager."""
+
+
+def examine(
+    settings: DeploymentSettings,
+    *,
+    region: str | None = None,
+    profile: str | None = None,
+    root: Path,
+    session: Any = None,
+) -> list[Check]:
+    """Every check, in order; those of the account are left out when there are no credentials."""
+    checks = [*machine(root), *packages(settings, root), *image(settings, root)]
+    try:
+        session = session or open_session(region or settings.region, profile)
+        aws = Aws(session)
+        account, here = aws.account, aws.region
+    except DormouseError as error:
+        mend = "do so, and run this again: then it looks at the account, too"
+        return [*checks, Check("credentials", "wrong", str(error), mend)]
+    checks.append(Check("credentials", "ok", f"account {account}, {here}"))
+    if settings.account and (settings.account, settings.region) != (account, here):
+        wanted = f"the settings are for account {settings.account}, {settings.region}"
+        return [*checks, Check("account", "wrong", wanted, "use the --profile and --region of that account")]
+    if trouble := no_certificates(here):
+        return [*checks, Check("certificates", "wrong", trouble, "choose a region that has them, or do so")]
+    return [*checks, *_Account(settings, aws).checks()]
+
+
+class _Account:
+    def __init__(self, settings: DeploymentSettings, aws: Aws) -> None:
+        self.settings, self.aws = settings, aws
+
+    def checks(self) -> Iterator[Check]:
+        for name, look in self._looks():
+            try:
+                yield from look()
+            except AwsRefused as refused:
+                mend = "ask for that right, or check by hand"
+                yield Check(name, "warning", f"not checked: {refused}", mend)
+            except DormouseError as error:
+                yield Check(name, "wrong", str(error), "mend it, then run this again")
+
+    def _looks(self) -> Iterator[tuple[str, Callable[[], Iterator[Check]]]]:
+        settings, aws = self.settings, self.aws
+        yield "bootstrap", partial(self._bootstrap, aws)
+        if settings.backup and (elsewhere := settings.backup.copy_region):
+            yield "bootstrap", partial(self._bootstrap, aws.of_region(elsewhere))
+        if boundary := settings.iam.permissions_boundary:
+            yield "permissions boundary", partial(self._boundary, boundary)
+        yield "state", self._state
+        yield "snapshot", self._snapshot
+        yield "other clusters", self._other_clusters
+        yield "other snapshots", partial(others, aws, settings)
+        yield "queues", self._queues
+        yield "engine version", self._engine
+        in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
+        rows = settings.rows
+        clusters = 1 + (rows.databases if rows is not None and rows.own_clusters else 0)
+        yield "quotas of the database", lambda: self._quota(CLUSTERS, clusters, len(in_use()))
+        if settings.network.vpc_id is None:
+            vpcs = partial(aws.all, "ec2", "describe_vpcs", "Vpcs")
+            yield "quotas of the network", lambda: self._quota(VPCS, 1, len(vpcs()))
+            yield "zones", self._zones
+        else:
+            yield "vpc", self._vpc
+        if commit := settings.commit:
+            yield (
+                "quota of lambdas",
+                partial(self._quota, LAMBDA_CONCURRENCY, commit.queues * commit.concurrency),
+            )
+        if compaction := settings.compaction:
+            yield "bootstrap bucket", self._bucket
+        if isinstance(compaction, EmrServerlessCompaction):
+            yield "quota of EMR Serverless", partial(self._quota, EMR_VCPU, compaction.vcpu_max)
+        if settings.backup:
+            yield "backups", self._backups
+        if query := settings.query:
+            yield "clients", self._clients
+            vcpus = -(-query.tasks_max * query.cpu // 1_024)
+            yield "quota of Fargate", partial(self._quota, FARGATE_VCPU, vcpus)
+        if settings.monitoring:
+            yield "alarms", self._alarms
+
+    def _bootstrap(self, aws: Aws) -> Iterator[Check]:
+        qualifier, where = self.settings.qualifier, aws.region
+        version = aws.parameter(BOOTSTRAP.format(qualifier=qualifier or QUALIFIER))
+        named = f" with the qualifier {qualifier}" if qualifier else ""
+        trouble = None if version else f"the CDK is not bootstrapped in {where}{named}"
+        if version and not (version.isdigit() and int(version) >= BOOTSTRAP_LEAST):
+            trouble = f"version {version} in {where}, but {BOOTSTRAP_LEAST} is needed"
+        option = f" --qualifier {qualifier}" if qualifier else ""
+        mend = f"run npx cdk bootstrap aws://{self.aws.account}/{where}{option}"
+        yield Check.of("bootstrap", f"version {version} in {where}", trouble, mend)
+
+    def _boundary(self, policy: str) -> Iterator[Check]:
+        try:
+            self.aws.call("iam", "get_policy", PolicyArn=policy)
+        except AwsRefused as refused:
+            if refused.code != "NoSuchEntity":
+                raise
+            mend = "make it, or name another in iam.permissions_boundary"
+            yield Check("permissions boundary", "wrong", f"there is no policy {policy}", mend)
+        else:
+            yield Check("permissions boundary", "ok", f"{policy} is there")
+
+    def _bucket(self) -> Iterator[Check]:
+        """Spark reads its archive from it; with a customer's key, its role would need rights to that."""
+        qualifier = self.settings.qualifier or QUALIFIER
+        bucket = BUCKET.format(qualifier=qualifier, account=self.aws.account, region=self.aws.region)
+        try:
+            found = self.aws.call("s3", "get_bucket_encryption", Bucket=bucket)
+        except AwsRefused as refused:
+            if refused.code == "NoSuchBucket":
+                return  # said by the bootstrap
+            raise
+        rules = found["ServerSideEncryptionConfiguration"]["Rules"]
+        keys = [rule.get("ApplyServerSideEncryptionByDefault", {}).get("KMSMasterKeyID") for rule in rules]
+        others = [key for key in keys if key and not key.endswith(OWN_KEY)]
+        said = f"{bucket} is encrypted with the key {', '.join(others)}"
+        trouble = f"{said}: Spark's role cannot read its archive there" if others else None
+        mend = "let the account use that key by way of S3, or bootstrap with an AWS managed key"
+        fine = f"{bucket} has no key of its own"
+        yield Check.of("bootstrap bucket", fine, trouble, mend, "warning")
+
+    def _backups(self) -> Iterator[Check]:
+        """AWS Backup leaves out, in silence, what it was not let at; Aurora also when a plan names it."""
+        wanted = ["Aurora", *(["S3"] if self.settings.backup and self.settings.backup.objects else [])]
+        found = self.aws.call("backup", "describe_region_settings")["ResourceTypeOptInPreference"]
+        lacking = [one for one in wanted if not found.get(one)]
+        given = ",".join(f"{one}=true" for one in lacking)
+        mend = f"run aws backup update-region-settings --resource-type-opt-in-preference {given}"
+        trouble = f"AWS Backup is not let at {' and '.join(lacking)} here, and backs up nothing of it"
+        fine = f"AWS Backup is let at {' and '.join(wanted)}"
+        yield Check.of("backups", fine, trouble if lacking else None, mend)
+
+    def _state(self) -> Iterator[Check]:
+        if (state := self.aws.parameter(state_parameter(self.settings.id))) is not None:
+            said = "the instance is paused: a deploy leaves it so, but one of its database is refused"
+            trouble = said if state == "paused" else None
+            mend = "resume it before a deploy of another version, other tags or another database"
+            yield Check.of("state", f"the instance is wanted {state}", trouble, mend, "warning")
+
+    def _snapshot(self) -> Iterator[Check]:
+        """As the guard of the database says it, which a deploy meets only when it is under way."""
+        name, database, made = stack_name(self.settings.id, "database"), self.settings.database, None
+        if stack(self.aws, name) is not None:
+            template = self.aws.call("cloudformation", "get_template", StackName=name)["TemplateBody"]
+            given = (one.get("Properties", {}) for one in template["Resources"].values())
+            made = next((one["SnapshotIdentifier"] for one in given if "SnapshotIdentifier" in one), None)
+        if made and not database.snapshot:
+            what = "the database was made of a snapshot: a deploy without it is refused"
+            mend = f'keep database.snapshot = "{made}", or name a newer one'
+            yield Check("snapshot", "wrong", what, mend)
+        elif database.snapshot and database.snapshot != made:
+            yield restorable(self.aws, database)
+
+    def _other_clusters(self) -> Iterator[Check]:
+        if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
+            return
+        others = left_behind(self.aws, self.settings.id, DatabaseResources.model_validate_json(told))
+        trouble = f"{', '.join(others)}, which the instance no longer uses, costs on" if others else None
+        mend = "delete it once you are content: AWS starts a stopped cluster again after seven days"
+        yield Check.of("other clusters", "there are none", trouble, mend, "warning")
+
+    def _queues(self) -> Iterator[Check]:
+        """Those that the settings no longer have: a deploy deletes them, or leaves them to nobody."""
+        if (told := self.aws.parameter(resources_parameter(self.settings.id, "commit"))) is None:
+            return
+        ours, wanted = CommitResources.model_validate_json(told), self.settings.commit
+        number = wanted.queues if wanted else 0
+        urls = [*ours.queues[number:], *ours.dead_letters[number:]]
+        counts = {url.rpartition("/")[2]: sum(depth(self.aws, url).values()) for url in urls}
+        full = [f"about {count:,} in {name}" for name, count in counts.items() if count]
+        trouble = f"commit.queues leaves out queues with messages: {', '.join(full)}" if full else None
+        mend = "have them applied first; of dead letters, see dormouse dead-letters"
+        yield Check.of("queues", "none with messages is left out", trouble, mend)
+
+    def _zones(self) -> Iterator[Check]:
+        """Those that an own VPC would be in: as named, else the first that `Fn::GetAZs` gives.
+
+        That gives others once the account has other default subnets, or the region other zones; a subnet in
+        another zone would be another subnet, of the same network, which CloudFormation refuses.
+        """
+        network = self.settings.network
+        ordinary = [{"Name": "zone-type", "Values": ["availability-zone"]}]
+        zones = self.aws.call("ec2", "describe_availability_zones", Filters=ordinary)["AvailabilityZones"]
+        ids = {one["ZoneName"]: one["ZoneId"] for one in zones}
+        names = list(network.availability_zones)
+        if not names:
+            default = [{"Name": "default-for-az", "Values": ["true"]}]
+            subnets = self.aws.all("ec2", "describe_subnets", "Subnets", Filters=default)
+            names = sorted({one["AvailabilityZone"] for one in subnets} or ids)[: network.zones]
+            if len(names) < network.zones:  # where Fn::Select would fail
+                what = f"{network.zones} wanted, and {self.aws.region} gives this account {len(names)}"
+                mend = "lower network.zones, or name those there are in network.availability_zones"
+                yield Check("zones", "wrong", what, mend)
+        there = self._deployed_zones()
+        if names[: len(there)] != there[: len(names)]:
+            what = f"{self.settings.id} is in {', '.join(there)}; a deploy would now take {', '.join(names)}"
+            listed = ", ".join(f'"{name}"' for name in there)
+            yield Check("zones", "wrong", what, f"set network.availability_zones = [{listed}]")
+        for name in names:
+            if (zone := ids.get(name)) is None:
+                what = f"{name} is no zone of {self.aws.region} for this account"
+                yield Check("zone", "wrong", what, "correct network.availability_zones")
+            else:
+                lacks = f"{name} is {zone} in this account, which lacks services that are needed"
+                trouble, mend = (
+                    lacks if zone in POOR_ZONES else None,
+                    "name others in network.availability_zones",
+                )
+                yield Check.of("zone", f"{name}, {zone}", trouble, mend, "warning")
+
+    def _deployed_zones(self) -> list[str]:
+        """Of the subnets of the instance, by their numbers; none before its first deploy."""
+        ours = [{"Name": f"tag:{INSTANCE_TAG}", "Values": [self.settings.id]}]
+        found = {
+            tag["Value"]: subnet["AvailabilityZone"]
+            for subnet in self.aws.all("ec2", "describe_subnets", "Subnets", Filters=ours)
+            for tag in subnet.get("Tags", ())
+            if tag["Key"] == "Name"
+        }
+        return [found[name] for name in sorted(found)]
+
+    def _engine(self) -> Iterator[Check]:
+        database, region = self.settings.database, self.aws.region
+        wanted = {"Engine": "aurora-postgresql", "EngineVersion": database.engine_version}
+        found = self.aws.call("rds", "describe_db_engine_versions", **wanted)["DBEngineVersions"]
+        fine = f"Aurora PostgreSQL {database.engine_version}"
+        lacking = None if found else f"{fine} is not offered in {region}"
+        yield Check.of("engine version", fine, lacking, "name another in database.engine_version")
+        if not found:
+            return
+        name = f"db.{database.instance_class}" if isinstance(database, FixedDatabase) else "db.serverless"
+        given = {"DBInstanceClass": name, "MaxRecords": 20, **wanted}
+        found = self.aws.call("rds", "describe_orderable_db_instance_options", **given)
+        lacking = f"{name} is not offered with {database.engine_version} in {region}"
+        offers, mend = found["OrderableDBInstanceOptions"], "name another class, version or region"
+        yield Check.of("instance class", name, None if offers else lacking, mend)
+
+    def _vpc(self) -> Iterator[Check]:
+        network = self.settings.network
+        vpcs = self._in_vpc("describe_vpcs", "Vpcs")
+        if not vpcs:
+            yield Check("vpc", "wrong", f"there is no VPC {network.vpc_id} here", "correct network.vpc_id")
+            return
+        subnets = {one["SubnetId"]: one for one in self._in_vpc("describe_subnets", "Subnets")}
+        yield from self._subnets(subnets)
+        tables = self._tables()
+        yield from self._routes(tables)
+        endpoints = self._in_vpc("describe_vpc_endpoints", "VpcEndpoints")
+        yield self._endpoint([one for one in endpoints if one["ServiceName"].endswith(".s3")], tables)
+        for name, part in (("query", self.settings.query), ("access", self.settings.access)):
+            if part is not None:
+                yield self._ways(name, part.endpoints == "create", endpoints)
+
+    def _subnets(self, subnets: dict[str, Any]) -> Iterator[Check]:
+        network = self.settings.network
+        for subnet, zone in zip(network.subnet_ids, network.availability_zones, strict=True):
+            if (found := subnets.get(subnet)) is None:
+                what = f"{subnet} is not a subnet of {network.vpc_id}"
+                yield Check("subnet", "wrong", what, "correct network.subnet_ids")
+            else:
+                real, mend = found["AvailabilityZone"], "correct network.availability_zones"
+                trouble = f"{subnet} is in {real}, not {zone}" if real != zone else None
+                yield Check.of("subnet", f"{subnet} in {zone}", trouble, mend)
+
+    def _tables(self) -> dict[str, str]:
+        """The route table of each subnet; the main one where it has none of its own."""
+        tables = self._in_vpc("describe_route_tables", "RouteTables")
+        links = [(table["RouteTableId"], link) for table in tables for link in table.get("Associations", ())]
+        used = {link["SubnetId"]: table for table, link in links if "SubnetId" in link}
+        main = next((table for table, link in links if link.get("Main")), "none")
+        return {subnet: used.get(subnet, main) for subnet in self.settings.network.subnet_ids}
+
+    def _routes(self, tables: dict[str, str]) -> Iterator[Check]:
+        network = self.settings.network
+        for subnet, table in zip(network.subnet_ids, network.route_table_ids, strict=False):
+            real = tables[subnet]
+            other = f"{subnet} has the route table {real}, not {table}" if real != table else None
+            yield Check.of("route table", f"{table} of {subnet}", other, "correct network.route_table_ids")
+
+    def _endpoint(self, endpoints: list[Any], tables: dict[str, str]) -> Check:
+        """A route table has one gateway to S3 at most, and none through that of another."""
+        gateways = [one for one in endpoints if one.get("VpcEndpointType") == "Gateway"]
+        ways = {table: one["VpcEndpointId"] for one in gateways for table in one.get("RouteTableIds", ())}
+        has = {table: ways[table] for table in tables.values() if table in ways}
+        if self.settings.network.s3_endpoint == "create":
+            trouble = f"{', '.join(has)} has an S3 gateway endpoint already" if has else None
+            mend = 'set network.s3_endpoint = "existing"'
+            return Check.of("s3 endpoint", "it will be made", trouble, mend)
+        lacking = sorted({*tables.values()} - has.keys())
+        trouble = f"{', '.join(lacking)} has no S3 gateway endpoint" if lacking else None
+        mend = 'make one, or add it to one, or set network.s3_endpoint = "create" with route_table_ids'
+        return Check.of("s3 endpoint", ", ".join({*has.values()}), trouble, mend)
+
+    def _clients(self) -> Iterator[Check]:
+        query = self.settings.query
+        if query and not (query.client_cidrs or query.client_security_groups):
+            mend = "name them in query.client_cidrs or query.client_security_groups"
+            yield Check("clients", "warning", "nobody may call the query service", mend)
+
+    def _alarms(self) -> Iterator[Check]:
+        told = self.settings.monitoring
+        if told and not (told.email or told.topic_arn or told.slack_channel or told.teams_channel):
+            mend = "say who, as in monitoring.email or topic_arn, or subscribe to the topic later"
+            yield Check("alarms", "warning", "nobody hears of alarms", mend)
+
+    def _ways(self, part: str, is_made: bool, endpoints: list[Any]) -> Check:
+        """Whether the interface endpoints that a part needs are there, or can be made."""
+        name, needed, found = f"{part} endpoints", ENDPOINTS[part], set()
+        for one in endpoints:
+            is_ours = {"Key": INSTANCE_TAG, "Value": self.settings.id} in one.get("Tags", ())
+            service = one["ServiceName"].split(".", 3)[-1]
+            if service in needed and one.get("PrivateDnsEnabled") and not is_ours:
+                found.add(service)
+        named = ", ".join(sorted(found))
+        if is_made:
+            if found:
+                mend = f'set {part}.endpoints = "existing", and make those that are missing'
+                return Check(name, "wrong", f"the VPC has some already: {named}", mend)
+            return Check(name, "ok", "they will be made")
+        if missing := sorted(needed - found):
+            mend = f'let the subnets have a NAT gateway, make them, or set {part}.endpoints = "create"'
+            return Check(name, "warning", f"the VPC has none for {', '.join(missing)}", mend)
+        return Check(name, "ok", named)
+
+    def _in_vpc(self, operation: str, key: str) -> list[Any]:
+        filters = [{"Name": "vpc-id", "Values": [self.settings.network.vpc_id]}]
+        return self.aws.all("ec2", operation, key, Filters=filters)
+
+    def _quota(self, quota: tuple[str, str, str], needed: int, used: int = 0) -> Iterator[Check]:
+        service, code, what = quota
+        try:
+            found = self.aws.call("service-quotas", "get_service_quota", ServiceCode=service, QuotaCode=code)
+        except AwsRefused as refused:
+            if refused.code != "NoSuchResourceException":
+                raise
+            yield Check("quota", "warning", f"{what}: not known", f"look it up in Service Quotas ({code})")
+            return
+        limit = int(found["Quota"]["Value"])
+        counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
+        mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
+        yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)

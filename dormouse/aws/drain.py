@@ -1,0 +1,216 @@
+"""What runs when its schedules and mappings are off: commits, runs, and where Spark runs them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dormouse.aws.aws import Aws
+from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.steps import STEP_SECONDS_MAX, Left
+from dormouse.settings.section import SCHEDULED_SECONDS_MAX
+
+REPORT_SECONDS = 300.0
+"""How long a state machine may take to report a run that was cancelled, before it is stopped too."""
+
+INVOCATION_SLACK_SECONDS = 30.0
+UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+JOB_RUNS_LIVE = ("SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED")
+CLUSTERS_LIVE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
+CLUSTER_ENDING = "TERMINATING"
+STEPS_LIVE = ("PENDING", "RUNNING", "CANCEL_PENDING")
+APPLICATION_ASLEEP = {"CREATED", "STOPPED", "TERMINATED"}
+STATES_REFUSED = frozenset({"ValidationException", "InvalidRequestException"})
+"""How EMR refuses what cannot be done in the present state."""
+
+
+def in_flight(instance: DeployedInstance) -> int:
+    """How many commit requests lambdas have received, and not yet answered; about."""
+    return sum(depth(instance.aws, url)["ApproximateNumberOfMessagesNotVisible"] for url in queues(instance))
+
+
+def queues(instance: DeployedInstance) -> tuple[str, ...]:
+    return instance.resources.commit.queues if instance.resources.commit else ()
+
+
+def depth(aws: Aws, url: str) -> dict[str, int]:
+    """The numbers of messages by their names in SQS; none of a queue that is gone."""
+    names = [f"ApproximateNumberOfMessages{suffix}" for suffix in ("", "NotVisible", "Delayed")]
+    found = aws.look("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names) or {}
+    return {name: int(found.get("Attributes", {}).get(name, 0)) for name in names}
+
+
+def application(instance: DeployedInstance) -> str | None:
+    """The id of the EMR Serverless application."""
+    return instance.resources.compaction.application if instance.resources.compaction else None
+
+
+def application_state(instance: DeployedInstance) -> str | None:
+    """None without one."""
+    if (found := application(instance)) is None:
+        return None
+    seen = instance.aws.look("emr-serverless", "get_application", applicationId=found)
+    return None if seen is None else str(seen["application"]["state"])
+
+
+def clusters(instance: DeployedInstance, states: Sequence[str] = CLUSTERS_LIVE) -> list[Any]:
+    """The EMR clusters in these states, else those that live, and do not yet end; as EMR lists them."""
+    told = instance.resources.compaction
+    if told is None or told.cluster_name is None:
+        return []
+    live = instance.aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(states))
+    name = re.compile(rf"{re.escape(told.cluster_name)}(\W{UUID})?")  # of a run of its own, or of all
+    return [one for one in live if name.fullmatch(one["Name"])]
+
+
+def executions(instance: DeployedInstance) -> list[str]:
+    """The ARNs of the executions of state machines that run."""
+    told = (instance.resources.compaction, instance.resources.maintenance)
+    machines = [one.state_machine for one in told if one is not None and one.state_machine is not None]
+    return [
+        found["executionArn"]
+        for machine in machines
+        for found in instance.aws.all(
+            "stepfunctions", "list_executions", "executions", stateMachineArn=machine, statusFilter="RUNNING"
+        )
+    ]
+
+
+def job_runs(instance: DeployedInstance) -> list[Any]:
+    """The job runs of the EMR Serverless application that have not ended; as EMR lists them."""
+    if (found := application(instance)) is None:
+        return []
+    return instance.aws.all(
+        "emr-serverless", "list_job_runs", "jobRuns", applicationId=found, states=list(JOB_RUNS_LIVE)
+    )
+
+
+def _invocation_seconds_max(instance: DeployedInstance, function: str) -> float:
+    """After how long none that was called runs; 0 of a function that is gone."""
+    if not function:
+        return 0.0
+    found = instance.aws.look("lambda", "get_function_configuration", FunctionName=function)
+    return INVOCATION_SLACK_SECONDS + found["Timeout"] if found else 0.0
+
+
+@dataclass(frozen=True)
+class DrainCommits:
+    """Waits for the commits that lambdas have begun; what they leave undone stays in its queue.
+
+    No lambda works longer than its timeout: what is hidden after that waits to be tried again.
+    """
+
+    instance: DeployedInstance
+    drain_seconds: float
+    seconds_max = float("inf")
+    name = "let running commits end"
+
+    def left(self, waited: float) -> Iterator[Left]:
+        if not queues(self.instance) or waited >= self.drain_seconds:
+            return
+        commit = self.instance.resources.commit
+        seconds = _invocation_seconds_max(self.instance, commit.function) if commit else 0.0
+        if waited < seconds and (messages := in_flight(self.instance)):
+            yield Left(f"about {messages:,} commit requests are being applied")
+
+
+@dataclass(frozen=True)
+class DrainScheduled:
+    """Waits for lambdas that schedules call: AWS tells of none, but after its timeout none runs.
+
+    `quiet_seconds` is for how long the schedules have been off already.
+    """
+
+    instance: DeployedInstance
+    drain_seconds: float
+    quiet_seconds: float
+    seconds_max = float("inf")
+    name = "let scheduled lambdas end"
+
+    def left(self, waited: float) -> Iterator[Left]:
+        quiet = waited + self.quiet_seconds
+        for name in () if waited >= self.drain_seconds else self._functions():
+            most = _invocation_seconds_max(self.instance, name)
+            most += 2 * SCHEDULED_SECONDS_MAX if most else 0  # EventBridge and Lambda each try for a while
+            if quiet < most:
+                yield Left(f"{name} may still run, for {most - quiet:.0f} s at most")
+
+    def _functions(self) -> Iterator[str]:
+        """Not those that a state machine calls: they are over when its execution is."""
+        told = self.instance.resources
+        if told.garbage is not None:
+            yield told.garbage.function
+        if told.maintenance is not None and told.maintenance.state_machine is None:
+            yield told.maintenance.function
+
+
+@dataclass(frozen=True)
+class DrainRuns:
+    """Waits for runs; after the deadline cancels them, and then what follows them."""
+
+    instance: DeployedInstance
+    drain_seconds: float
+    name = "let runs end"
+
+    @property
+    def seconds_max(self) -> float:
+        return self.drain_seconds + REPORT_SECONDS + STEP_SECONDS_MAX
+
+    def left(self, waited: float) -> Iterator[Left]:
+        """A run that is cancelled is reported, and so gives jobs back, before its execution is stopped."""
+        late, too_late = waited >= self.drain_seconds, waited >= self.drain_seconds + REPORT_SECONDS
+        yield from self._job_runs(late)
+        yield from self._steps(late)
+        yield from self._executions(too_late)
+
+    def _job_runs(self, cancel: bool) -> Iterator[Left]:
+        ask = partial(self.instance.aws.ask, "emr-serverless", "cancel_job_run", refusals=STATES_REFUSED)
+        for run in job_runs(self.instance):
+            act = partial(ask, applicationId=application(self.instance), jobRunId=run["id"])
+            cancelled = not cancel or run["state"] == "CANCELLING"
+            yield Left(f"job run {run['id']} is {run['state'].lower()}", None if cancelled else act)
+
+    def _steps(self, cancel: bool) -> Iterator[Left]:
+        """To cancel one ends its cluster, which has nothing else to do."""
+        aws, states = self.instance.aws, list(STEPS_LIVE)
+        for cluster in (one["Id"] for one in clusters(self.instance)):
+            end = partial(aws.ask, "emr", "terminate_job_flows", JobFlowIds=[cluster]) if cancel else None
+            for one in aws.all("emr", "list_steps", "Steps", ClusterId=cluster, StepStates=states):
+                yield Left(f"step {one['Id']} of cluster {cluster} is {one['Status']['State'].lower()}", end)
+
+    def _executions(self, stop: bool) -> Iterator[Left]:
+        given = {"error": "Paused", "cause": "the instance was paused, and the run did not end in time"}
+        gone = frozenset({"ExecutionDoesNotExist"})
+        ask = partial(self.instance.aws.ask, "stepfunctions", "stop_execution", refusals=gone, **given)
+        for arn in executions(self.instance):
+            act = partial(ask, executionArn=arn) if stop else None
+            yield Left(f"execution {arn.rpartition(':')[2]} is running", act)
+
+
+@dataclass(frozen=True)
+class StopSpark:
+    """Stops the EMR Serverless application; terminates EMR clusters, and with `to_the_end` waits until they
+    have ended.
+    """
+
+    instance: DeployedInstance
+    to_the_end: bool = False
+    seconds_max = STEP_SECONDS_MAX
+    name = "stop EMR"
+
+    def left(self, waited: float) -> Iterator[Left]:
+        state, found = application_state(self.instance), application(self.instance)
+        if state is not None and state not in APPLICATION_ASLEEP:
+            stop = partial(self.instance.aws.ask, "emr-serverless", "stop_application", applicationId=found)
+            ask = partial(stop, refusals=STATES_REFUSED) if state == "STARTED" else None
+            yield Left(f"application {found} is {state.lower()}", ask)
+        yield from self._clusters()
+
+    def _clusters(self) -> Iterator[Left]:
+        for one in clusters(self.instance, (*CLUSTERS_LIVE, *([CLUSTER_ENDING] if self.to_the_end else []))):
+            state = one["Status"]["State"]
+            ask = partial(self.instance.aws.ask, "emr", "terminate_job_flows", JobFlowIds=[one["Id"]])
+            yield Left(f"cluster {one['Id']} is {state.lower()}", None if state == CLUSTER_ENDING else ask)

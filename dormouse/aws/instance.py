@@ -1,0 +1,140 @@
+"""A deployed instance, found by its id in an account and region."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from dormouse.aws.aws import Aws, AwsRefused
+from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
+from dormouse.settings import resources
+from dormouse.settings.resources import DesiredState, Resources
+
+ID = re.compile(r"[a-z](-?[a-z0-9]){1,19}")
+NAMES_MAX = 20
+_MODELS = {stack: TypeAdapter(cast(Any, field.annotation)) for stack, field in Resources.model_fields.items()}
+
+
+@dataclass(frozen=True)
+class DeployedInstance:
+    """What is deployed, as its stacks told when they were deployed."""
+
+    id: str
+    account: str
+    region: str
+    resources: Resources
+    aws: Aws = field(repr=False, compare=False)
+
+    @property
+    def desired(self) -> DesiredState:
+        """The desired state, as it is now; running without the stack `pause`."""
+        name = resources.state_parameter(self.id)
+        value = self.aws.parameter(name)
+        if value is None:
+            if self.resources.pause is None:
+                return "running"
+            raise InstanceError(f"the parameter {name} is gone: deploy {self.id} again")
+        if value not in ("running", "paused"):
+            raise InstanceError(f"the parameter {name} must be running or paused, not {value!r}")
+        return cast(DesiredState, value)
+
+    @property
+    def desired_seconds(self) -> float:
+        """For how long the desired state has been what it is; endless if it was never written."""
+        found = self.aws.look("ssm", "get_parameter", Name=resources.state_parameter(self.id))
+        since = found and found["Parameter"].get("LastModifiedDate")
+        return (datetime.now(UTC) - since).total_seconds() if since else math.inf
+
+    @property
+    def cluster(self) -> str:
+        """The identifier of the database cluster."""
+        if self.resources.database is None:
+            raise InstanceError(f"{self.id} has no database stack: deploy it")
+        return self.resources.database.cluster
+
+
+def stacks_of(aws: Aws, instance_id: str) -> Iterator[dict[str, Any]]:
+    """Those of the instance, by their tag: another's name may begin the same."""
+    for stack in aws.all("cloudformation", "describe_stacks", "Stacks"):
+        tags = {tag["Key"]: tag["Value"] for tag in stack.get("Tags", ())}
+        named = stack["StackName"].startswith(f"dormouse-{instance_id}-")
+        if (
+            named
+            and tags.get(resources.INSTANCE_TAG) == instance_id
+            and stack["StackStatus"] != "DELETE_COMPLETE"
+        ):
+            yield stack
+
+
+def is_changing(status: str) -> bool:
+    """Whether a stack is being changed; one whose change set nobody executed is in review for good."""
+    return status.endswith("_IN_PROGRESS") and status != "REVIEW_IN_PROGRESS"
+
+
+def find(instance_id: str, session: Any) -> DeployedInstance:
+    """The instance in the account and region of a boto3 session.
+
+    Raises NotAnInstance, which names those that there are; InstanceError when AWS cannot be asked.
+    """
+    if not ID.fullmatch(instance_id):
+        raise InvalidInput(
+            f"{instance_id!r} is not the id of an instance: 2 to 20 of a-z, 0-9 and -, first a letter"
+        )
+    aws = Aws(session)
+    path = f"{resources.PREFIX}/{instance_id}"
+    found = {
+        one["Name"]: one["Value"]
+        for one in aws.all("ssm", "get_parameters_by_path", "Parameters", Path=path, Recursive=True)
+    }
+    account = aws.account
+    if not found:
+        others = _others(aws)
+        raise NotAnInstance(
+            f"there is no instance {instance_id!r} in account {account}, {aws.region}"
+            + (
+                f"; there {'is' if len(others) == 1 else 'are'} {', '.join(others)}"
+                if others
+                else ", nor any other"
+            )
+        )
+    prefix = f"{resources.resources_path(instance_id)}/"
+    told = {name.removeprefix(prefix): text for name, text in found.items() if name.startswith(prefix)}
+    return DeployedInstance(instance_id, account, aws.region, _parsed(instance_id, told), aws)
+
+
+def told(instance_id: str, aws: Aws) -> DeployedInstance:
+    """The instance, by exactly the parameters that tell of it: a lambda may read no others."""
+    asked = {stack: aws.parameter(resources.resources_parameter(instance_id, stack)) for stack in _MODELS}
+    texts = {stack: text for stack, text in asked.items() if text is not None}
+    return DeployedInstance(instance_id, "", aws.region, _parsed(instance_id, texts), aws)
+
+
+def _parsed(instance_id: str, told: dict[str, str]) -> Resources:
+    found = {}
+    for stack, text in told.items():
+        if stack in Resources.model_fields:
+            try:
+                found[stack] = _MODELS[stack].validate_json(text)
+            except ValidationError:
+                where = resources.resources_parameter(instance_id, stack)
+                raise InstanceError(
+                    f"{where} cannot be read: deploy {instance_id} with this Dormouse"
+                ) from None
+    return Resources.model_validate(found)
+
+
+def _others(aws: Aws) -> list[str]:
+    """The ids of the instances in account and region; none when they may not be listed."""
+    filters = [{"Key": "Name", "Option": "BeginsWith", "Values": [f"{resources.PREFIX}/"]}]
+    try:
+        found = aws.all("ssm", "describe_parameters", "Parameters", ParameterFilters=filters)
+    except AwsRefused:
+        return []
+    ids = sorted({one["Name"].split("/")[2] for one in found})
+    return [*ids[:NAMES_MAX], "…"] if len(ids) > NAMES_MAX else ids

@@ -1,0 +1,100 @@
+"""Keeps the messages and dead letters of a paused instance, which SQS would forget after 14 days at most.
+
+A message that is sent again and then deleted has a new age. Its commit has an id, and so is applied once,
+also when both were there for a moment. Nothing has to be brought back by a resume.
+
+A pass receives all that is in a queue, which SQS counts: what came twice is sent again, however young it is.
+So none is received as often as a dead letter, nor three times, after which CloudWatch tells its age no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Protocol
+
+from dormouse.aws.dead_queue import keep_on
+from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.switches import mapping_state, mappings
+from dormouse.aws.waiting import Waiting, waiting
+from dormouse.state.commits.queue import Message
+from dormouse.state.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_MAX, SqsQueue
+
+HIDDEN_SECONDS = 120.0
+"""For so long messages that are too young are not received again."""
+
+WAIT_SECONDS = 1.0
+"""Without a wait SQS may answer that there is none though there are some."""
+
+WORK_SECONDS_MAX = 45.0
+RECEIVES_MAX = 2
+
+RENEWED_TAG = "dormouse:renewed"
+"""Of a queue: when its last pass began that came to its end. It goes with the queue."""
+
+logger = logging.getLogger(__name__)
+
+
+class Renewed(Protocol):
+    """What of a `CommitQueue` is needed here."""
+
+    def receive(self, limit: int, wait_seconds: float) -> list[Message]: ...
+
+    def send_again(self, messages: list[Message], seconds: float) -> None: ...
+
+
+def _opened(url: str) -> Renewed:
+    return SqsQueue(url, visibility_seconds=HIDDEN_SECONDS)
+
+
+def renew(
+    instance: DeployedInstance,
+    open_queue: Callable[[str], Renewed] = _opened,
+    now: Callable[[], float] = time.time,
+) -> bool:
+    """Sends messages again that have waited for half of their time; False if some are left for another call.
+
+    Once in a quarter of that time, and only while all mappings are off: else the lambda applies them.
+    """
+    if any(mapping_state(instance, uuid) not in ("Disabled", None) for uuid in mappings(instance)):
+        return True
+    began, told = now(), instance.resources.commit
+    of_dead = dict(zip(told.dead_letters, told.queues, strict=True)) if told else {}
+    found = (*waiting(instance), *waiting(instance, tuple(of_dead)))
+    due = [one for one in found if one.messages and _is_due(instance, one, began)]
+    is_done = True
+    for number, one in enumerate(due):
+        logger.info("sending those again that are old: %s", one)
+        seconds = one.retention_seconds / 2
+        ends = began + WORK_SECONDS_MAX * (number + 1) / len(due)  # so that a long queue keeps none waiting
+        if one.url in of_dead:
+            is_kept = keep_on(instance, of_dead[one.url], one.url, seconds, ends, now)
+        else:
+            is_kept = _renew(open_queue(one.url), seconds, ends, now)
+        if is_kept:
+            at = datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds")
+            instance.aws.call("sqs", "tag_queue", QueueUrl=one.url, Tags={RENEWED_TAG: at})
+        else:
+            is_done = False
+    return is_done
+
+
+def _is_due(instance: DeployedInstance, one: Waiting, now: float) -> bool:
+    """Whether the last pass is long ago; what CloudWatch tells of ages can only make it earlier."""
+    found = instance.aws.look("sqs", "list_queue_tags", QueueUrl=one.url) or {}
+    passed = float("inf")
+    with suppress(KeyError, ValueError):
+        passed = now - datetime.fromisoformat(found["Tags"][RENEWED_TAG]).timestamp()
+    return one.loss_is_near or not 0 <= passed < one.retention_seconds / 4
+
+
+def _renew(queue: Renewed, seconds: float, ends: float, now: Callable[[], float]) -> bool:
+    while now() < ends:
+        if not (found := queue.receive(BATCH_MESSAGES_MAX, WAIT_SECONDS)):
+            return True
+        if again := [one for one in found if one.age_seconds >= seconds or one.receive_count >= RECEIVES_MAX]:
+            queue.send_again(again, DELAY_SECONDS_MAX)  # and is not received again so soon
+    return False

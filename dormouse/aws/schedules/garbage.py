@@ -1,0 +1,152 @@
+"""Retention and garbage collection on a schedule: one table after another, within the time that there is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dormouse.aws.schedules.work import Turn, utc_now
+from dormouse.errors import TableNotFound
+from dormouse.jobs import expiry as jobs
+from dormouse.model.table import TableRecord
+from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.leases import restart_leases
+from dormouse.state.catalog import Catalog
+from dormouse.state.commits import bodies
+from dormouse.state.context import TableContext
+from dormouse.state.files import removal_log
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.garbage import GarbageCollector, GarbageReport
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.retention import apply_retention
+
+KIND = "garbage"
+FAILED_AGAIN_SECONDS = 3_600.0
+"""A table that fails must not keep the database awake."""
+
+_DROPPED_TABLES = 0
+_LAST = "last_table"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageRound:
+    """What a round did. `orphaned_bytes` are those of files that nothing refers to and that are still there.
+
+    `due_at` is when there is more to do, whatever happens until then; `last_table` the id of the last table
+    that was looked at, after which the next round begins.
+    """
+
+    tables: int
+    tables_left: int
+    tables_failed: int
+    deleted_files: int
+    failed_objects: int
+    orphaned_files: int
+    orphaned_bytes: int
+    due_at: datetime | None
+    last_table: int
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """For the next round."""
+        return {_LAST: self.last_table}
+
+
+def collect(
+    supplier: Supplier,
+    objects: ObjectStore,
+    turn: Turn,
+    *,
+    seconds_left: Callable[[], float],
+    now: Callable[[], datetime] = utc_now,
+) -> GarbageRound:
+    """One round over the tables, which ends when no seconds are left; each table has its own transactions.
+
+    What goes wrong with one table is logged, and holds up no other.
+    """
+    attempts = WriteAttempts(supplier, objects)
+    attempts.collect_abandoned(_DROPPED_TABLES)
+    _sweep_bodies(supplier, objects)
+    _roll_days(supplier)
+    order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
+    reports: list[tuple[TableRecord, GarbageReport | None, tuple[int, int]]] = []
+    for table in order:
+        if seconds_left() <= 0:
+            break
+        reports.append((table, *_collect_table(supplier, objects, attempts, table, seconds_left)))
+    return _round(order, reports, now())
+
+
+def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
+    try:
+        bodies.sweep(supplier, objects)
+    except Exception:
+        logger.exception("no bodies of commit requests are deleted in this round")
+
+
+def _roll_days(supplier: Supplier) -> None:
+    # first, as a wrong clock may have dated what the others look at
+    for what, work in (
+        ("restarting leases", restart_leases),
+        ("making days of the log of removals", removal_log.roll),
+        ("making days of jobs", jobs.roll),
+    ):
+        try:
+            work(supplier)
+        except Exception:
+            logger.exception("%s failed in this round", what)
+
+
+def _after(tables: Sequence[TableRecord], last: int) -> list[TableRecord]:
+    """In the order of ids, beginning behind the last: so none is left out for ever."""
+    return sorted(tables, key=lambda table: (table.table_id <= last, table.table_id))
+
+
+def _collect_table(
+    supplier: Supplier,
+    objects: ObjectStore,
+    attempts: WriteAttempts,
+    table: TableRecord,
+    seconds_left: Callable[[], float],
+) -> tuple[GarbageReport | None, tuple[int, int]]:
+    store = FileReferenceStore(supplier, table)
+    try:
+        apply_retention(TableContext("", supplier, objects, table))
+        collector = GarbageCollector(supplier, store, objects, attempts)
+        report = collector.collect(lambda: seconds_left() <= 0, rolls_log=False)
+        for name, error in report.failed:
+            logger.warning("%s could not be deleted: %s", name, error, extra={"table": table.name})
+        return report, store.orphaned()
+    except TableNotFound:
+        logger.info("table %s was dropped meanwhile", table.name)
+        return GarbageReport(0, (), (), 0), (0, 0)
+    except Exception:
+        logger.exception("no garbage of table %s in this round", table.name, extra={"table": table.name})
+        return None, (0, 0)
+
+
+def _round(
+    order: Sequence[TableRecord],
+    reports: Sequence[tuple[TableRecord, GarbageReport | None, tuple[int, int]]],
+    now: datetime,
+) -> GarbageRound:
+    in_time = len(reports) == len(order) and all(report is None or report.whole for _, report, _ in reports)
+    waits = [table.properties.files_kept_seconds for table, _, orphaned in reports if orphaned[0]]
+    waits += [FAILED_AGAIN_SECONDS for _, report, _ in reports if report is None]
+    due_at = now + timedelta(seconds=min(waits)) if waits else None
+    return GarbageRound(
+        tables=len(reports),
+        tables_left=len(order) - len(reports),
+        tables_failed=sum(report is None for _, report, _ in reports),
+        deleted_files=sum(report.deleted for _, report, _ in reports if report),
+        failed_objects=sum(report.failures for _, report, _ in reports if report),
+        orphaned_files=sum(orphaned[0] for _, _, orphaned in reports),
+        orphaned_bytes=sum(orphaned[1] for _, _, orphaned in reports),
+        due_at=due_at if in_time else now,
+        last_table=reports[-1][0].table_id if reports else 0,
+    )

@@ -1,0 +1,300 @@
+"""Runs: work for Spark on EMR, as a list in the object store that its driver reads.
+
+A list is `runs/<run id>.json`: {version, run_id, kind, created_at, tables: [{table, table_id, jobs,
+given_up}]}. Of a compaction, it has the jobs that were handed to the run, by table, and how many were given
+up until then; of a split, the tables to look at. It is written whole, once, and removed by the run's report,
+or a week later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Literal, get_args
+
+from dormouse.errors import InstanceError, InvalidInput, ObjectAlreadyExists, ObjectNotFound, TableNotFound
+from dormouse.model.table import TableRecord
+from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.compaction_jobs import CompactionJobs, open_jobs, tables_of_run
+from dormouse.state.files.last_rounds import LastRounds, jobs_given_up
+from dormouse.state.files.store import FileReferenceStore
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "runs"
+VERSION = 1
+LIST_DAYS_MAX = 7
+HEAD_BYTES = 400
+_NAMESPACE = uuid.UUID("6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11")
+_CREATED_AT = re.compile(rb'"created_at": "([^"]+)"')
+
+Kind = Literal["compaction", "split"]
+KINDS = get_args(Kind)
+State = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTable:
+    """What a run does for a table: jobs by id; none in a split.
+
+    `given_up` of the table's jobs were given up when the list was made; None: that is not known.
+    """
+
+    table: str
+    table_id: int
+    jobs: tuple[str, ...] = ()
+    given_up: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """What a run is to do."""
+
+    run_id: str
+    kind: Kind
+    tables: tuple[RunTable, ...] = ()
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def jobs(self) -> int:
+        """How many jobs; in a split, each table is one."""
+        return sum(len(one.jobs) for one in self.tables) if self.kind == "compaction" else len(self.tables)
+
+    def summary(self, objects: ObjectStore) -> dict[str, Any]:
+        """What the state machine hands on: {"run_id", "kind", "list" (its URL), "jobs", "tables"}."""
+        return {
+            "run_id": self.run_id,
+            "kind": self.kind,
+            "list": objects.uri(list_name(self.run_id)),
+            "jobs": self.jobs,
+            "tables": len(self.tables),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What became of a run: `jobs` were its own, `released` of them it did not finish, with so many files.
+
+    `given_up` jobs of its tables were given up since its list was made.
+    """
+
+    run_id: str
+    state: str
+    reason: str | None
+    jobs: int
+    finished: int
+    released: int
+    files_released: int
+    given_up: int
+
+
+def run_id_for(name: str) -> str:
+    """The run id of whatever has this name, such as an execution of a state machine: always the same."""
+    return str(uuid.uuid5(_NAMESPACE, name))
+
+
+def list_name(run_id: str) -> str:
+    """The name of a run's list; `InvalidInput` when the id is not a UUID."""
+    try:
+        return f"{FOLDER}/{uuid.UUID(run_id)}.json"
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"run id {run_id!r} is not a UUID") from None
+
+
+def create(
+    supplier: Supplier,
+    objects: ObjectStore,
+    run_id: str,
+    *,
+    jobs_max: int,
+    run_seconds: float,
+    seconds_max: float = float("inf"),
+) -> RunList:
+    """Makes compaction jobs for every table, hands up to `jobs_max` to the run, and writes their list.
+
+    They are the run's for `run_seconds`. No more jobs are made after `seconds_max`; the tables come in an
+    order of the run's own, so that none is always the last. When there are too many jobs, each table gets its
+    fair share. Called again with the same run id, it gives the same list; without jobs, it writes none.
+    """
+    with suppress(ObjectNotFound):
+        return read_list(objects, list_name(run_id))
+    remove_old_lists(objects)
+    tables = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
+    _make_jobs(supplier, run_id, tables, jobs_max, time.monotonic() + seconds_max)
+    handed = _hand_over(supplier, run_id, tables, jobs_max, run_seconds)
+    made = RunList(run_id, "compaction", tuple(handed))
+    return write_list(objects, made) if handed else made
+
+
+def write_list(objects: ObjectStore, run: RunList) -> RunList:
+    """Writes a run's list; gives the one that is there when the run has one already."""
+    name = list_name(run.run_id)
+    try:
+        objects.put(name, encode(run))
+    except ObjectAlreadyExists:
+        return read_list(objects, name)
+    return run
+
+
+def read_list(objects: ObjectStore, name: str) -> RunList:
+    """The list of this name; `ObjectNotFound`, or `InvalidInput` when it is no list that is known here."""
+    return decode(objects.get(name), name)
+
+
+def report(
+    supplier: Supplier, objects: ObjectStore, run_id: str, state: str, reason: str | None = None
+) -> RunReport:
+    """Releases what a run that is over did not finish, and removes its list. May be called again."""
+    name, jobs, given_up, listed = list_name(run_id), 0, 0, None
+    with suppress(ObjectNotFound):
+        listed = read_list(objects, name)
+        jobs, given_up = listed.jobs, _given_up_since(supplier, listed)
+    tables = {one.table_id: one for one in Catalog(supplier, WriteAttempts(supplier, objects)).tables()}
+    released = files = 0
+    for table_id in tables_of_run(supplier, run_id):
+        with suppress(TableNotFound, KeyError):
+            done = _jobs_of(supplier, tables[table_id]).release_run(run_id)
+            released, files = released + done.jobs, files + done.files
+            if state == "FAILED" and done.jobs and listed:
+                _tell_of_failure(LastRounds(supplier, tables[table_id]), listed, reason)
+    remove_list(objects, run_id)
+    finished = max(0, jobs - released)
+    return RunReport(run_id, state, reason, jobs, finished, released, files, given_up)
+
+
+def _tell_of_failure(rounds: LastRounds, run: RunList, reason: str | None) -> None:
+    """Of a run that died before it could tell itself how a table's round ended."""
+    known = (one.ended_at for one in rounds.read()[0] if one.kind == "compaction")
+    if not any(ended_at and ended_at >= run.created_at for ended_at in known):
+        with rounds.round("compaction") as current:
+            current.errors.append(f"the run {run.run_id} failed: {reason or 'EMR says why'}")
+
+
+def _given_up_since(supplier: Supplier, listed: RunList) -> int:
+    before = {one.table_id: one.given_up for one in listed.tables if one.given_up is not None}
+    now = jobs_given_up(supplier, before)
+    # those of a table that was cleared count anew
+    return sum(max(0, now.get(table_id, 0) - count) for table_id, count in before.items())
+
+
+def remove_list(objects: ObjectStore, run_id: str) -> None:
+    """Of a run that is over; all there is to do after a split, which was handed nothing."""
+    for failed, error in objects.delete([list_name(run_id)]):
+        logger.warning("the list %s stays for a week: %s", failed, error)
+
+
+def remove_old_lists(objects: ObjectStore, days_max: float = LIST_DAYS_MAX) -> int:
+    """Removes lists of runs that were never reported; gives how many."""
+    oldest = datetime.now(UTC) - timedelta(days=days_max)
+    old = [name for name, _ in objects.list(FOLDER) if (at := _created_at(objects, name)) and at < oldest]
+    return len(old) - len(objects.delete(old))
+
+
+def encode(run: RunList) -> bytes:
+    tables = [
+        {"table": one.table, "table_id": one.table_id, "jobs": list(one.jobs), "given_up": one.given_up}
+        for one in run.tables
+    ]
+    # the time comes early: a search for old lists reads no more than that
+    head = {"version": VERSION, "run_id": run.run_id, "kind": run.kind}
+    return json.dumps({**head, "created_at": run.created_at.isoformat(), "tables": tables}).encode()
+
+
+def decode(data: bytes, name: str) -> RunList:
+    try:
+        found = json.loads(data)
+        if found["version"] > VERSION:
+            raise InvalidInput(f"{name} was written by a newer Dormouse: deploy the newer archive too")
+        if found["kind"] not in ("compaction", "split"):
+            raise InvalidInput(f"{name} is a list of {found['kind']!r}, which is not known here")
+        tables = (
+            RunTable(
+                str(one["table"]), int(one["table_id"]), tuple(map(str, one["jobs"])), one.get("given_up")
+            )
+            for one in found["tables"]
+        )
+        created_at = datetime.fromisoformat(found["created_at"])
+        return RunList(str(uuid.UUID(found["run_id"])), found["kind"], tuple(tables), created_at)
+    except InvalidInput:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise InvalidInput(f"{name} is not the list of a run") from None
+
+
+def _created_at(objects: ObjectStore, name: str) -> datetime | None:
+    with suppress(ObjectNotFound, ValueError), objects.reader(name) as file:
+        found = _CREATED_AT.search(file.read(HEAD_BYTES))
+        return datetime.fromisoformat(found[1].decode()) if found else None
+    return None
+
+
+def _make_jobs(
+    supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, until: float
+) -> None:
+    """Tables that have enough jobs already get no more."""
+    waiting = open_jobs(supplier, run_id)
+    order = sorted(tables.values(), key=lambda one: one.table_id)
+    random.Random(run_id).shuffle(order)  # noqa: S311 no secret
+    for number, table in enumerate(order):
+        if time.monotonic() >= until:
+            logger.warning("no time to make jobs for %d of %d tables", len(order) - number, len(order))
+            return
+        if (room := jobs_max - waiting.get(table.table_id, 0)) > 0:
+            _for_table(table, partial(_make_jobs_of, supplier, table, room))
+
+
+def _make_jobs_of(supplier: Supplier, table: TableRecord, jobs_max: int) -> None:
+    """Where no job waits or is run this is a whole round; else it ends with what runs the jobs."""
+    jobs = _jobs_of(supplier, table)
+    with LastRounds(supplier, table).round("compaction") as current:
+        made = jobs.create(jobs_max)
+        jobs.create_of_deleted(max(0, jobs_max - made))
+        current.goes_on = jobs.count()[0] > 0
+
+
+def _hand_over(
+    supplier: Supplier, run_id: str, tables: dict[int, TableRecord], jobs_max: int, run_seconds: float
+) -> Iterable[RunTable]:
+    """Those with the fewest jobs first: what they leave of their share goes to the others."""
+    held = tables_of_run(supplier, run_id)
+    waiting = open_jobs(supplier, run_id)
+    given_up = jobs_given_up(supplier, waiting)
+    order = sorted(waiting.keys() & tables.keys(), key=lambda one: (waiting[one], one))
+    room = jobs_max - sum(held.values())
+    handed = []
+    for number, table_id in enumerate(order):
+        table, share = tables[table_id], -(-max(0, room) // (len(order) - number))
+        jobs = _for_table(table, partial(_jobs_of(supplier, table).hand_over, run_id, share, run_seconds))
+        if jobs:
+            room -= 0 if table_id in held else len(jobs)
+            handed.append(RunTable(table.name, table_id, tuple(jobs), given_up.get(table_id, 0)))
+    return handed
+
+
+def _for_table(table: TableRecord, work: Callable[[], Any]) -> Any:
+    """What goes wrong with one table is logged, and holds up no other."""
+    try:
+        return work()
+    except TableNotFound:
+        logger.info("table %s was dropped meanwhile", table.name)
+    except InstanceError:
+        raise
+    except Exception:
+        logger.exception("no compaction jobs of table %s in this run", table.name)
+    return None
+
+
+def _jobs_of(supplier: Supplier, table: TableRecord) -> CompactionJobs:
+    return CompactionJobs(supplier, table, FileReferenceStore(supplier, table))

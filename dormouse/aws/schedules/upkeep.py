@@ -1,0 +1,179 @@
+"""Upkeep on a schedule: days of removals, jobs, payloads, and a list of what Spark is to split or merge.
+
+A split reads keys from the sketches of files, which is none of a lambda's business: here only the database is
+asked which tables have leaves over their threshold, references above leaves, or small leaves to be merged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from dormouse.aws.schedules.runs import RunList, RunTable, write_list
+from dormouse.aws.schedules.work import Turn
+from dormouse.errors import TableNotFound
+from dormouse.jobs.expiry import RETENTION_DAYS, expire
+from dormouse.model.table import TableRecord
+from dormouse.objects import ObjectStore
+from dormouse.payloads import PayloadStore
+from dormouse.payloads.copying import HOT_SECONDS, PayloadOptions
+from dormouse.payloads.upkeep import PayloadRound
+from dormouse.postgres.connection import Supplier
+from dormouse.state.catalog import Catalog
+from dormouse.state.files import removal_log
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.last_rounds import LastRounds
+from dormouse.state.partitions.leaves import REST_SECONDS, SmallPair, rows_to_merge
+from dormouse.state.partitions.store import PartitionStore
+
+KIND = "maintenance"
+PAYLOAD_MARGIN_SECONDS = 30.0
+"""A slice of payloads ends by so much before the round must."""
+
+_SEEN = "seen"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What is to be split by the run, if anything is; `whole` when there was time for all tables and jobs.
+
+    `seen` tells, of each table that a run was to split, how it was then; `payloads` what was done with these.
+    """
+
+    run: RunList | None
+    whole: bool
+    seen: dict[str, str] = field(default_factory=dict)
+    payloads: PayloadRound | None = None
+
+    @property
+    def memory(self) -> dict[str, dict[str, str]]:
+        """For the next round."""
+        return {_SEEN: self.seen}
+
+
+def keep_up(
+    supplier: Supplier,
+    objects: ObjectStore,
+    turn: Turn,
+    run_id: str | None,
+    *,
+    seconds_left: Callable[[], float],
+    payload_retention_days: int | None = None,
+    payloads_hot_seconds: float = HOT_SECONDS,
+    jobs_retention_days: int = RETENTION_DAYS,
+) -> Upkeep:
+    """Rolls the removal log, writes the list of tables to split for the run, if any; drops jobs that ended
+    long ago, and cools payloads.
+
+    A table that was in a list already and is as it was then is left out until a day has passed: its leaves
+    have one key, or fewer rows than their references say.
+    """
+    removal_log.roll(supplier)
+    done = _look(supplier, objects, turn, run_id, seconds_left)
+    whole = _expire_jobs(supplier, objects, seconds_left, jobs_retention_days) and done.whole
+    options = PayloadOptions(hot_seconds=payloads_hot_seconds)
+    payloads = _cool(supplier, objects, options, seconds_left, payload_retention_days)
+    return replace(done, whole=whole, payloads=payloads)
+
+
+def _expire_jobs(
+    supplier: Supplier, objects: ObjectStore, seconds_left: Callable[[], float], retention_days: int
+) -> bool:
+    """In half of the time that is left, and whether that was enough; the owner of their days alone can."""
+    half = seconds_left() / 2
+    try:
+        expire(
+            supplier,
+            objects,
+            PayloadStore(supplier, objects),
+            retention_days,
+            lambda: seconds_left() <= half,
+        )
+    except Exception:
+        logger.exception("jobs that ended long ago are not dropped")
+        return True  # another try at once may fail alike
+    return seconds_left() > half
+
+
+def _cool(
+    supplier: Supplier,
+    objects: ObjectStore,
+    options: PayloadOptions,
+    seconds_left: Callable[[], float],
+    retention_days: int | None,
+) -> PayloadRound | None:
+    """In what is left of the time: what is listed for the run is on its way."""
+    if (seconds := seconds_left() - PAYLOAD_MARGIN_SECONDS) <= 0:
+        return None
+    store = PayloadStore(supplier, objects, options=options)
+    return store.maintain(seconds_max=seconds, retention_days=retention_days)
+
+
+def _look(
+    supplier: Supplier,
+    objects: ObjectStore,
+    turn: Turn,
+    run_id: str | None,
+    seconds_left: Callable[[], float],
+) -> Upkeep:
+    if run_id is None:
+        return Upkeep(None, whole=True)
+    known = _seen(turn)
+    due: list[RunTable] = []
+    seen: dict[str, str] = {}
+    for table in Catalog(supplier, WriteAttempts(supplier, objects)).tables():
+        if seconds_left() <= 0:
+            logger.warning("no time to ask all tables for what is to be split")
+            return Upkeep(_listed(objects, run_id, due), whole=False, seen={**known, **seen})
+        state = _state(supplier, table)
+        if state is None:
+            continue
+        seen[str(table.table_id)] = state
+        if known.get(str(table.table_id)) != state:
+            due.append(RunTable(table.name, table.table_id))
+    return Upkeep(_listed(objects, run_id, due), whole=True, seen=seen)
+
+
+def _seen(turn: Turn) -> dict[str, str]:
+    if turn.last is None or turn.why == "a day has passed":
+        return {}
+    return dict(turn.last.memory.get(_SEEN, {}))
+
+
+def _listed(objects: ObjectStore, run_id: str, due: list[RunTable]) -> RunList | None:
+    return write_list(objects, RunList(run_id, "split", tuple(due))) if due else None
+
+
+def _small_pairs(partitions: PartitionStore, table: TableRecord) -> list[SmallPair]:
+    """What is to be merged of a table: few, as each round merges them."""
+    if rows_to_merge(table.properties) is None or not partitions.look_for_small_pairs():
+        return []
+    return [pair for pair in partitions.small_pairs() if pair.rested_seconds >= REST_SECONDS]
+
+
+def _state(supplier: Supplier, table: TableRecord) -> str | None:
+    """What is to be split or merged of a table, as a short text that differs when it does; None: nothing."""
+    partitions = PartitionStore(supplier, table)
+    try:
+        with LastRounds(supplier, table).round("split") as current:
+            full = partitions.look_for_full_leaves()
+            above = partitions.count_above_leaves()
+            pairs = _small_pairs(partitions, table)
+            current.goes_on = bool(full or above or pairs)
+        if not full and not above and not pairs:
+            return None
+        digest = hashlib.sha256(f"{above}".encode())
+        for leaf in partitions.full_leaves():
+            digest.update(f" {leaf.partition_id} {leaf.row_count}".encode())
+        for pair in pairs:
+            digest.update(f" {pair.partition_id} {pair.row_count}".encode())
+        return digest.hexdigest()[:16]
+    except TableNotFound:
+        return None
+    except Exception:
+        logger.exception("table %s is not looked at in this round", table.name, extra={"table": table.name})
+        return None

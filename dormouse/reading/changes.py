@@ -1,0 +1,352 @@
+"""The rows that came and went between two moments, streamed: files are read as they were written."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from datafusion import ExecutionPlan, Expr
+
+from dormouse.data.arrow_schema import arrow_schema, exact
+from dormouse.data.expressions import column, key_order
+from dormouse.data.stored import reshaped
+from dormouse.data.transform import Transform
+from dormouse.errors import InvalidQuery
+from dormouse.model.cut import Position
+from dormouse.model.keyed import is_keyed
+from dormouse.model.portions import portions
+from dormouse.model.schema import Schema
+from dormouse.reading.checked_files import FileGone
+from dormouse.reading.deletions import Deletion, deletions_of
+from dormouse.reading.differences import COUNT, Restored, one_each
+from dormouse.reading.failures import named_failures
+from dormouse.reading.interruptible import interruptible
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.keyed_changes import KeyedChanges
+from dormouse.reading.planner import Scan
+from dormouse.reading.predicates import is_of
+from dormouse.reading.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
+from dormouse.reading.streams import batches_ahead
+from dormouse.reading.table_view import gone_of_moment, plan_query
+from dormouse.reading.where import question
+from dormouse.state.context import TableContext
+from dormouse.state.history.changes import ChangedFile, pages_between
+from dormouse.state.history.events import PastDeletion, PastEvent, PastRestore, events_between
+from dormouse.state.history.moments import kept
+
+CHANGE = COUNT
+"""The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
+INSERT, DELETE = "insert", "delete"
+_Pages: TypeAlias = Iterator[list[ChangedFile]]
+
+
+def changes(
+    context: TableContext,
+    after: Position,
+    till: Position,
+    columns: Sequence[str] | None = None,
+    *,
+    interruption: Interruption | None = None,
+    at_end: Callable[[], object] = lambda: None,
+    as_known: bool = False,
+) -> pa.RecordBatchReader:
+    """The rows that were ingested after one moment and up to another, each once, as they were ingested.
+
+    And those that deletions are of, as they were just before, and those that a restore took away or brought
+    back: a reader that applies all in their order has the rows of the later moment. Of a keyed table each key
+    whose newest row has other values, once: "upsert" with that row, or "delete" with its key. The columns
+    asked for, of those that the table had at the later moment, and `_change`; between two deletions or
+    restores in no order, but for the files that are read side by side. `at_end` is called when the last row
+    was given.
+    `as_known`: the columns are those of the services, whichever the table had then.
+    Raises what `pages_between` and `events_between` do and `InvalidQuery`; while it is read `CutExpired` when
+    a file is collected meanwhile, `ObjectNotFound` and `ObjectDamaged` as queries do.
+    """
+    context = context if as_known else context.as_of(till)
+    schema = columns_of_changes(context, columns)
+    names = schema.names[:-1]
+    interruption = interruption or Interruption()
+    # what cannot be read is told before the first row
+    pages, events = pages_between(context, after, till), events_between(context, after, till)
+    if is_keyed(context.properties):
+        rows = _of_keys(KeyedChanges(context, after, till, interruption, schema), pages, events)
+    else:
+        steps = _steps(pages, events)
+        rows = _Reading(context, names, schema, after, interruption).rows(steps)
+    found = batches_ahead(rows, interruption.set)
+    return pa.RecordBatchReader.from_batches(schema, _followed(found, at_end))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPart:
+    """Some of the changes between two moments, for a task: of files, of a deletion or restore, or all."""
+
+    after: Position
+    till: Position
+    columns: tuple[str, ...] | None
+    only: tuple[ChangedFile, ...] | PastEvent | None
+    as_known: bool = False
+
+    def rows(self, context: TableContext) -> Iterator[pa.RecordBatch]:
+        """Raises as `changes` does while it is read."""
+        if self.only is None:
+            yield from changes(context, self.after, self.till, self.columns, as_known=self.as_known)
+            return
+        context, found = context if self.as_known else context.as_of(self.till), Interruption()
+        schema = columns_of_changes(context, self.columns)
+        reading = _Reading(context, schema.names[:-1], schema, self.after, found)
+        one = self.only if isinstance(self.only, PastEvent) else iter([list(self.only)])
+        yield from batches_ahead(reading.rows([one]), found.set)
+
+
+def changes_parts(
+    context: TableContext,
+    after: Position,
+    till: Position,
+    columns: tuple[str, ...] | None,
+    bytes_max: int,
+    *,
+    as_known: bool = False,
+) -> Iterator[ChangesPart]:
+    """`changes` in parts of about so many bytes of files, which have their order; raises as it does.
+
+    A deletion or a restore is a part; so are all changes of a keyed table, whose keys are compared.
+    """
+    context = context if as_known else context.as_of(till)
+    made = partial(ChangesPart, after, till, columns, as_known=as_known)
+    pages, events = pages_between(context, after, till), events_between(context, after, till)
+    if is_keyed(context.properties):
+        yield made(None)
+        return
+    for step in _steps(pages, events):
+        if isinstance(step, PastEvent):
+            yield made(step)
+            continue
+        # the references of a file come together
+        files = (list(found) for _, found in groupby(chain.from_iterable(step), key=attrgetter("filename")))
+        for some in portions(files, lambda found: found[0].byte_count or 0, bytes_max):
+            yield made(tuple(chain.from_iterable(some)))
+
+
+def columns_of_changes(context: TableContext, columns: Sequence[str] | None) -> pa.Schema:
+    """What `changes` gives: the columns asked for, and `_change`. Raises `InvalidQuery`.
+
+    Of a keyed table all but the row keys may be null: of a key that went, only these are known.
+    """
+    if CHANGE in context.schema:
+        raise InvalidQuery(
+            f"table {context.table.name!r} has a column {CHANGE!r} of its own: changes need the name"
+        )
+    named = (
+        None if columns is None or isinstance(columns, str) else [name for name in columns if name != CHANGE]
+    )
+    names = question(context.schema, None, columns if named is None else named, None).columns
+    whole, known = arrow_schema(context.schema), context.schema.row_key_names
+    fields = [whole.field(name) for name in names]
+    if is_keyed(context.properties):
+        fields = [field.with_nullable(field.name not in known) for field in fields]
+    return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False)])
+
+
+def _steps(pages: _Pages, events: Sequence[PastEvent]) -> Iterator[_Pages | PastEvent]:
+    """In their order; `pages` are of all files that came. A step is read to its end before the next."""
+    coming = _Coming(pages)
+    for event in events:
+        yield coming.seen_in(event.before.snapshot)
+        yield event
+    yield coming.rest()
+
+
+class _Coming:
+    """Files that came, for moments of which each sees all that the one before saw; read once.
+
+    What was under way at a moment is kept for later ones: events wait for all that change the table, so it is
+    little.
+    """
+
+    def __init__(self, pages: _Pages) -> None:
+        self._pages = pages
+        self._late: list[ChangedFile] = []
+        self._page: list[ChangedFile] = []
+
+    def seen_in(self, snapshot: str) -> _Pages:
+        """Those that a moment sees, and none before saw."""
+        _, xmax, running = snapshot.split(":")
+        unseen = set(map(int, filter(None, running.split(","))))
+        late, self._late = self._late, []
+        yield self._seen(late, unseen)
+        while True:
+            self._page = self._page or next(self._pages, [])
+            count = bisect_left(self._page, int(xmax), key=attrgetter("xid"))
+            begun, self._page = self._page[:count], self._page[count:]
+            yield self._seen(begun, unseen)
+            if self._page or not begun:
+                return
+
+    def _seen(self, files: list[ChangedFile], unseen: Container[int]) -> list[ChangedFile]:
+        self._late += [one for one in files if one.xid in unseen]
+        return [one for one in files if one.xid not in unseen]
+
+    def rest(self) -> _Pages:
+        yield self._late
+        yield self._page
+        yield from self._pages
+
+
+def _followed(batches: Iterator[pa.RecordBatch], at_end: Callable[[], object]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    at_end()
+
+
+def _of_keys(
+    keyed: KeyedChanges, pages: Iterable[Sequence[ChangedFile]], events: Sequence[PastEvent]
+) -> Iterator[pa.RecordBatch]:
+    with kept(keyed.context, keyed.after):
+        try:
+            yield from keyed.batches((list(_scans(page)) for page in pages), events)
+        except FileGone as error:
+            raise gone_of_moment(keyed.context, keyed.after, error) from error
+
+
+class _Reading:
+    def __init__(
+        self,
+        context: TableContext,
+        names: Sequence[str],
+        schema: pa.Schema,
+        after: Position,
+        interruption: Interruption,
+    ) -> None:
+        self._context = context
+        self._names = names
+        self._schema = schema
+        self._after = after
+        self._interruption = interruption
+        self._transform = Transform.parse(context.schema, context.properties)
+        self._kinds: dict[str, pa.Array] = {}
+
+    def rows(self, steps: Iterable[_Pages | PastEvent]) -> Iterator[pa.RecordBatch]:
+        with kept(self._context, self._after):
+            for step in steps:
+                if isinstance(step, PastRestore):
+                    yield from self._restored(step)
+                elif isinstance(step, PastDeletion):
+                    yield from self._deleted(step)
+                else:
+                    yield from self._inserted(step)
+
+    def _inserted(self, pages: Iterable[Sequence[ChangedFile]]) -> Iterator[pa.RecordBatch]:
+        for page in pages:
+            scans = list(_scans(page))
+            for start in range(0, len(scans), FILES_A_SCAN):
+                yield from self._rows_of(scans[start:][:FILES_A_SCAN], INSERT, self._context.schema)
+
+    def _deleted(self, past: PastDeletion) -> Iterator[pa.RecordBatch]:
+        """The rows that a deletion is of, as they were just before it."""
+        then = self._context.as_of(past.before)
+        schema = then.schema
+        [deletion] = deletions_of(schema, [(past.deletion_id, past.condition)]) or [None]
+        if deletion is None:
+            return
+        try:
+            groups = plan_query(then, deletion.ranges, at=past.before)
+            for group in groups:
+                # its own transaction may be among those of the moment
+                scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
+                yield from self._rows_of(scans, DELETE, schema, is_of(schema, deletion))
+        except FileGone as error:
+            raise gone_of_moment(self._context, self._after, error) from error
+
+    def _restored(self, past: PastRestore) -> Iterator[pa.RecordBatch]:
+        """The rows that a restore took away, as they were just before it, and those that it brought back."""
+        found = Restored(self._context, past)
+        try:
+            for before, after in found.groups():
+                # a file may be read for both, of other rows
+                plan = partial(self._differing, found, before, after)
+                for batch in self._batches([*before, *after], plan, may_search=True):
+                    for change, is_of in ((DELETE, pc.less), (INSERT, pc.greater)):
+                        rows = batch.filter(is_of(batch[COUNT], 0))
+                        for part in one_each(rows.drop_columns(COUNT), rows[COUNT]):
+                            yield self._marked(part, change)
+        except FileGone as error:
+            raise gone_of_moment(self._context, self._after, error) from error
+
+    def _differing(self, found: Restored, before: Sequence[Scan], after: Sequence[Scan]) -> ExecutionPlan:
+        frame = found.frame(key_session(self._context.objects), before, after)
+        return frame.select(*map(column, [*self._names, COUNT])).execution_plan()
+
+    def _rows_of(
+        self, scans: Sequence[Scan], change: str, schema: Schema, condition: Expr | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        try:
+            plan = partial(self._physical, scans, schema, condition)
+            for batch in self._batches(scans, plan, may_search=condition is not None):
+                yield self._marked(batch, change)
+        except FileGone as error:
+            raise gone_of_moment(self._context, self._after, error) from error
+
+    def _batches(
+        self, scans: Sequence[Scan], physical: Callable[[], ExecutionPlan], *, may_search: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """`may_search`: many rows may be read for one that is told."""
+        with named_failures(self._context, scans, self._transform):
+            plan = planned(self._context, scans, physical, self._interruption)
+            stream = key_session(self._context.objects).execute(plan, 0)
+            for batch in interruptible(stream, self._interruption) if may_search else stream:
+                self._interruption.check()
+                yield batch.to_pyarrow()
+
+    def _physical(self, scans: Sequence[Scan], then: Schema, condition: Expr | None) -> ExecutionPlan:
+        """`then` are the columns that the scans and the condition are of."""
+        objects = self._context.objects
+        frame = stored_rows(key_session(objects), objects, then, scans)
+        if condition is not None:
+            frame = frame.filter(condition)
+        if then.version != self._context.schema.version:
+            frame = reshaped(frame, then, self._context.schema)
+        # merged, as each file is sorted: one stream, while the files are read side by side
+        return (
+            frame.sort(*key_order(self._context.schema.key_names))
+            .select(*map(column, self._names))
+            .execution_plan()
+        )
+
+    def _marked(self, batch: pa.RecordBatch, change: str) -> pa.RecordBatch:
+        kinds = self._kinds.get(change)
+        if kinds is None or len(kinds) < batch.num_rows:
+            # batches are mostly of one size: the column is made once
+            kinds = self._kinds[change] = pa.repeat(pa.scalar(change), batch.num_rows)
+        columns = [*batch.columns, kinds[: batch.num_rows]]
+        return exact(pa.RecordBatch.from_arrays(columns, names=self._schema.names), self._schema)
+
+
+def _earlier(deletions: Iterable[Deletion], than: Deletion) -> tuple[Deletion, ...]:
+    return tuple(one for one in deletions if one.deletion_id < than.deletion_id)
+
+
+def _scans(files: Iterable[ChangedFile]) -> Iterator[Scan]:
+    """A scan for each file; the references of one come together."""
+    for filename, found in groupby(files, key=attrgetter("filename")):
+        parts = list(found)
+        slices = () if _is_whole(parts) else tuple(_slice(part) for part in parts)
+        yield Scan(filename, slices or (KeyRanges(),), parts[0].partition_id, parts[0].byte_count)
+
+
+def _is_whole(parts: Sequence[ChangedFile]) -> bool:
+    """Whether some references tell of all rows of their file, so that none need be looked at."""
+    if any(part.count_approximate for part in parts):
+        return False
+    return sum(part.row_count for part in parts) == parts[0].file_row_count
+
+
+def _slice(part: ChangedFile) -> KeyRanges:
+    return KeyRanges({name: (item,) for name, item in (part.region or {}).items()})

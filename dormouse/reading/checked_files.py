@@ -1,0 +1,244 @@
+"""Whether a plan's files are what was written: there, of the size that is recorded, and readable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Event, Lock
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.data.digests import digest_of_object
+from dormouse.data.object_access import open_parquet
+from dormouse.data.written import check_stored
+from dormouse.errors import InvalidData, InvalidQuery, ObjectDamaged, ObjectNotFound, one_line
+from dormouse.objects import ObjectStore
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.planner import Scan
+from dormouse.state.context import TableContext
+
+CHECKS_AT_ONCE_MAX = 16
+KNOWN_MAX = 100_000
+_Seen = set[tuple[str | int, ...]]
+_known: _Seen = set()
+"""Objects, by store and name, that are not on this machine and were found to be of their size."""
+_verified: _Seen = set()
+"""Objects whose bytes were found to be those that were written: by store and name, and on this machine by
+what tells one file from another of its name, so that a file that is replaced is verified anew."""
+_lock = Lock()
+
+
+class FileGone(ObjectNotFound):
+    """A file that is to be read does not exist any more."""
+
+    def __init__(self, filename: str, table: str) -> None:
+        super().__init__(
+            f"file {filename!r} of table {table!r} is gone: it was collected while the query ran; "
+            "run the query again",
+            filename=filename,
+            table=table,
+        )
+
+    def lost(self) -> ObjectNotFound:
+        """What it is when a plan that was made after the file was gone refers to it."""
+        return ObjectNotFound(
+            f"table {self.table!r} refers to the object {self.filename!r}, which does not exist: it is lost, "
+            "not collected; 'dormouse check' lists what is; bring it back: from a backup, or, of a deployed "
+            "instance, with 'dormouse restore-objects'",
+            **self.data,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.filename, self.table)
+
+
+@contextmanager
+def checked_sizes(
+    context: TableContext, scans: Sequence[Scan], interruption: Interruption | None = None
+) -> Iterator[None]:
+    """Holds the sizes of files against the plan; of objects elsewhere meanwhile, and once in a process.
+
+    Raises `FileGone` or `ObjectDamaged`, at the end at the latest. Before all, verifies the files where the
+    context does.
+    """
+    verify(context, scans, interruption)
+    store = context.objects
+    if store.url.startswith("file:"):
+        check_there(context, scans)
+        yield
+        return
+    with _lock:
+        unknown = [scan for scan in scans if (store.url, scan.filename) not in _known]
+    if not unknown:
+        yield
+        return
+    threads = ThreadPoolExecutor(min(len(unknown), CHECKS_AT_ONCE_MAX), thread_name_prefix="dormouse-sizes")
+    try:
+        found = threads.map(lambda scan: _check_size(context, scan), unknown)
+        yield
+        for _ in found:
+            pass
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    _remember(_known, ((store.url, scan.filename) for scan in unknown))
+
+
+def verify(
+    context: TableContext,
+    scans: Sequence[Scan],
+    interruption: Interruption | None = None,
+    digests: Mapping[str, bytes | None] | None = None,
+) -> None:
+    """Compares the digests of files that this process has not verified yet, if the context verifies.
+
+    `digests` are those of the database by filename, if the caller has them; a process that has them needs
+    no database, and verifies whatever its context says. Raises `FileGone` or `ObjectDamaged`, `InvalidQuery`
+    for a file that has no digest, and `DormouseError` at once when it is interrupted.
+    """
+    if not context.verifies and digests is None:
+        return
+    found = {_seen_as(context.objects, scan.filename): scan for scan in scans}
+    with _lock:
+        unknown = {seen: scan for seen, scan in found.items() if seen not in _verified}
+    if not unknown:
+        return
+    recorded = (
+        context.store.digests([scan.filename for scan in unknown.values()]) if digests is None else digests
+    )
+    interruption, is_left = interruption or Interruption(), Event()
+
+    def go_on() -> None:
+        interruption.check()
+        if is_left.is_set():
+            raise CancelledError
+
+    def check(scan: Scan) -> None:
+        if scan.filename not in recorded:
+            raise FileGone(scan.filename, context.table.name)
+        digest = recorded[scan.filename]
+        if digest is None:
+            raise InvalidQuery(
+                f"file {scan.filename!r} of table {context.table.name!r} cannot be verified: it was written "
+                "before files had digests; run 'dormouse check --deep --note-digests' once, or compact the "
+                "table"
+            )
+        _check_digest(context, scan, digest, go_on)
+
+    threads = ThreadPoolExecutor(min(len(unknown), CHECKS_AT_ONCE_MAX), "dormouse-digests")
+    try:
+        _wait_for([threads.submit(check, scan) for scan in unknown.values()], interruption)
+    finally:
+        is_left.set()
+        # a thread may wait for the store: nothing waits for it
+        threads.shutdown(wait=False, cancel_futures=True)
+    _remember(_verified, unknown)
+
+
+def _seen_as(objects: ObjectStore, name: str) -> tuple[str | int, ...]:
+    path = objects.local_path(name)
+    if path is None:
+        return objects.url, name
+    try:
+        status = path.stat()
+    except OSError:  # the check says that it is gone
+        return objects.url, name
+    return objects.url, name, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _wait_for(checks: Sequence[Future[None]], interruption: Interruption) -> None:
+    """Waits until all checks have passed; raises the first error, or that of the interruption, at once."""
+    ended, left, lock = Future[None](), len(checks), Lock()
+
+    def note(check: Future[None]) -> None:
+        nonlocal left
+        if check.cancelled():
+            return
+        with lock:
+            left -= 1
+        with suppress(InvalidStateError):  # another has failed, or the query was interrupted
+            if error := check.exception():
+                ended.set_exception(error)
+            elif not left:
+                ended.set_result(None)
+
+    for check in checks:
+        check.add_done_callback(note)
+    reader = object()
+    interruption.awaits(reader, ended)
+    try:
+        ended.result()
+    except CancelledError:
+        interruption.check()
+        raise
+    finally:
+        interruption.awaits(reader, None)
+
+
+def _remember(known: _Seen, seen: Iterable[tuple[str | int, ...]]) -> None:
+    with _lock:
+        if len(known) > KNOWN_MAX:
+            known.clear()
+        known.update(seen)
+
+
+def check_there(context: TableContext, scans: Iterable[Scan]) -> None:
+    """`FileGone` or `ObjectDamaged` when a file is gone, empty, or of another size than was written.
+
+    DataFusion takes the first two for no rows.
+    """
+    for scan in scans:
+        _check_size(context, scan)
+
+
+def check_bytes(context: TableContext, scans: Sequence[Scan]) -> None:
+    """Reads files at which an engine failed; `FileGone` or `ObjectDamaged` for the first that is at fault."""
+    digests = context.store.digests([scan.filename for scan in scans])
+    for scan in scans:
+        digest = digests.get(scan.filename)
+        if digest is None:
+            check_columns(context, scan, pages=True)
+        else:
+            _check_digest(context, scan, digest)
+
+
+def _check_digest(
+    context: TableContext, scan: Scan, digest: bytes, go_on: Callable[[], object] = lambda: None
+) -> None:
+    with _naming(context, scan):
+        if digest_of_object(context.objects, scan.filename, go_on)[1] != digest:
+            raise damaged(context, scan, "has not the bytes that were written")
+
+
+def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
+    """`FileGone`, or `ObjectDamaged` when a file's columns are not the table's, or it cannot be read."""
+    with _naming(context, scan), open_parquet(context.objects, scan.filename) as file:
+        check_stored(file.schema_arrow, context.stored_schema, scan.filename)
+        for _ in file.iter_batches() if pages else ():
+            pass
+
+
+@contextmanager
+def _naming(context: TableContext, scan: Scan) -> Iterator[None]:
+    try:
+        yield
+    except ObjectNotFound as error:
+        raise FileGone(scan.filename, context.table.name) from error
+    except (InvalidData, pa.ArrowException, KeyError, OSError) as error:
+        raise damaged(context, scan, f"cannot be read as Parquet: {one_line(error)}") from error
+
+
+def damaged(context: TableContext, scan: Scan, fault: str) -> ObjectDamaged:
+    return ObjectDamaged(context.table.name, scan.partition_id, scan.filename, fault)
+
+
+def _check_size(context: TableContext, scan: Scan) -> None:
+    try:
+        size = context.objects.size(scan.filename)
+    except ObjectNotFound as error:
+        raise FileGone(scan.filename, context.table.name) from error
+    if scan.byte_count and size != scan.byte_count:
+        raise damaged(context, scan, f"has {size:,} bytes, and had {scan.byte_count:,} when it was written")
+    if not size:
+        raise damaged(context, scan, "cannot be read as Parquet: it is empty")

@@ -1,0 +1,120 @@
+"""The current rows of row tables: the newest version of each row, unless that version is a deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.datafusion_session import sorted_session
+from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.reading.predicates import meets
+from dormouse.reading.where import Question
+from dormouse.state.context import TableContext
+
+FILTERED_BATCHES_MAX = 32
+FILTERED_BYTES_MAX = 16 * 1024 * 1024
+"""What is filtered at once."""
+
+_BATCHES = "batches"
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRows:
+    """A question about current rows, answered from every version of the rows that may be wanted."""
+
+    context: TableContext
+    asked: Question
+
+    @property
+    def every_version(self) -> tuple[TableContext, Question]:
+        """What is read: all versions of the wanted ids. Other conditions are on the newest version alone."""
+        conditions = (condition.field.name for condition in self.asked.conditions)
+        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.asked.columns, *conditions))
+        return self.context.every_version, Question(self.asked.ranges, (), tuple(columns))
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that are asked for, of versions in the order of ids and versions."""
+        left = self.asked.limit
+        if left == 0:
+            return
+        for batch in self._found(_without_deleted(newest_versions(batches))):
+            found = batch if left is None else batch.slice(0, left)
+            if left is not None:
+                left -= found.num_rows
+            if found.num_rows:
+                yield found
+            if left == 0:
+                return
+
+    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
+        if not self.asked.conditions:
+            yield from batches
+            return
+        session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
+        wanted = reduce(and_, map(meets, self.asked.conditions))
+        for several in _growing(batches):
+            frame = session.create_dataframe([several], _BATCHES).filter(wanted)
+            for batch in frame.collect():
+                columns = [batch.column(name) for name in several[0].schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=several[0].schema)
+            session.deregister_table(_BATCHES)
+
+
+def _without_deleted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        found = batch.filter(pc.invert(batch.column(ROW_DELETED)))
+        if found.num_rows:
+            yield found
+
+
+def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields batches together, more and more of them: a plan costs more than the rows of one.
+
+    The first rows come at once, for questions with a limit.
+    """
+    several: list[pa.RecordBatch] = []
+    size, most = 0, 1
+    for batch in batches:
+        several.append(batch)
+        size += batch.nbytes
+        if len(several) >= most or size >= FILTERED_BYTES_MAX:
+            yield several
+            several, size, most = [], 0, min(2 * most, FILTERED_BATCHES_MAX)
+    if several:
+        yield several
+
+
+def newest_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the last version of each row; the first column is the id, by which batches are sorted."""
+    held: pa.RecordBatch | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        ids = batch.column(0).to_numpy()
+        if held is not None and held.column(0)[0].as_py() != ids[0]:
+            yield held
+        is_last = np.append(ids[1:] != ids[:-1], False)
+        held = batch.slice(batch.num_rows - 1)
+        if is_last.any():
+            yield batch.filter(pa.array(is_last))
+    if held is not None:
+        yield held
+
+
+def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:
+    """Returns what a plan is made for: the question itself, or one about every version of rows."""
+    return CurrentRows(context, asked).every_version if context.current_rows else (context, asked)
+
+
+def wanted_of(
+    context: TableContext, asked: Question, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Returns the rows that a question asks for, of the rows that `read_from` asks for."""
+    return CurrentRows(context, asked).of(batches) if context.current_rows else batches

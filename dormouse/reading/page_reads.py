@@ -1,0 +1,332 @@
+"""The rows of one key in a sorted Parquet file, of which only the pages that can have them are read.
+
+pyarrow decodes the pages, as a small file that is made of them. A file is never written again, so where its
+pages are is kept in memory, once for all queries of the process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.errors import DormouseError
+from dormouse.model.keys import KeyValue
+from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
+from dormouse.objects import ObjectStore
+from dormouse.reading.known_files import KEPT, KnownFile, Source, opened
+from dormouse.reading.page_index import (
+    Chunk,
+    Pages,
+    Part,
+    RowGroup,
+    as_data_page,
+    bounds_of_pages,
+    pages,
+    small_file,
+)
+from dormouse.reading.page_values import coded_page, values_of_dictionary
+from dormouse.reading.thrift import NotUnderstood
+
+PAGES_MAX = 4
+"""Of a column, for one key: more rows are better read by an engine."""
+ROWS_MAX = 32_768
+"""Decoded of a column, for one key: in files of before, and of other writers, pages have many more."""
+FOUND_MAX = 256
+"""Of one key: each is read by itself where its column has a dictionary."""
+_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
+_TEXTS = (STRING, BYTES)
+_FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
+"""Of damaged files, too, whose numbers can say anything."""
+
+
+def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
+    """Whether `rows_of` can tell rows by such keys, and has such columns."""
+    return all(one.type in (*_NUMBERS, *_TEXTS) for one in keys) and not any(
+        one.type.is_nested for one in columns
+    )
+
+
+def rows_of(
+    store: ObjectStore, name: str, byte_count: int, key: Mapping[Field, Any], columns: Sequence[str]
+) -> list[pa.RecordBatch] | None:
+    """The rows of a table's file that have a key, in its order; None when an engine is to read the file.
+
+    `key` has a value, as Arrow takes it, of the first row key, or of the first few. The file has these
+    columns, as `can_look_up` knows, and is sorted by its row keys. None also for an object that is gone, is
+    damaged, or has other than `byte_count` bytes: who reads it then says what is wrong.
+    """
+    try:
+        with opened(store, name, byte_count) as source:
+            return _Lookup(KEPT.file(source), source, key, columns).rows()
+    except _FAILURES:
+        return None
+
+
+def row_group_starts(
+    store: ObjectStore, name: str, byte_count: int, key: Field
+) -> list[tuple[KeyValue, int]]:
+    """The smallest key of each row group of a table's file on this machine, with its rows.
+
+    The key is as the file calls it. None of a file that is elsewhere, of one that cannot be read, and of keys
+    of other types than numbers.
+    """
+    if key.type not in (INT, LONG):
+        return []
+    try:
+        groups = [(one.chunks[key.name].bounds, one.row_count) for one in _groups(store, name, byte_count)]
+    except _FAILURES:
+        return []
+    return [(int.from_bytes(found[0], "little", signed=True), rows) for found, rows in groups if found]
+
+
+def row_groups_in_memory(store: ObjectStore, name: str, byte_count: int) -> list[tuple[int, int]] | None:
+    """The rows of each row group of a table's file on this machine, and their bytes in memory.
+
+    None when that is not known; empty of a file that is elsewhere.
+    """
+    try:
+        found = [(one.row_count, one.byte_count) for one in _groups(store, name, byte_count)]
+    except _FAILURES:
+        return None
+    known = [(rows, size) for rows, size in found if size is not None and rows > 0]
+    return known if len(known) == len(found) else None
+
+
+def _groups(store: ObjectStore, name: str, byte_count: int) -> list[RowGroup]:
+    """Those of a file on this machine, none of one that is elsewhere; one of `_FAILURES`."""
+    if store.local_path(name) is None:
+        return []
+    with opened(store, name, byte_count) as source:
+        return KEPT.file(source).groups
+
+
+class _Rows(NamedTuple):
+    """Rows of a row group: from which on, and which is the first after them."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Fetched:
+    """Pages of a column that lie one after the other, from one on."""
+
+    chunk: Chunk
+    pages: Pages
+    first: int
+    data: bytes
+
+    def of(self, rows: _Rows) -> tuple[bytes, _Rows]:
+        """Those that have some rows, and all rows that they have."""
+        first, end = _pages_of(self.pages, rows)
+        offsets, start = self.pages.offsets, self.pages.offsets[self.first]
+        till = offsets[end - 1] + self.pages.sizes[end - 1]
+        has = _Rows(self.pages.first_rows[first], self.pages.first_rows[end])
+        return self.data[offsets[first] - start : till - start], has
+
+
+def _pages_of(found: Pages, rows: _Rows) -> tuple[int, int]:
+    """The first page with some rows, and the first after the last."""
+    return bisect_right(found.first_rows, rows.start) - 1, bisect_left(found.first_rows, rows.end)
+
+
+class _Lookup:
+    """One look-up in one file: first the pages of the keys, then, if rows have it, those of other columns."""
+
+    def __init__(
+        self, file: KnownFile, source: Source, key: Mapping[Field, Any], columns: Sequence[str]
+    ) -> None:
+        self._file, self._source, self._columns = file, source, columns
+        self._key = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
+        self._first = next(iter(key))
+        self._wanted = _as_in_index(self._first, self._key[self._first.name])
+
+    def rows(self) -> list[pa.RecordBatch]:
+        held = [number for number, group in enumerate(self._file.groups) if self._may_hold(group)]
+        if len(held) > PAGES_MAX:
+            raise NotUnderstood("a key of many rows")
+        return [some for number in held if (some := self._in_group(number)) is not None]
+
+    def _may_hold(self, group: RowGroup) -> bool:
+        bounds = group.chunks[self._first.name].bounds
+        if bounds is None:
+            raise NotUnderstood("a key without bounds")
+        low, high = map(self._decoded, bounds)
+        return bool(low <= self._wanted <= high)
+
+    def _in_group(self, number: int) -> pa.RecordBatch | None:
+        asked = self._candidates(number)
+        if asked is None:
+            return None
+        names = list(self._key)
+        others = [name for name in self._columns if name not in self._key]
+        # far away one round trip costs more than pages that may not be needed
+        data = self._fetched(number, names + others if self._source.is_far else names, asked)
+        parts = {name: self._whole(number, data[name], asked) for name in names}
+        keys = _decoded_rows(parts, asked)
+        alike = (pc.equal(keys[name], wanted) for name, wanted in self._key.items())
+        at = np.flatnonzero(reduce(pc.and_, alike).to_numpy(zero_copy_only=False))
+        if not len(at):
+            return None
+        if at[-1] - at[0] >= FOUND_MAX:
+            raise NotUnderstood("a key of many rows")
+        found = _Rows(asked.start + int(at[0]), asked.start + int(at[-1]) + 1)
+        if not self._source.is_far:
+            data = self._fetched(number, others, found)
+        columns = {name: column.slice(int(at[0]), len(at)) for name, column in keys.items()}
+        coded = {}
+        parts = {}
+        for name in others:
+            values = self._coded(number, data[name], found)
+            if values is None:
+                pages_of, has = data[name].of(found)
+                parts[name] = Part(data[name].chunk, b"", pages_of), has
+            else:
+                coded[name] = values
+        columns |= _decoded_rows(parts, found)
+        # copied: a row would keep its pages in memory
+        copied = {name: pa.concat_arrays([column]) for name, column in columns.items()} | coded
+        return pa.RecordBatch.from_arrays([copied[name] for name in self._columns], names=self._columns)
+
+    def _candidates(self, number: int) -> _Rows | None:
+        """The rows of the pages that may have the first key."""
+        chunk = self._file.groups[number].chunks[self._first.name]
+        found = self._file.bounds.get(number)
+        if found is None:
+            if chunk.column_index is None:
+                raise NotUnderstood("a key whose pages have no bounds")
+            low, high = bounds_of_pages(self._file.part(self._source, chunk.column_index))
+            found = self._file.bounds[number] = [*map(self._decoded, low)], [*map(self._decoded, high)]
+        smallest, largest = found
+        first = bisect_left(largest, self._wanted)
+        end = bisect_right(smallest, self._wanted)
+        if first >= end:
+            return None
+        if end - first > PAGES_MAX:
+            raise NotUnderstood("a key of many rows")
+        rows = self._pages(number, chunk).first_rows
+        return _Rows(rows[first], rows[end])
+
+    def _pages(self, number: int, chunk: Chunk) -> Pages:
+        found = self._file.pages.get((number, chunk.name))
+        if found is None:
+            index = self._file.part(self._source, chunk.offset_index)
+            found = pages(index, self._file.groups[number].row_count)
+            self._file.pages[number, chunk.name] = found
+        return found
+
+    def _fetched(self, number: int, names: Sequence[str], rows: _Rows) -> dict[str, _Fetched]:
+        """The pages of columns that have some rows; of an object far away their dictionaries in one go."""
+        group, spans, wanted = self._file.groups[number], [], []
+        for name in names:
+            chunk = group.chunks[name]
+            found = self._pages(number, chunk)
+            first, end = _pages_of(found, rows)
+            if found.first_rows[end] - found.first_rows[first] > ROWS_MAX:
+                raise NotUnderstood("pages of many rows")
+            start, last = found.offsets[first], end - 1
+            spans.append((start, found.offsets[last] + found.sizes[last] - start))
+            wanted.append((chunk, found, first))
+        missing = [
+            (chunk, chunk.dictionary)
+            for chunk, _, _ in wanted
+            if chunk.dictionary and self._source.is_far and self._known(number, chunk) is None
+        ]
+        data = self._source.read([*spans, *(span for _, span in missing)])
+        for (chunk, _), dictionary in zip(missing, data[len(spans) :], strict=True):
+            self._note(number, chunk, dictionary)
+        return {one[0].name: _Fetched(*one, found) for one, found in zip(wanted, data, strict=False)}
+
+    def _whole(self, number: int, fetched: _Fetched, rows: _Rows) -> tuple[Part, _Rows]:
+        """The pages of a key, with the dictionary that they may need."""
+        chunk = fetched.chunk
+        data, has = fetched.of(rows)
+        return Part(chunk, self._dictionary(number, chunk) if chunk.dictionary else b"", data), has
+
+    def _coded(self, number: int, fetched: _Fetched, rows: _Rows) -> pa.Array | None:
+        """Some rows of a page whose values are places in a dictionary; None for another."""
+        chunk = fetched.chunk
+        if not chunk.dictionary:
+            return None
+        data, has = fetched.of(rows)
+        page = coded_page(data, chunk, has.end - has.start)
+        if page is None:
+            return None
+        places = [page.place(row - has.start) for row in range(*rows)]
+        known = self._dictionary(number, chunk)
+        if any(place is not None and place >= len(known) for place in places):
+            raise NotUnderstood("a place beyond the dictionary")
+        # of few values quicker than to take them, and as much a copy
+        return pa.concat_arrays(
+            [pa.nulls(1, known.type) if place is None else known.slice(place, 1) for place in places]
+        )
+
+    def _dictionary(self, number: int, chunk: Chunk) -> Any:
+        """The values of a column's dictionary; of a key as they are in the file."""
+        found = self._known(number, chunk)
+        if found is None and chunk.dictionary:
+            found = self._note(number, chunk, self._source.read([chunk.dictionary])[0])
+        return found
+
+    def _known(self, number: int, chunk: Chunk) -> Any:
+        return KEPT.get((self._source.mark, number, chunk.name, chunk.name in self._key))
+
+    def _note(self, number: int, chunk: Chunk, data: bytes) -> Any:
+        made: Any = data
+        byte_count = len(data)
+        if chunk.name not in self._key:
+            made = values_of_dictionary(data, chunk)
+            if made is None:
+                page, count = as_data_page(data, chunk.is_optional)
+                made = _decoded([Part(chunk, b"", page)], count)[chunk.name]
+            byte_count = made.get_total_buffer_size()
+        KEPT.put((self._source.mark, number, chunk.name, chunk.name in self._key), made, byte_count)
+        return made
+
+    def _decoded(self, bound: bytes) -> Any:
+        """A bound as the index has it, in what compares as the key does."""
+        return int.from_bytes(bound, "little", signed=True) if self._first.type in _NUMBERS else bound
+
+
+def _as_in_index(key: Field, value: pa.Scalar) -> Any:
+    """A key's value, in what compares as a decoded bound does."""
+    if key.type in (INT, LONG):
+        return value.as_py()
+    if key.type in _NUMBERS:
+        return value.cast(pa.int32() if key.type in (INT, DATE) else pa.int64()).as_py()
+    return value.as_buffer().to_pybytes()
+
+
+def _decoded_rows(parts: Mapping[str, tuple[Part, _Rows]], rows: _Rows) -> dict[str, pa.Array]:
+    """Some rows of columns; those whose pages have the same rows are decoded together."""
+    alike: dict[_Rows, list[Part]] = defaultdict(list)
+    for part, has in parts.values():
+        alike[has].append(part)
+    found = {}
+    for has, some in alike.items():
+        for name, column in _decoded(some, has.end - has.start).items():
+            found[name] = column.slice(rows.start - has.start, rows.end - rows.start)
+    return found
+
+
+def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
+    """Pages, each part's of so many rows."""
+    with pq.ParquetFile(pa.BufferReader(small_file(parts, row_count)), pre_buffer=False) as reading:
+        table = reading.read(use_threads=False)
+    if table.num_rows != row_count:
+        raise NotUnderstood("pages of other rows")
+    return {name: _one(table[name]) for name in table.column_names}
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,358 @@
+"""Which files a query reads, and which rows of each: a pure function of tree, references and query.
+
+A row of a file counts where the file has a reference: in the leaves of its references' partitions. So each
+file is read, once a group of leaves, restricted to those leaves; a row is in one leaf, so it comes once.
+
+A query of many leaves is planned in pages: `first_page` says how far the next leaves reach on the first row
+key, and what is asked for up to there is planned as a query of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from dormouse.errors import MetadataDamaged
+from dormouse.model.keys import KeyValue
+from dormouse.model.partition_tree import PartitionTree
+from dormouse.model.region import Range, compare
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.reach import Reach, corners_of, may_hold
+
+if TYPE_CHECKING:
+    from dormouse.reading.deletions import Deletion
+
+NO_NODE = -1
+_FILENAME = attrgetter("filename")
+
+
+class PlannedReference(NamedTuple):
+    """A reference with what is known of its file; `only`: the file has rows of this partition alone.
+
+    Deletions up to the number `deletions_till` are not to be applied to it, but for those `deletions_left`.
+    """
+
+    partition_id: str
+    filename: str
+    only: bool
+    byte_count: int | None = None
+    min_key: bytes | None = None
+    max_key: bytes | None = None
+    deletions_till: int = 0
+    deletions_left: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A file, and the rows of it that are wanted: those in any of `slices`, which are disjoint.
+
+    `partition_id` is one that refers to it, `byte_count` its size, None or 0 where it is not known. Rows that
+    the `deletions` match are gone, of which those up to `deletions_till` are of this file alone. The file's
+    keys lie from `min_key` to `max_key`, where that is known.
+    """
+
+    filename: str
+    slices: tuple[KeyRanges, ...]
+    partition_id: str
+    byte_count: int | None
+    deletions: tuple[Deletion, ...] = ()
+    deletions_till: int = 0
+    min_key: bytes | None = field(default=None, compare=False, repr=False)
+    max_key: bytes | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What a query reads: `files_pruned` hold no wanted row, as their smallest and largest keys tell."""
+
+    partitions: int
+    partitions_total: int
+    files: int
+    files_pruned: int
+    byte_count: int
+
+
+class SharedFile(NamedTuple):
+    """A file that may have rows of other plans too: whether it is read, and its bytes."""
+
+    is_read: bool
+    byte_count: int
+
+    def together(self, other: SharedFile | None) -> SharedFile:
+        return self if other is None else SharedFile(self.is_read or other.is_read, self.byte_count)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """Scans in groups: every row of a group sorts before every row of the next.
+
+    `summary` counts the `shared` files too. `numbers` tell which of its page's groups these are, as those
+    without files are left out.
+    """
+
+    groups: tuple[tuple[Scan, ...], ...]
+    summary: PlanSummary
+    shared: Mapping[str, SharedFile] = field(default_factory=dict)
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def filenames(self) -> tuple[str, ...]:
+        """The files that are read, each once, in the order in which they are first needed."""
+        return tuple(dict.fromkeys(scan.filename for group in self.groups for scan in group))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is wanted of some leaves, and of the partitions above them; and the rest, if there is one.
+
+    Planned `in_key_order` it has many groups; otherwise one, so that each file is read once. Where rows are
+    `filtered_again`, of a file with rows of one leaf alone all are read.
+    """
+
+    tree: PartitionTree
+    wanted: Mapping[int, KeyRanges]
+    rest: KeyRanges | None = None
+    in_key_order: bool = True
+    filtered_again: bool = False
+
+    @property
+    def partition_ids(self) -> list[str]:
+        """The partitions whose references the plan needs."""
+        return [self.tree.node_id(node) for node in self.wanted]
+
+
+def whole_page(tree: PartitionTree, ranges: KeyRanges, *, in_key_order: bool = True) -> Page:
+    """All that is wanted."""
+    return Page(tree, {node: wanted for node, wanted, _ in _walk(tree, ranges)}, in_key_order=in_key_order)
+
+
+def first_page(tree: PartitionTree, ranges: KeyRanges, leaves_max: int) -> Page:
+    """What is wanted of about so many leaves, the first in key order.
+
+    It and the rest are parted at a split on the first row key: all of it sorts before all of the rest.
+    """
+    first = tree.schema.row_keys[0].name
+    # leaves that were split on a later key may begin before the page does
+    leaves, reached = 0, ranges.enclosing(first).min
+    found: dict[int, KeyRanges] = {}
+    for node, wanted, start in _walk(tree, ranges):
+        is_further = start is not None and (reached is None or compare(start, reached) > 0)
+        if leaves >= leaves_max and is_further:
+            page = whole_page(tree, ranges.clipped(first, Range(max=start)))
+            return replace(page, rest=ranges.clipped(first, Range(min=start)))
+        found[node] = wanted
+        if tree.children(node) is None:
+            leaves, reached = leaves + 1, start if is_further else reached
+    return Page(tree, found)
+
+
+def plan(page: Page, references: Iterable[PlannedReference], deletions: Sequence[Deletion] = ()) -> QueryPlan:
+    """Plans a page; `references` are those on its partitions, `deletions` those that may be of its rows."""
+    planner = _Planner(page)
+    reach = Reach(page.tree.schema, deletions)
+    scans: dict[int, list[Scan]] = defaultdict(list)
+    shared: dict[str, SharedFile] = {}
+    files = pruned = byte_count = 0
+    for found in _by_file(references):
+        is_read, file = False, found[0]
+        gone = reach.of(file.deletions_till, file.min_key, file.max_key, file.deletions_left)
+        for group, scan in planner.scans(found):
+            scans[group].append(
+                replace(scan, deletions=gone, deletions_till=file.deletions_till) if gone else scan
+            )
+            is_read = True
+        files, pruned = files + is_read, pruned + (not is_read)
+        size = file.byte_count or 0
+        byte_count += size * is_read
+        if planner.reaches_beyond(file):
+            shared[file.filename] = SharedFile(is_read, size)
+    return QueryPlan(
+        groups=tuple(tuple(scans[group]) for group in sorted(scans)),
+        summary=PlanSummary(len(planner.group_of), page.tree.leaf_count, files, pruned, byte_count),
+        shared=shared,
+        numbers=tuple(sorted(scans)),
+    )
+
+
+def added_up(plans: Iterable[QueryPlan]) -> PlanSummary:
+    """What the plans of a query's pages read together: a file that is on several pages counts once."""
+    shared: dict[str, SharedFile] = {}
+    partitions = total = files = pruned = byte_count = 0
+    for one in plans:
+        now = one.summary
+        partitions, total = partitions + now.partitions, now.partitions_total
+        files, pruned, byte_count = files + now.files, pruned + now.files_pruned, byte_count + now.byte_count
+        for name, found in one.shared.items():
+            before = shared.get(name)
+            shared[name] = found.together(before)
+            if before is not None:
+                # counted on this page and before
+                files -= found.is_read and before.is_read
+                byte_count -= found.byte_count * (found.is_read and before.is_read)
+                pruned -= not (found.is_read and before.is_read)
+    return PlanSummary(partitions, total, files, pruned, byte_count)
+
+
+def _by_file(references: Iterable[PlannedReference]) -> Iterable[Sequence[PlannedReference]]:
+    """References by file, in the order of the files' names: plans of one state are equal."""
+    return (list(found) for _, found in groupby(sorted(references, key=_FILENAME), key=_FILENAME))
+
+
+class _Own(NamedTuple):
+    """What is wanted of the files that have rows of one leaf alone."""
+
+    leaf: int
+    group: int
+    wanted: KeyRanges
+    slices: tuple[KeyRanges]
+
+
+class _Planner:
+    def __init__(self, page: Page) -> None:
+        self.tree = tree = page.tree
+        self.wanted = page.wanted
+        self._filtered_again = page.filtered_again
+        leaves = [node for node in page.wanted if tree.children(node) is None]
+        groups = tree.key_order_groups(leaves) if page.in_key_order and len(leaves) > 1 else [leaves]
+        self.group_of = {leaf: number for number, group in enumerate(groups) for leaf in group}
+        self.leaves_below = Counter(node for leaf in leaves for node in _upwards(tree, leaf))
+        self._corners: dict[int, tuple[bytes, bytes]] = {}
+        self._slices: dict[tuple[int, int], KeyRanges] = {}
+        self._owns: dict[str, _Own] = {}
+
+    def scans(self, references: Sequence[PlannedReference]) -> list[tuple[int, Scan]]:
+        """How a file is read: for each group in which it has wanted rows, its scan."""
+        file = references[0]
+        own = self._own(file.partition_id) if file.only and len(references) == 1 else None
+        if own is not None:  # as nearly all files are
+            is_held = not own.wanted or self._may_hold(file, own.leaf)
+            return [(own.group, _scan(file, own.slices))] if is_held else []
+        return list(self._scattered(references))
+
+    def reaches_beyond(self, file: PlannedReference) -> bool:
+        """Whether a file may have wanted rows before or after what is planned."""
+        own = self._own(file.partition_id) if file.only else None
+        return own is None or self.tree.schema.row_keys[0].name in own.wanted
+
+    def _own(self, partition_id: str) -> _Own | None:
+        """What is wanted of the files that are a leaf's alone; None for a partition that is no leaf."""
+        found = self._owns.get(partition_id)
+        if found is None:
+            node = self.tree.node(partition_id)
+            if node is None or node not in self.group_of:
+                return None
+            wanted = self._cut(node, node)
+            kept = self._of_region(node, node) if self._filtered_again else wanted
+            found = self._owns[partition_id] = _Own(node, self.group_of[node], wanted, (kept,))
+        return found
+
+    def _scattered(self, references: Sequence[PlannedReference]) -> Iterator[tuple[int, Scan]]:
+        file = references[0]
+        nodes = [node for r in references if (node := self.tree.node(r.partition_id)) is not None]
+        home = nodes[0] if nodes and len(references) == 1 and file.only else NO_NODE
+        by_group: dict[int, set[int]] = defaultdict(set)
+        for node in nodes:
+            for leaf in self._leaves_of(node):
+                by_group[self.group_of[leaf]].add(leaf)
+        for group, leaves in by_group.items():
+            slices = [self._slice(node, home) for node in self._cover(leaves) if self._may_hold(file, node)]
+            if slices:
+                yield group, _scan(file, tuple(slices))
+
+    def _leaves_of(self, node: int) -> Iterator[int]:
+        """The leaves with wanted rows at or below a partition."""
+        stack = [node]
+        while stack:
+            at = stack.pop()
+            if at in self.group_of:
+                yield at
+            elif at in self.wanted:
+                stack.extend(self.tree.children(at) or ())
+
+    def _cover(self, leaves: set[int]) -> list[int]:
+        """As few partitions as can be, whose leaves with wanted rows are exactly these."""
+        covered = Counter(node for leaf in leaves for node in _upwards(self.tree, leaf))
+        full = {node for node, count in covered.items() if count == self.leaves_below[node]}
+        return sorted(node for node in full if self.tree.parent(node) not in full)
+
+    def _slice(self, node: int, home: int) -> KeyRanges:
+        found = self._slices.get((node, home))
+        if found is None:
+            cut = self._of_region if self._filtered_again else self._cut
+            found = self._slices[node, home] = cut(node, home)
+        return found
+
+    def _of_region(self, node: int, home: int) -> KeyRanges:
+        """What tells a file's rows of this partition from its others."""
+        if home != NO_NODE:
+            return KeyRanges()
+        return KeyRanges({name: (item,) for name, item in self.tree.region_of(node).items()})
+
+    def _cut(self, node: int, home: int) -> KeyRanges:
+        wanted = self.wanted[node]
+        if home == NO_NODE:
+            return wanted
+        # All of the file's rows lie at home: its bounds need no check, unless only a part of it is read.
+        region = self.tree.region_of(home)
+        return wanted.without(
+            name for name, items in wanted.items() if all(_covers(item, region.range(name)) for item in items)
+        )
+
+    def _may_hold(self, file: PlannedReference, node: int) -> bool:
+        schema, wanted = self.tree.schema, self.wanted[node]
+        corners = self._corners.get(node)
+        if corners is None:
+            corners = self._corners[node] = corners_of(schema, wanted)
+        return may_hold(schema, file.min_key, file.max_key, wanted, corners)
+
+
+def _scan(file: PlannedReference, slices: tuple[KeyRanges, ...]) -> Scan:
+    return Scan(
+        file.filename,
+        slices,
+        file.partition_id,
+        file.byte_count,
+        min_key=file.min_key,
+        max_key=file.max_key,
+    )
+
+
+def _walk(tree: PartitionTree, ranges: KeyRanges) -> Iterator[tuple[int, KeyRanges, KeyValue | None]]:
+    """The partitions that can hold wanted rows, parents first, left before right.
+
+    Each with what is wanted of it, and from which first row key on it lies, as splits tell.
+    """
+    first = tree.schema.row_keys[0].name
+    stack: list[tuple[int, KeyRanges, KeyValue | None]] = []
+    if not ranges.is_empty:
+        stack.append((tree.root_node, ranges, None))
+    while stack:
+        node, wanted, start = stack.pop()
+        if node == NO_NODE:
+            raise MetadataDamaged(
+                f"the database has lost a partition with rows of {wanted}: 'dormouse check' tells which"
+            )
+        yield node, wanted, start
+        children = tree.children(node)
+        if children is not None:
+            split = tree.split_of(node)
+            below, above = wanted.parted(split.field, split.point)
+            if above is not None:
+                stack.append((children[1], above, split.point if split.field == first else start))
+            if below is not None:
+                stack.append((children[0], below, start))
+
+
+def _covers(item: Range, region: Range) -> bool:
+    return item.intersect(region) == region
+
+
+def _upwards(tree: PartitionTree, node: int) -> Iterator[int]:
+    """A partition, its parent, … up to the root."""
+    while node != NO_NODE:
+        yield node
+        node = tree.parent(node)

@@ -1,0 +1,235 @@
+"""DataFusion sessions that read a table's files: sorted scans, exact types, errors that name the file."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Lock
+
+import pyarrow as pa
+from datafusion import DataFrame, ExecutionPlan, RuntimeEnvBuilder, SessionContext
+from datafusion.expr import SortExpr
+from datafusion.plan import LogicalPlan
+
+from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.datafusion_session import check_not_forked, open_session
+from dormouse.data.expressions import key_order, union
+from dormouse.data.object_access import credentials, register
+from dormouse.data.stored import reshaped
+from dormouse.data.transform import Transform
+from dormouse.model.schema import Schema
+from dormouse.objects import ObjectStore
+from dormouse.objects.names import schema_version_of
+from dormouse.reading.checked_files import check_there, checked_sizes
+from dormouse.reading.deletions import Deletion
+from dormouse.reading.failures import MEMORY_BYTES_MAX
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.planner import Scan
+from dormouse.reading.predicates import in_slices, remains
+from dormouse.state.context import TableContext
+
+# One scan of many Parquet files: DataFusion's Python API has it for whole folders and for single files only.
+
+_LISTING_SCAN = 0x0A
+"""Field 1 of `LogicalPlanNode`, a message."""
+_PATH = 0x12
+"""Field 2 of `ListingTableScanNode`, a repeated string."""
+
+
+def scan_of(
+    ctx: SessionContext, urls: Sequence[str], schema: pa.Schema, order: Sequence[SortExpr] | None = None
+) -> DataFrame:
+    """The rows of Parquet files of one schema, given by URL, at least one; in no order.
+
+    Each file is sorted by `order`, if that is given. In a session of at least as many partitions as there are
+    files, each is then a sorted stream of its own.
+
+    It is the scan of the first file, as DataFusion serializes it, with the other paths appended: protocol
+    buffers take the items of a repeated field wherever they stand in the message. Sources:
+    https://github.com/apache/datafusion/blob/main/datafusion/proto/proto/datafusion.proto and
+    https://protobuf.dev/programming-guides/encoding/
+    """
+    sorted_by = None if order is None else [list(order)]
+    first = ctx.read_parquet(urls[0], file_extension="", schema=schema, file_sort_order=sorted_by)
+    if len(urls) == 1:
+        return first
+    written = first.logical_plan().to_bytes(ctx)
+    length, start = _unvarint(written, 1)
+    if written[0] != _LISTING_SCAN or start + length != len(written):
+        raise RuntimeError("this DataFusion serializes the scan of a file in another way")
+    node = written[start:] + b"".join(_string(_PATH, url) for url in urls[1:])
+    plan = LogicalPlan.from_bytes(ctx, bytes([_LISTING_SCAN]) + _varint(len(node)) + node)
+    return ctx.create_dataframe_from_logical_plan(plan)
+
+
+def _string(tag: int, text: str) -> bytes:
+    encoded = text.encode()
+    return bytes([tag]) + _varint(len(encoded)) + encoded
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _unvarint(data: bytes, start: int) -> tuple[int, int]:
+    """The number at a position, and the position after it."""
+    number = shift = 0
+    for position in range(start, len(data)):
+        number |= (data[position] & 0x7F) << shift
+        shift += 7
+        if data[position] < 0x80:
+            return number, position + 1
+    raise ValueError("the number does not end")
+
+
+KEY_SESSIONS_MAX = 8
+LARGE_BATCH_ROWS = 32_768
+"""Of narrow rows: each batch costs what hundreds of their values do."""
+FILES_A_SCAN = 64
+_FILES = re.compile(r"file_groups=\{(\d+) group")
+_lock = Lock()
+_key_sessions: dict[tuple[object, ...], _KeySession] = {}
+_OPTIONS = {
+    # what leaves Dormouse has `string` and `binary`, so nothing needs to be views on the way
+    "datafusion.execution.parquet.schema_force_view_types": "false",
+    "datafusion.sql_parser.map_string_types_to_utf8view": "false",
+    # facts of files are PostgreSQL's: reading footers to plan would open every file at once
+    "datafusion.execution.collect_statistics": "false",
+    # names mean what they say, in upper and lower case
+    "datafusion.sql_parser.enable_ident_normalization": "false",
+    "datafusion.optimizer.prefer_existing_sort": "true",
+    # a file is one sorted stream: nothing may cut it up or mix it
+    "datafusion.execution.target_partitions": str(FILES_A_SCAN),
+    "datafusion.optimizer.repartition_file_scans": "false",
+    "datafusion.optimizer.enable_round_robin_repartition": "false",
+    "datafusion.optimizer.repartition_aggregations": "false",
+    # of a file without a wanted row only the columns of conditions are read
+    "datafusion.execution.parquet.pushdown_filters": "true",
+}
+
+
+def session(store: ObjectStore) -> SessionContext:
+    """A session that reads the store's objects, in which every plan is one sorted stream."""
+    runtime = RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(MEMORY_BYTES_MAX)
+    return open_session(_OPTIONS, runtime, store)
+
+
+def key_session(store: ObjectStore, *, of_large_batches: bool = False) -> SessionContext:
+    """The process's session for queries of the store in key order, which knows footers from before.
+
+    What is planned in it may be executed in the session of large batches, which shares all but that with it.
+
+    Files are never changed, and their names never given to others, so what is known of one stays true; it is
+    forgotten, least recently used first, beyond 50 MB. Queries share the memory that a session may use.
+    """
+    check_not_forked()
+    key = (store.url, *sorted(store.options.items()))
+    with _lock:
+        known = _key_sessions.pop(key, None) or _KeySession(store)
+        _key_sessions[key] = known
+        while len(_key_sessions) > KEY_SESSIONS_MAX:
+            del _key_sessions[next(iter(_key_sessions))]
+    return known.renewed(of_large_batches)
+
+
+class _KeySession:
+    """A session, and the credentials that it has."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._credentials = credentials(store)
+        self._ctx = session(store)
+        # what DataFusion has to copy a session, with its runtime; no SQL of others comes here
+        self._of_large_batches = self._ctx.enable_url_table()
+        self._of_large_batches.sql(f"SET datafusion.execution.batch_size = {LARGE_BATCH_ROWS}")
+
+    def renewed(self, of_large_batches: bool) -> SessionContext:
+        """The session, with the credentials as they are now."""
+        now = credentials(self._store)
+        if now != self._credentials:
+            register(self._ctx, self._store)
+            self._credentials = now
+        return self._of_large_batches if of_large_batches else self._ctx
+
+
+def rows(
+    ctx: SessionContext, store: ObjectStore, transform: Transform, scans: Sequence[Scan], now_ms: int
+) -> DataFrame:
+    """The wanted rows of some files, with the table's filter and aggregation applied; in no order.
+
+    Each file is a sorted stream of its own.
+    """
+    return transform.of(stored_rows(ctx, store, transform.schema, scans), ctx, now_ms)
+
+
+def stored_rows(
+    ctx: SessionContext,
+    store: ObjectStore,
+    schema: Schema,
+    scans: Sequence[Scan],
+    descending: Sequence[str] = (),
+) -> DataFrame:
+    """The wanted rows of some files as they were written; in no order.
+
+    Files that have each key once are sorted by other columns after the key, too.
+    """
+    return union(list(_scans(ctx, store, schema, scans, descending)))
+
+
+def planned(
+    context: TableContext,
+    scans: Sequence[Scan],
+    plan: Callable[[], ExecutionPlan],
+    interruption: Interruption | None = None,
+) -> ExecutionPlan:
+    """DataFusion's plan over some files, which are there; `FileGone` or `ObjectDamaged`."""
+    with checked_sizes(context, scans, interruption):
+        found = plan()
+    # DataFusion takes a file that is not there for one without rows, and plans no scan of it
+    if sum(map(int, _FILES.findall(found.display_indent()))) != len(scans):
+        check_there(context, scans)
+    return found
+
+
+def _scans(
+    ctx: SessionContext,
+    store: ObjectStore,
+    schema: Schema,
+    scans: Iterable[Scan],
+    descending: Sequence[str] = (),
+) -> Iterator[DataFrame]:
+    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once.
+
+    And of one version of the schema each: whatever columns files have, they come as those of the schema.
+    """
+    urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], int], list[str]] = defaultdict(list)
+    for scan in scans:
+        version = schema_version_of(scan.filename)
+        urls[scan.slices, scan.deletions, version].append(_url(store, scan.filename))
+    for (slices, deletions, version), listed in urls.items():
+        written = schema.as_written(version)
+        columns, order = arrow_schema(written), key_order(written.key_names, descending)
+        inside = in_slices(schema, slices)
+        predicates = [
+            *([] if inside is None else [inside]),
+            *([remains(schema, deletions)] if deletions else []),
+        ]
+        for start in range(0, len(listed), FILES_A_SCAN):
+            frame = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
+            if written is not schema:
+                frame = reshaped(frame, written, schema)
+            yield frame.filter(*predicates) if predicates else frame
+
+
+def _url(store: ObjectStore, filename: str) -> str:
+    """As a URL, in which DataFusion takes no character for a pattern."""
+    path = store.local_path(filename)
+    return store.uri(filename) if path is None else path.as_uri()

@@ -1,0 +1,237 @@
+"""DuckDB in this process, locked to one object store; each statement has a session of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import duckdb
+
+from dormouse.data.transform import quoted
+from dormouse.errors import EngineFailed
+from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters
+from dormouse.objects import ObjectStore
+from dormouse.objects.private_folder import spill_folder
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.sql.conditions import text
+from dormouse.reading.sql.connection import connection, path_of, secret_of
+from dormouse.reading.sql.failures import ReadFailed, named_failures
+from dormouse.reading.sql.parsed import Parsed, parsed
+from dormouse.reading.sql.results import Rows, rows_of
+from dormouse.reading.sql.wanted import Wanted, wanted
+
+# What was found out of short statements: those of services and dashboards come again and again.
+
+T = TypeVar("T")
+STATEMENTS_MAX = 256
+CHARACTERS_MAX = 10_000
+"""Longer ones are found out each time, so that what is remembered stays small."""
+
+
+class Remembered(Generic[T]):
+    """The last values by statements and what else tells them apart. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: OrderedDict[Hashable, T] = OrderedDict()
+
+    def get(self, statement: str, more: Hashable, make: Callable[[], T]) -> T:
+        """The value, made when it is not here; what `make` raises is not remembered."""
+        if not isinstance(statement, str) or len(statement) > CHARACTERS_MAX:
+            return make()
+        key = statement, more
+        with self._lock:
+            if key in self._found:
+                self._found.move_to_end(key)
+                return self._found[key]
+        found = make()
+        with self._lock:
+            self._found[key] = found
+            if len(self._found) > STATEMENTS_MAX:
+                self._found.popitem(last=False)
+        return found
+
+
+MEMORY_SHARE = 0.6
+"""Of what DuckDB takes by itself: four fifths of the machine's memory, or of its container's."""
+_of_parents: list[object] = []
+
+
+class Session(Protocol):
+    """What one statement is asked of, call after call."""
+
+    def parsed(self, statement: str) -> Parsed:
+        """What it names."""
+        ...
+
+    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
+        """What it wants of the tables that it names."""
+        ...
+
+    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        """Its answer, with tables as selects of their files; what was asked before is given up."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Sessions: TypeAlias = Callable[[Interruption], Session]
+
+
+class Engine:
+    """A DuckDB that reads the objects of one store, and nothing else; opened when it is first used."""
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        *,
+        memory_limit: str | None = None,
+        spill_limit: str | None = None,
+        spill_folder: Path | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self._objects = objects
+        self._settings = {
+            "memory_limit": memory_limit,
+            "max_temp_directory_size": spill_limit,
+            "threads": None if threads is None else str(threads),
+        }
+        self._spill_folder = spill_folder
+        self.parsed: Remembered[Parsed] = Remembered()
+        self.wanted: Remembered[Wanted] = Remembered()
+        self._lock = threading.Lock()
+        self._opened: duckdb.DuckDBPyConnection | None = None
+        self._secret: str | None = None
+        self._pid = 0
+
+    def session(self, interruption: Interruption) -> LocalSession:
+        return LocalSession(self, interruption)
+
+    def cursor(self) -> duckdb.DuckDBPyConnection:
+        """Returns a connection for one statement, which closes it: its views and variables end with it."""
+        with self._lock:
+            if self._opened is None or self._pid != os.getpid():
+                # what a parent had opened does not work in its child, and must not be closed there
+                _of_parents.append(self._opened)
+                self._secret = secret_of(self._objects)
+                self._opened, self._pid = self._open(), os.getpid()
+            made = self._opened.cursor()
+        self.renew()
+        return made
+
+    def renew(self) -> bool:
+        """Reads with the credentials of now; whether they are others. What runs keeps those it began with."""
+        secret = secret_of(self._objects)
+        with self._lock:
+            if secret is None or secret == self._secret or self._opened is None:
+                return False
+            self._opened.execute(secret)
+            self._secret = secret
+            return True
+
+    def give_up(self) -> None:
+        """After DuckDB failed inside: the next statement gets another."""
+        with self._lock:
+            self._opened = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened is not None and self._pid == os.getpid():
+                self._opened.close()
+            self._opened = None
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        made = connection(self._objects)
+        try:
+            made.execute(f"SET memory_limit = '{_memory_limit(made)}'")
+            for name, value in self._settings.items():
+                if value is not None:
+                    made.execute(f"SET {name} = {text(value)}")
+            folder = self._spill_folder or spill_folder(f"{id(made):x}")
+            made.execute(f"SET temp_directory = {text(str(folder))}")
+            self._lock_to_objects(made)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _lock_to_objects(self, made: duckdb.DuckDBPyConnection) -> None:
+        # as a path, and as the pattern that stands for it alone
+        inside = {self._objects.uri("x"), path_of(self._objects, "x")}
+        roots = ", ".join(text(name.removesuffix("x")) for name in sorted(inside))
+        made.execute(f"SET allowed_directories = [{roots}]")
+        # rows come as soon as there are some
+        made.execute("SET streaming_buffer_size = '256KiB'")
+        made.execute("SET parquet_metadata_cache = true")
+        made.execute("SET autoload_known_extensions = false")
+        made.execute("SET enable_external_access = false")
+        made.execute("SET lock_configuration = true")
+
+
+def _memory_limit(made: duckdb.DuckDBPyConnection) -> str:
+    found = made.execute("SELECT current_setting('memory_limit')").fetchone()
+    number, unit = str(found and found[0]).split()
+    return f"{float(number) * MEMORY_SHARE:.3f} {unit}"
+
+
+class LocalSession:
+    """A statement's session in this process."""
+
+    def __init__(self, engine: Engine, interruption: Interruption) -> None:
+        self._engine = engine
+        self._interruption = interruption
+        self._connection = engine.cursor()
+        self._views: dict[str, str] = {}
+        """What each view is, by its name in lower case."""
+
+    def parsed(self, statement: str) -> Parsed:
+        return self._engine.parsed.get(statement, None, lambda: parsed(self._connection, statement))
+
+    def wanted(self, schemas: Mapping[str, Schema], statement: Parsed, parameters: Parameters) -> Wanted:
+        def find() -> Wanted:
+            return wanted(schemas, statement, parameters, self._interruption)
+
+        if parameters:
+            return find()
+        return self._engine.wanted.get(statement.text, frozenset(schemas.items()), find)
+
+    def rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        try:
+            return self._rows(views, statement, parameters)
+        except ReadFailed:
+            # it may have taken longer than credentials last
+            if not self._engine.renew():
+                raise
+        return self._rows(views, statement, parameters)
+
+    def _rows(self, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        with self._watched():
+            self._make(views)
+            return rows_of(self._connection.execute(statement, parameters or None), self._watched)
+
+    def _make(self, views: Mapping[str, str]) -> None:
+        """Makes views, in place of those of these names that this statement made before."""
+        for name, select in views.items():
+            if self._views.get(name.lower()) != select:
+                self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {quoted(name)} AS {select}")
+                self._views[name.lower()] = select
+
+    def close(self) -> None:
+        """Ends the statement, and all that it made: nothing of it is there for the next one."""
+        self._connection.close()
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """What ends when it is interrupted, and fails with errors of ours."""
+        try:
+            with self._interruption.ending(self._connection.interrupt), named_failures():
+                yield
+        except EngineFailed:
+            self._engine.give_up()
+            raise

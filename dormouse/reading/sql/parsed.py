@@ -1,0 +1,315 @@
+"""What a statement names, by DuckDB's own parser: one that reads, of tables alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise, product
+from typing import Any
+
+import duckdb
+
+from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.text import is_text
+from dormouse.reading.sql.conditions import text
+from dormouse.reading.sql.failures import failure, syntax_error
+from dormouse.reading.sql.functions import check_expressions, check_tables
+from dormouse.reading.sql.windows import told_apart
+
+STATEMENT_CHARACTERS_MAX = 1 << 20
+_READS = "SQL can only read: SELECT, WITH, VALUES, SHOW, DESCRIBE, SUMMARIZE and EXPLAIN of them"
+_LISTS = {'"tables"', "__show_tables_expanded"}
+_ANALYZES = ("analyze", "analyse")
+_READERS = {
+    "(", "desc", "describe", "from", "pivot", "pivot_longer", "pivot_wider", "select", "show", "summarize",
+    "table", "unpivot", "values", "with",
+}  # fmt: skip
+"""How statements begin that may read."""
+_DESCRIBES = {"desc", "describe", "show"}
+"""How statements begin that compute no rows of what they are about."""
+_NAME_ALONE = {2, 4}
+"""How many tokens such a statement has that names a table and nothing else: DESCRIBE t, DESCRIBE main.t."""
+_UPSERTS = (
+    "table.upsert and 'dormouse upsert' replace rows of a table that keeps one row a key, dm.Update and "
+    "'dormouse rows change' those of a row table"
+)
+_DELETES = "table.delete and 'dormouse delete' delete rows"
+_AT = (
+    "SQL takes no AT: a moment is given beside the statement: as_of, or --as-of; all its tables are "
+    "read as they were then"
+)
+_TRANSACTIONS = "each statement reads one moment by itself; as_of, or --as-of, gives several the same one"
+_MAINTAINS = "'dormouse maintain' and 'dormouse compact' keep tables fit"
+_PREPARES = "give the values of $1 or $name beside a statement: parameters, or --param"
+_ACCESS = "roles of PostgreSQL and tokens of 'dormouse serve' say what a user may do"
+_CHANGES = {
+    "insert": "table.ingest and 'dormouse ingest' add rows",
+    "update": _UPSERTS,
+    "upsert": _UPSERTS,
+    "replace": _UPSERTS,
+    "merge": _UPSERTS,
+    "delete": _DELETES,
+    "truncate": _DELETES,
+    "create": "instance.create_table and 'dormouse table create' make a table, and in instance.duckdb() "
+    "there can be tables and views of your own",
+    "drop": "'dormouse table drop' drops a table",
+    "alter": "table.add_column and 'dormouse table add-column' add a column, and others like them change it",
+    "copy": "'dormouse sql --output FILE' writes an answer to a file, and 'dormouse ingest' reads one",
+}
+"""What does instead what a changing statement would do, by the word that it has."""
+_INSTEAD = _CHANGES | {
+    **dict.fromkeys(("begin", "start", "commit", "end", "rollback", "abort", "savepoint"), _TRANSACTIONS),
+    **dict.fromkeys(("lock", "declare", "fetch"), _TRANSACTIONS),
+    **dict.fromkeys(("vacuum", "analyze", "checkpoint", "force"), _MAINTAINS),
+    **dict.fromkeys(("prepare", "execute", "deallocate"), _PREPARES),
+    **dict.fromkeys(("grant", "revoke"), _ACCESS),
+    "pragma": "SHOW TABLES lists the tables, DESCRIBE their columns",
+}
+"""What does instead what any statement would do, by its first word."""
+_HINTS = {
+    ("for", "system_time"): _AT,
+    ("for", "update"): "rows are read as they are at one moment, and none is locked",
+    ("for", "share"): "rows are read as they are at one moment, and none is locked",
+    ("show", "create"): "DESCRIBE table gives its columns, 'dormouse table show' its schema",
+}
+"""What to write instead, by two words of a statement that cannot be parsed."""
+_NO_STATEMENT = "parser"
+"""The type of DuckDB's error for a text that cannot be parsed."""
+_NO_SELECT = "CTE needs a SELECT"
+_COMPARING_NULL = {
+    ("distinct", "from"),
+    *product(("is", "not"), ("true", "false", "unknown")),
+}
+_JOINING_FULL = {("full", "join"), ("full", "outer")}
+_JOINING_ONE = set(product(("left", "right"), ("join", "outer")))
+_NULLS_FIRST = ("nulls", "first")
+_WORD = re.compile(rb'"((?:[^"]|"")*)"|([\w\x80-\xff][\w$\x80-\xff]*)')
+_NO_LINE_END = re.compile(r"[^\n]")
+_CATALOGS = {"temp", "memory"}
+_ABOUT_TABLES = {"information_schema", "pg_catalog"}
+_PATHS = {
+    "names": "$..table_name",
+    "ctes": "$..cte_map.map[*].key",
+    "functions": "$..function.function_name",
+    "called": "$..function_name",
+    "schemas": "$..schema_name",
+    "catalogs": "$..catalog_name",
+    "homes": "$..catalog",
+    "shown": "$..show_type",
+    "moments": "$..at_clause.unit",
+}
+"""Of what a statement names, in the tree that the parser makes of it. No name can be mistaken for a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A statement that reads; `names` are of tables, or of what it defines itself: `ctes`, in lower case."""
+
+    text: str
+    run: str
+    """The statement as it is run, with windows that DuckDB tells apart."""
+    has_own_names: bool
+    """Whether the columns of its answer are those of its select."""
+    select: str
+    """The statement, or the one that it explains."""
+    parameters: frozenset[str]
+    """Their names in lower case; `$1`, and the first `?`, is 1."""
+    names: frozenset[str]
+    ctes: frozenset[str]
+    lists_tables: bool
+    describes: bool
+    """Whether it is DESCRIBE, or SHOW, of one table by its name."""
+    explains: bool
+    runs: bool
+    """False for EXPLAIN without ANALYZE."""
+    compares_null: bool
+    """Whether it may compare so that NULL is a value: IS DISTINCT FROM, IS TRUE and others."""
+    joins_outer: bool
+    """As full, or where nulls come first."""
+
+    """Whether it may have a FULL JOIN, of which DuckDB skips rows of one side that the other side needs."""
+
+
+def parsed(connection: duckdb.DuckDBPyConnection, statement: str) -> Parsed:
+    """What a statement names; `InvalidQuery` unless it is one, and reads tables alone."""
+    if not isinstance(statement, str):
+        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
+    if not is_text(statement):
+        raise InvalidQuery("a statement can have neither NUL nor half a surrogate pair")
+    if len(statement) > STATEMENT_CHARACTERS_MAX:
+        raise InvalidQuery(
+            f"the statement has {len(statement):,} characters, more than {STATEMENT_CHARACTERS_MAX:,}"
+        )
+    tokens = list(words(statement))
+    if not tokens:
+        _check_begins(connection, statement)
+    kind = _kind(tokens)
+    run = statement if kind in _DESCRIBES else told_apart(statement, tokens)
+    explains, runs, select = kind == "explain", True, statement
+    if explains:
+        runs, select = _unexplained(connection, statement, tokens)
+        tokens = list(words(select))
+    tree = _tree(connection, select)
+    if tree["error_message"] is not None:
+        before = statement[: len(statement) - len(select)]
+        raise _refusal(connection, _NO_LINE_END.sub(" ", before) + select, tokens, tree)
+    named = {name: set(items) for name, items in tree.items() if name in _PATHS}
+    _check_reads_tables(named)
+    pairs = set(pairwise(word for _, word in tokens))
+    lists = named["names"] & _LISTS if "SHOW_UNQUALIFIED" in named["shown"] else set()
+    return Parsed(
+        text=statement,
+        run=run,
+        has_own_names=kind not in {"explain", "summarize"},
+        select=select,
+        parameters=_parameters(connection, select),
+        names=frozenset(named["names"] - lists),
+        ctes=frozenset(name.lower() for name in named["ctes"]),
+        lists_tables=bool(lists),
+        describes=kind in _DESCRIBES
+        and sum(word != ";" for _, word in tokens) in _NAME_ALONE
+        and len(named["names"] - lists) == 1,
+        explains=explains,
+        runs=runs,
+        compares_null=not _COMPARING_NULL.isdisjoint(pairs),
+        joins_outer=not _JOINING_FULL.isdisjoint(pairs)
+        or (_NULLS_FIRST in pairs and not _JOINING_ONE.isdisjoint(pairs)),
+    )
+
+
+def words(text: str) -> Iterator[tuple[int, str]]:
+    """Tokens, where they begin in UTF-8, and the names and keywords in lower case."""
+    raw = text.encode()
+    for start, kind in duckdb.tokenize(text):
+        word = _WORD.match(raw, start)
+        if word is None or kind == duckdb.token_type.string_const:
+            yield start, chr(raw[start]) if start < len(raw) else ""
+        else:
+            yield start, (word[1] or word[2] or b"").decode(errors="replace").lower()
+
+
+def _kind(tokens: Sequence[tuple[int, str]]) -> str:
+    """Returns the first word of the only statement; raises `InvalidQuery` where there is none, or several."""
+    parts = [list(part) for ends, part in groupby(tokens, lambda token: token[1] == ";") if not ends]
+    if not parts:
+        raise InvalidQuery(f"the statement is empty; {_READS}")
+    if len(parts) > 1:
+        raise InvalidQuery(
+            f"only one statement at a time can be run, these are {len(parts)}; send each by itself"
+        )
+    return parts[0][0][1]
+
+
+def _check_begins(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
+    """Raises `InvalidQuery` for a text without tokens that is more than blanks: its quote does not end."""
+    try:
+        connection.extract_statements(statement)
+    except duckdb.Error as error:
+        raise syntax_error(error, statement) from None
+
+
+def _unexplained(
+    connection: duckdb.DuckDBPyConnection, statement: str, tokens: Sequence[tuple[int, str]]
+) -> tuple[bool, str]:
+    """Whether an EXPLAIN runs what it explains, and what that is."""
+    raw, runs = statement.encode(), False
+    left = [token for token in tokens if token[1] != ";"][1:]
+    while left:
+        start, word = left[0]
+        rest, length = raw[start:].decode(), 1
+        if word == "(" and _tree(connection, rest)["error_type"] == _NO_STATEMENT:
+            length += next((n for n, (_, one) in enumerate(left) if one == ")"), 0)
+        elif word not in (*_ANALYZES, "verbose"):
+            return runs, rest
+        runs = runs or any(one in _ANALYZES for _, one in left[:length])
+        left = left[length:]
+    raise InvalidQuery("EXPLAIN needs a statement")
+
+
+def _refusal(
+    connection: duckdb.DuckDBPyConnection,
+    statement: str,
+    tokens: Sequence[tuple[int, str]],
+    tree: Mapping[str, Any],
+) -> DormouseError:
+    """Returns the reason for which a statement is refused that the parser makes no tree of.
+
+    It stands where it stood behind EXPLAIN.
+    """
+    kind = _kind(tokens)
+    acts = kind in _INSTEAD or _NO_SELECT in tree["error_message"]
+    if tree["error_type"] == _NO_STATEMENT and not acts:
+        try:
+            # tells the place, too; a text that cannot be parsed is not acted on
+            connection.extract_statements(statement)
+        except duckdb.Error as error:
+            return syntax_error(error, statement, _hint(tokens, str(error)))
+    if "Only SELECT" not in tree["error_message"] and not acts:
+        return InvalidQuery(tree["error_message"])
+    if kind in _READERS:
+        # behind WITH
+        changes = [word for _, word in tokens if word in _CHANGES]
+        if not changes and any(word.startswith("pivot") for _, word in tokens):
+            return InvalidQuery("PIVOT must name the values that become columns: PIVOT … ON column IN (…)")
+        if not changes:
+            return InvalidQuery(_READS)
+        kind = changes[0]
+    instead = _INSTEAD.get(kind, "instance.duckdb() is a DuckDB that runs any statement over the same tables")
+    return InvalidQuery(f"{_READS}; not {kind.upper()}; {instead}")
+
+
+def _hint(tokens: Sequence[tuple[int, str]], complaint: str) -> str | None:
+    """Returns what to write instead of a text that cannot be parsed, where that is known."""
+    if 'at or near ":"' in complaint:
+        return "a parameter is written $name"
+    if 'at or near "."' in complaint or 'at or near "\\"' in complaint:
+        return "commands of a shell are no statements: SHOW TABLES lists the tables, DESCRIBE their columns"
+    if "SELECT INTO" in complaint:
+        return _CHANGES["create"]
+    return next(filter(None, map(_HINTS.get, pairwise(word for _, word in tokens))), None)
+
+
+def _parameters(connection: duckdb.DuckDBPyConnection, select: str) -> frozenset[str]:
+    """Returns the names of the parameters of a statement that is known to be one SELECT.
+
+    DuckDB acts on others when it extracts them: IMPORT DATABASE and PRAGMA open files.
+    """
+    [found] = connection.extract_statements(select)
+    return frozenset(name.lower() for name in found.named_parameters)
+
+
+def _check_reads_tables(named: Mapping[str, set[str]]) -> None:
+    check_tables(named["functions"])
+    check_expressions(named["called"] - named["functions"])
+    # a function of "system" would be another than the one of the planner, which knows no time
+    catalogs = named["catalogs"] | named["homes"]
+    for schema in sorted(named["schemas"] - {"main"} | catalogs - _CATALOGS | named["catalogs"] - {"temp"}):
+        instead = (
+            "SHOW TABLES lists the tables, DESCRIBE their columns"
+            if schema.lower() in _ABOUT_TABLES
+            else "tables and functions go by their names alone"
+        )
+        raise InvalidQuery(f"there is no schema {schema!r}: {instead}")
+    if named["moments"]:
+        raise InvalidQuery(_AT)
+    if "SHOW_UNQUALIFIED" in named["shown"] and not named["names"] & _LISTS:
+        raise InvalidQuery("of SHOW there is SHOW TABLES, and SHOW with a table's name")
+
+
+def _tree(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, Any]:
+    """Returns what a statement names, by `_PATHS`, or the error of the parser, which executes nothing.
+
+    There is an error for all but SELECT.
+    """
+    tree = f"json_serialize_sql({text(select)}, skip_null := true, skip_empty := true, skip_default := true)"
+    paths = {"error_type": "$.error_type", "error_message": "$.error_message", **_PATHS}
+    columns = ", ".join(f"json_extract_string(tree, '{path}')" for path in paths.values())
+    try:
+        found = connection.execute(
+            f"WITH parsed AS MATERIALIZED (SELECT {tree} AS tree) SELECT {columns} FROM parsed"
+        ).fetchone()
+    except duckdb.Error as error:
+        raise failure(error, reads=False) from None
+    assert found is not None  # noqa: S101 it is one row
+    return dict(zip(paths, found, strict=True))

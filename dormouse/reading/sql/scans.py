@@ -1,0 +1,310 @@
+"""The scans of tables in one of DuckDB's serialized plans, and what bounds their row keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, INT, LONG, STRING
+from dormouse.reading.key_ranges import KeyRanges, united
+from dormouse.reading.sql.bounds import (
+    Columns,
+    Key,
+    Known,
+    Node,
+    constant,
+    is_whole,
+    key_of,
+    met,
+    met_by_column,
+)
+
+ROUNDS_MAX = 10
+"""Of passing on from key to key; each alone is right."""
+_INTS = Range(-(1 << 31), (1 << 31) - 1, max_inclusive=True)
+_LONGS = Range(-(1 << 63), (1 << 63) - 1, max_inclusive=True)
+_OUTPUTS: Mapping[str, Callable[[Known, Known], Known]] = {
+    # a side's columns are null where it has no row
+    "INNER": lambda left, right: [*left, *right],
+    "LEFT": lambda left, right: [*left, *_unknown(right)],
+    "SINGLE": lambda left, right: [*left, *_unknown(right)],
+    "RIGHT": lambda left, right: [*_unknown(left), *right],
+    "SEMI": lambda left, _right: left,
+    "ANTI": lambda left, _right: left,
+    "MARK": lambda left, _right: [*left, None],
+}
+"""The columns of joins by those of their sides."""
+_LEFT_BY_RIGHT = {"INNER", "SEMI", "RIGHT"}
+"""Joins in which a row of the left counts only when it meets one of the right."""
+_RIGHT_BY_LEFT = {"INNER", "SEMI", "ANTI", "LEFT", "SINGLE"}
+_COMPUTED_AGAIN = {"LOGICAL_MATERIALIZED_CTE", "LOGICAL_RECURSIVE_CTE", "LOGICAL_CTE_REF"}
+
+
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """So many rows of a result, after an OFFSET, are all of it."""
+
+    rows: int
+    in_key_order: bool
+    """Whether they must be those that come first in the order of the row keys, or are any."""
+
+
+def enough(plan: Node, schemas: Mapping[str, Schema]) -> Enough | None:
+    """What the limit of a plan of one scan says, when each of its rows comes from one row of the table."""
+    plan = _below(plan, "LOGICAL_PROJECTION")
+    limit = plan.get("limit_val", {})
+    if plan["type"] != "LOGICAL_LIMIT" or limit.get("type") != "CONSTANT_VALUE":
+        return None
+    rows = int(limit["constant_integer"])
+    below = _below(plan["children"][0], "LOGICAL_PROJECTION")
+    if below["type"] == "LOGICAL_ORDER_BY":
+        [sorted_rows] = below["children"]
+        is_whole = _is_scan(_below(sorted_rows, "LOGICAL_PROJECTION", "LOGICAL_FILTER"))
+        return Enough(rows, True) if is_whole and _is_in_key_order(below, schemas) else None
+    is_whole = _is_scan(_below(below, "LOGICAL_PROJECTION", "LOGICAL_FILTER", "LOGICAL_LIMIT"))
+    return Enough(rows, False) if is_whole else None
+
+
+def _below(plan: Node, *kinds: str) -> Node:
+    while plan["type"] in kinds:
+        [plan] = plan["children"]
+    return plan
+
+
+def _is_scan(plan: Node) -> bool:
+    return plan["type"] == "LOGICAL_GET" and not plan.get("children")
+
+
+def _is_in_key_order(order: Node, schemas: Mapping[str, Schema]) -> bool:
+    """Whether rows are sorted by the first row keys; by more, when it is all of them."""
+    [child] = order["children"]
+    scans = Scans(schemas)
+    columns = scans.read(child)
+    terms = [
+        key.field.name if (key := _plain(one["expression"], columns)) and one["type"] == "ASCENDING" else None
+        for one in order["orders"]
+    ]
+    keys = [name for table in scans.tables for name in schemas[table].row_key_names]
+    return terms[: len(keys)] == keys[: len(terms)]
+
+
+class Scans:
+    """The scans of one plan.
+
+    A bound says that the rows outside of it change nothing, so that those of one scan may bound another.
+    """
+
+    def __init__(self, schemas: Mapping[str, Schema]) -> None:
+        self._schemas = schemas
+        self._ranges = KeyRanges()
+        self._tables: list[str] = []
+        self._constants = 0
+        self._passed: list[tuple[Key, Key]] = []
+        self._correlated: list[Known] = []
+        self._again = False
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """Those that are scanned, once for each scan."""
+        return self._tables
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one table is scanned, and once."""
+        return len(self._tables) == 1 and not self._again
+
+    def ranges(self) -> dict[str, KeyRanges]:
+        """By tables: what any of a table's scans wants."""
+        for _ in range(ROUNDS_MAX):
+            before = self._ranges
+            for target, source in self._passed:
+                self._pass_on(target, source)
+            if self._ranges == before:
+                break
+        scans: dict[str, list[KeyRanges]] = {table: [] for table in self._tables}
+        for number, table in enumerate(self._tables):
+            names = {name: _name(number, name) for name in self._schemas[table].row_key_names}
+            bounded = {one: self._ranges[name] for one, name in names.items() if name in self._ranges}
+            scans[table].append(KeyRanges(bounded))
+        return {table: united(found) for table, found in scans.items()}
+
+    def _pass_on(self, target: Key, source: Key) -> None:
+        if source.name in self._ranges:
+            passed = KeyRanges({target.name: self._ranges[source.name]})
+            if target.field.type == INT and source.field.type == LONG:
+                passed = passed.clipped(target.name, _INTS)
+            self._ranges = self._ranges.intersect(passed)
+
+    def read(self, node: Node) -> Columns:
+        """Notes the scans below a node and their bounds; what is known of the node's columns."""
+        kind = node["type"]
+        self._again = self._again or kind in _COMPUTED_AGAIN
+        reader = _READERS.get(kind)
+        if reader is not None and (kind != "LOGICAL_GET" or not node.get("children")):
+            return reader(self, node)
+        for child in node.get("children", ()):
+            self.read(child)
+        return _unknown(node["chunk_types"]) if "chunk_types" in node else None
+
+    def _get(self, node: Node) -> Columns:
+        found = node.get("function_data") or {}
+        if node["name"] != "seq_scan" or found.get("table") not in self._schemas:
+            return [None for _ in node.get("column_indexes", ())]
+        schema, number = self._schemas[found["table"]], len(self._tables)
+        self._tables.append(found["table"])
+        keys = {
+            schema.names.index(field.name): Key(_name(number, field.name), field) for field in schema.row_keys
+        }
+        for one in (node.get("table_filters") or {}).get("filters", ()):
+            if one["key"] in keys:
+                self._bound(met_by_column(one["value"], keys[one["key"]]))
+        columns = [keys.get(column["index"]) for column in node["column_indexes"]]
+        return _mapped(columns, node.get("projection_ids"))
+
+    def _filter(self, node: Node) -> Columns:
+        columns = self._only(node)
+        for condition in node["expressions"]:
+            self._bound(met(condition, columns))
+        return _mapped(columns, node.get("projection_map"))
+
+    def _projection(self, node: Node) -> Columns:
+        columns = self._only(node)
+        return [_plain(one, columns) for one in node["expressions"]]
+
+    def _order(self, node: Node) -> Columns:
+        return _mapped(self._only(node), node.get("projection_map"))
+
+    def _opaque(self, node: Node) -> Columns:
+        # conditions on what is left would leave others
+        columns = self._only(node)
+        return None if columns is None else _unknown(columns)
+
+    def _aggregate(self, node: Node) -> Columns:
+        columns = self._only(node)
+        sets = node.get("grouping_sets") or []
+        if any(len(one) != len(node["groups"]) for one in sets):
+            columns = None
+        return [*(_plain(one, columns) for one in node["groups"]), *_unknown(node["expressions"])]
+
+    def _cross(self, node: Node) -> Columns:
+        left, right = map(self.read, node["children"])
+        return None if left is None or right is None else [*left, *right]
+
+    def _join(self, node: Node) -> Columns:
+        kind = node["join_type"]
+        if node.get("left_projection_map") or node.get("right_projection_map") or node.get("delim_flipped"):
+            kind = ""
+        left, right = self.read(node["children"][0]), None
+        if node["type"] == "LOGICAL_DELIM_JOIN":
+            self._correlated.append([_plain(one, left) for one in node["duplicate_eliminated_columns"]])
+            right = self.read(node["children"][1])
+            self._correlated.pop()
+        else:
+            right = self.read(node["children"][1])
+        for one in node.get("conditions", ()):
+            if one.get("comparison") in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM"):
+                self._join_keys(kind, key_of(one["left"], left), key_of(one["right"], right))
+        if left is None or right is None:
+            return None
+        outputs = _OUTPUTS.get(kind)
+        return None if outputs is None else outputs(left, right)
+
+    def _join_keys(
+        self, kind: str, left: tuple[Key, str | None] | None, right: tuple[Key, str | None] | None
+    ) -> None:
+        if left is None or right is None or not (is_whole(left[1]) and is_whole(right[1])):
+            return
+        if (left[0].field.type in (INT, LONG)) != (right[0].field.type in (INT, LONG)):
+            return
+        if kind in _LEFT_BY_RIGHT and not left[0].is_copy:
+            self._passed.append((left[0], right[0]))
+        if kind in _RIGHT_BY_LEFT and not right[0].is_copy:
+            self._passed.append((right[0], left[0]))
+
+    def _correlated_columns(self, node: Node) -> Columns:
+        # in a subquery of a subquery it is not told whose they are
+        columns = self._correlated[0] if len(self._correlated) == 1 else _unknown(node["chunk_types"])
+        return [one and replace(one, is_copy=True) for one in columns]
+
+    def _with(self, node: Node) -> Columns:
+        self.read(node["children"][0])
+        return self.read(node["children"][1])
+
+    def _values(self, node: Node) -> Columns:
+        self._only(node)
+        return [
+            self._listed([constant(row[n]) for row in node["expressions"]])
+            for n in range(len(node["expr_types"]))
+        ]
+
+    def _unnest(self, node: Node) -> Columns:
+        columns = self._only(node)
+        if columns is None:
+            return None
+        lists = [constant(one.get("child", {})) for one in node["expressions"]]
+        # of several lists, the shorter have nulls
+        return [*columns, *(self._listed(one) for one in lists)] if len(lists) == 1 else None
+
+    def _listed(self, values: Any) -> Key | None:
+        """Constants, as if they were the key of a scan that has them alone."""
+        if not isinstance(values, list):
+            return None
+        given = [value for value in values if value is not None]
+        for field_type, python in ((LONG, int), (STRING, str), (BYTES, bytes)):
+            if all(isinstance(value, python) for value in given):
+                # no key is beyond it
+                given = [value for value in given if python is not int or _LONGS.contains(value)]
+                self._constants += 1
+                key = Key(f"constants {self._constants}", Field("constants", field_type))
+                self._bound(KeyRanges({key.name: map(Range.exactly, given)}))
+                return key
+        return None
+
+    def _only(self, node: Node) -> Columns:
+        [child] = node["children"]
+        return self.read(child)
+
+    def _bound(self, ranges: KeyRanges) -> None:
+        self._ranges = self._ranges.intersect(ranges)
+
+
+_READERS: Mapping[str, Callable[[Scans, Node], Columns]] = {
+    "LOGICAL_GET": Scans._get,
+    "LOGICAL_FILTER": Scans._filter,
+    "LOGICAL_PROJECTION": Scans._projection,
+    "LOGICAL_ORDER_BY": Scans._order,
+    "LOGICAL_LIMIT": Scans._opaque,
+    "LOGICAL_DISTINCT": Scans._opaque,
+    "LOGICAL_AGGREGATE_AND_GROUP_BY": Scans._aggregate,
+    "LOGICAL_CROSS_PRODUCT": Scans._cross,
+    "LOGICAL_COMPARISON_JOIN": Scans._join,
+    "LOGICAL_ANY_JOIN": Scans._join,
+    "LOGICAL_DELIM_JOIN": Scans._join,
+    "LOGICAL_DELIM_GET": Scans._correlated_columns,
+    "LOGICAL_MATERIALIZED_CTE": Scans._with,
+    "LOGICAL_EXPRESSION_GET": Scans._values,
+    "LOGICAL_UNNEST": Scans._unnest,
+    "LOGICAL_DUMMY_SCAN": lambda _scans, _node: [None],
+}
+
+
+def _name(number: int, key: str) -> str:
+    return f"{number} {key}"
+
+
+def _mapped(columns: Columns, positions: Sequence[int] | None) -> Columns:
+    if columns is None or not positions:
+        return columns
+    return [columns[position] for position in positions]
+
+
+def _unknown(columns: Sequence[Any]) -> Known:
+    return [None for _ in columns]
+
+
+def _plain(expression: Node, columns: Columns) -> Key | None:
+    found = key_of(expression, columns)
+    return found[0] if found is not None and found[1] is None else None

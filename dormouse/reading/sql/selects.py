@@ -1,0 +1,259 @@
+"""Tables as DuckDB's selects of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from itertools import starmap
+
+from dormouse.data.transform import AgeOff, Function, Transform, quoted
+from dormouse.model.keyed import DELETED_AT, is_keyed, newest_first
+from dormouse.model.properties import ROW_DELETED, ROW_VERSION, TableProperties
+from dormouse.model.reshaping import is_as_stored, pairs
+from dormouse.model.schema import Field, Schema
+from dormouse.model.shape import Column
+from dormouse.model.types import LONG, TIMESTAMP
+from dormouse.reading.keyed import layers
+from dormouse.reading.planner import Scan
+from dormouse.reading.sql.conditions import all_of, literal, meets, text, type_name
+from dormouse.reading.sql.connection import path_of
+from dormouse.reading.sql.together import (
+    INDEX,
+    asks_index,
+    left_of,
+    read_together,
+    rows_of,
+    written_alike,
+)
+from dormouse.reading.where import Question
+from dormouse.state.context import TableContext
+
+# The rows of keyed tables in DuckDB's SQL: the newest of each key first, then what is asked of values.
+
+GONE = "__gone"
+THERE = f"{quoted(DELETED_AT)} IS NULL"
+"""Whether a row is no mark of deletion."""
+
+
+def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
+    """What `newest` needs beside the table's columns; `remains`: what rows meet that no deletion is of."""
+    gone = f"NOT ({THERE})" if remains is None else f"NOT ({THERE} AND {remains})"
+    return [*map(quoted, _hidden(properties)), f"{gone} AS {GONE}"]
+
+
+def without_keys(schema: Schema, rows: str, others: str) -> str:
+    """Returns a select of the rows whose key is in none of `others`; conditions on values go below it."""
+    return f"SELECT {', '.join(map(quoted, schema.names))} FROM ({rows}) {_joined('ANTI', schema, others)}"
+
+
+def with_keys(schema: Schema, properties: TableProperties, rows: str, others: str) -> str:
+    """Returns a select of the rows whose key is in `others`, with what `told_by` adds."""
+    columns = [*schema.names, *_hidden(properties), GONE]
+    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {_joined('SEMI', schema, others)}"
+
+
+def _joined(kind: str, schema: Schema, others: str) -> str:
+    keys = ", ".join(map(quoted, schema.row_key_names))
+    return f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+
+
+def _hidden(properties: TableProperties) -> list[str]:
+    return [name for name in newest_first(properties) if name.startswith("__")]
+
+
+def newest(schema: Schema, properties: TableProperties, rows: str) -> str:
+    """The newest row of each key, if it is there."""
+    return _first_of_keys(schema, newest_first(properties), rows, GONE)
+
+
+def newest_versions(schema: Schema, rows: str) -> str:
+    """Returns a select of the newest version of each row of a row table, unless it is a deletion."""
+    return _first_of_keys(schema, [ROW_VERSION], rows, ROW_DELETED)
+
+
+def _first_of_keys(schema: Schema, newest_by: Sequence[str], rows: str, gone: str) -> str:
+    keys = ", ".join(quoted(field.name) for field in schema.row_keys)
+    order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
+    columns = ", ".join(map(quoted, schema.names))
+    # conditions on the keys go below it, and no others
+    place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
+    numbered = f"SELECT *, {place} AS __place FROM ({rows})"
+    return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {quoted(gone)}"
+
+
+def _no_rows(context: TableContext) -> str:
+    """A select of a table's columns, and of no row."""
+    columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in context.schema.fields)
+    return f"SELECT {', '.join(columns)} WHERE false"
+
+
+class Select:
+    """What is wanted of one table, as a select."""
+
+    def __init__(
+        self,
+        context: TableContext,
+        asked: Question,
+        now_ms: int,
+        *,
+        compares_null: bool = True,
+        joins_outer: bool = False,
+    ) -> None:
+        """Whether what reads it may compare so that NULL is a value, and whether it may have a FULL JOIN."""
+        self._context = context
+        self._compares_null = compares_null
+        self._joins_outer = joins_outer
+        self._schema = context.schema
+        self._properties = context.properties
+        self._transform = Transform.parse(context.schema, context.properties)
+        self._asked = asked
+        self._now_ms = now_ms
+
+    def of(self, scans: Collection[Scan]) -> str:
+        """The wanted rows of files; without any, a select of no row."""
+        if not scans:
+            return _no_rows(self._context)
+        rows = self._rows(scans)
+        conditions = [meets(condition) for condition in self._asked.conditions]
+        if self._transform.aggregates:
+            return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
+        return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
+
+    def _rows(self, scans: Collection[Scan]) -> str:
+        """The rows that the table has: the newest of each key, where it keeps these alone."""
+        if self._context.current_rows:
+            every = Select(self._context.every_version, self._asked, self._now_ms)
+            return newest_versions(self._schema, every.unmerged(scans))
+        return self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
+
+    def _newest(self, scans: Collection[Scan]) -> str:
+        """Returns a select of the newest row of each key.
+
+        Rows of a large file are read as they are, but for those whose key the small files beside it have.
+        """
+        schema, properties = self._schema, self._properties
+        found = layers(self._context.objects, schema, properties, scans)
+        rows = [self.unmerged(found.alone)] if found.alone else []
+        keys = self.unmerged(found.small, told=True) if found.small else ""
+        if found.large:
+            rows.append(without_keys(schema, self.unmerged(found.large), keys))
+        compared = [*found.small, *found.together]
+        told = [self.unmerged(compared, told=True)] if compared else []
+        if found.undecided:
+            undecided = self.unmerged(found.undecided, told=True)
+            told.append(with_keys(schema, properties, undecided, keys))
+        if told:
+            rows.append(newest(schema, properties, " UNION ALL ".join(told)))
+        return " UNION ALL ".join(rows)
+
+    def unmerged(self, scans: Iterable[Scan], *, told: bool = False) -> str:
+        """The rows of files, of which there are some, in the wanted slices, as the files have them.
+
+        Of a keyed table without marks of deletion; or, `told`, with what tells which rows are gone.
+        """
+        parts = read_together(self._schema, scans)
+        return " UNION ALL ".join(self._part(files, told=told) for files in parts)
+
+    def _part(self, scans: Sequence[Scan], *, told: bool) -> str:
+        """The rows of files that are read together."""
+        unbounded, version = written_alike(scans[0])
+        columns = [self._column(field, unbounded) for field in self._schema.fields]
+        files = ", ".join(text(path_of(self._context.objects, scan.filename)) for scan in scans)
+        # a folder that is called a=b says nothing of its files' columns
+        read = f"read_parquet([{files}], hive_partitioning = false)"
+        now = self._context.stored_schema
+        written = now.as_written(version)
+        if not is_as_stored(written, now):
+            index = [INDEX] if asks_index(scans) else []
+            read = f"(SELECT {', '.join([*starmap(_now, pairs(written, now)), *index])} FROM {read})"
+
+        def value(field: Field) -> str:
+            return _computed(field, unbounded) or quoted(field.name)
+
+        left = left_of(self._schema, scans, value)
+        if told and self._properties.newest_by is not None:
+            # an older row comes before none that is gone, where such a row can come, unless that was erased
+            columns += told_by(self._properties, left)
+            left = left_of(self._schema, list(map(_erasures_alone, scans)), value)
+        elif told:
+            columns += told_by(self._properties, None)
+        conditions = [rows_of(self._schema, scans), left]
+        if is_keyed(self._properties) and not told:
+            conditions.append(THERE)
+        return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
+
+    def _column(self, field: Field, unbounded: bool) -> str:
+        """A column as the file has it, computed where DuckDB would leave out rows that are wanted."""
+        name = quoted(field.name)
+        is_plain = field.nullable and not self._compares_null and (unbounded or not field.type.is_floating)
+        computed = None if is_plain else _computed(field, unbounded)
+        if self._joins_outer and not field.type.is_nested:
+            # under ORDER BY … NULLS FIRST LIMIT DuckDB skips rows of one side of an outer join by what it has
+            # read of it; those of the other side, left alone, come with NULL, and first
+            computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
+        return name if computed is None else f"{computed} AS {name}"
+
+    def _merged(self, rows: str) -> str:
+        """The rows with those of equal keys made one."""
+        keys = ", ".join(map(quoted, self._schema.key_names))
+        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
+        return f"{_where(f'SELECT {keys}, {values} FROM ({rows})', [self._young()])} GROUP BY {keys}"
+
+    def _young(self) -> str | None:
+        """Whether a row is one that the table's filter keeps."""
+        age_off = self._transform.age_off
+        if age_off is None:
+            return None
+        field, name = self._schema.field(age_off.field), quoted(age_off.field)
+        return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
+
+
+def _erasures_alone(scan: Scan) -> Scan:
+    return replace(scan, deletions=tuple(one for one in scan.deletions if one.is_erasure))
+
+
+def _now(field: Field, column: Column, before: Field | None) -> str:
+    """A column of now, of files that have it as it was before, or have it not."""
+    if before is None:
+        default = column.default
+        found = f"NULL::{type_name(field.type)}" if default is None else literal(field, default)
+    else:
+        found = quoted(before.name)
+        found = found if before.type == field.type else f"CAST({found} AS {type_name(field.type)})"
+    return f"{found} AS {quoted(field.name)}"
+
+
+def _computed(field: Field, unbounded: bool) -> str | None:
+    """A column computed, where DuckDB would take the statistics of files for more than they tell.
+
+    Parquet's statistics leave NaN out, and DuckDB, to which it is the largest number, would skip what has
+    one. Files have none for DOUBLE; where those of before have, they are not applied to what is computed:
+    1.0 times any number is that number, -0.0 too.
+
+    Of a file in which a column is all NULL it skips every row for `x IS DISTINCT FROM 1 OR x < 0`.
+    """
+    name = quoted(field.name)
+    if field.type.is_floating and not unbounded:
+        return f"{name} * 1.0::{type_name(field.type)}"
+    if field.nullable and not field.type.is_nested:
+        return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END"
+    return None
+
+
+def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:
+    oldest_ms = now_ms - age_off.age_ms
+    if field.type == TIMESTAMP:
+        return f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
+    return f"({oldest_ms})::BIGINT"
+
+
+def _aggregate(field: Field, function: Function) -> str:
+    name = quoted(field.name)
+    # a sum of BIGINT is exact, and too large a one an error
+    exact = "::BIGINT" if function == "sum" and field.type == LONG else ""
+    return f"{function}({name}){exact} AS {name}"
+
+
+def _where(select: str, conditions: Iterable[str | None]) -> str:
+    found = all_of(conditions)
+    return select if found is None else f"{select} WHERE {found}"

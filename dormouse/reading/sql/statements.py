@@ -1,0 +1,485 @@
+"""SQL over tables by name, as they are at one moment: DuckDB reads only the files that a statement wants.
+
+A statement is planned twice. Once over tables without files, to see which row keys it wants of each; then
+over the files that hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, islice
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from dormouse.data.transform import Transform, quoted
+from dormouse.errors import InvalidQuery, ObjectStoreError
+from dormouse.errors.moved import SchemaMoved
+from dormouse.model.cut import When
+from dormouse.model.region import Range
+from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters, given
+from dormouse.reading.checked_files import FileGone, check_bytes, check_columns, checked_sizes
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
+from dormouse.reading.schemas import again_if_moved, keeping_columns
+from dormouse.reading.sql.as_of import Moments
+from dormouse.reading.sql.engine import Session, Sessions
+from dormouse.reading.sql.failures import ReadFailed
+from dormouse.reading.sql.named import Named, alone, meant
+from dormouse.reading.sql.results import BATCH_ROWS, Rows, fitted
+from dormouse.reading.sql.scans import Enough
+from dormouse.reading.sql.selects import Select
+from dormouse.reading.sql.together import may_hide_index
+from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.streams import heeding_signals, in_thread, undisturbed
+from dormouse.reading.table_view import plan_query, plan_tables, summary
+from dormouse.reading.where import Condition, Question, question
+from dormouse.state.context import TableContext
+
+# What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null.
+
+PLAN_TYPE = "dormouse"
+COLUMNS = ["plan_type", "plan"]
+RANGES_SHOWN = 5
+_FILES = "Filename(s)"
+_FILES_BOX = re.compile(r"│([^│]*Filename\(s\):[^│]*)│")
+_FILES_JSON = re.compile(r'"Filename\(s\)":\s*"(?:[^"\\]|\\.)*"')
+
+
+def explanation(wanted: Wanted, summaries: Mapping[str, PlanSummary]) -> pa.RecordBatch:
+    """One row for EXPLAIN's columns: a paragraph for each table."""
+    text = "\n".join(_table(name, summaries[name], ranges) for name, ranges in wanted.ranges.items())
+    return pa.RecordBatch.from_arrays(
+        [pa.array([PLAN_TYPE]), pa.array([text or "no table is read"])], COLUMNS
+    )
+
+
+def without_files(plan: pa.Array) -> pa.Array:
+    """Returns plans of DuckDB without the paths of the files that they read."""
+    return pa.array(
+        [None if text is None else _without_files(text) for text in plan.to_pylist()], pa.string()
+    )
+
+
+def _without_files(plan: str) -> str:
+    if _FILES not in plan:
+        return plan
+    lines = _FILES_JSON.sub('"Files": "not shown"', plan).split("\n")
+    for number in range(len(lines)):
+        for found in _FILES_BOX.finditer(lines[number]):
+            _clear_box(lines, number, *found.span(1))
+    shown = "\n".join(lines)
+    # a form whose paths are not found is not shown at all
+    return "the plan names files of the server: ask for the text or json format" if _FILES in shown else shown
+
+
+def _clear_box(lines: list[str], first: int, left: int, right: int) -> None:
+    """Clears the lines of a box between two columns, down to its first empty line."""
+    for number in range(first, len(lines)):
+        line = lines[number]
+        if not line[left:right].strip() or line[left - 1 : left] != "│":
+            return
+        lines[number] = line[:left] + " " * (right - left) + line[right:]
+
+
+def with_nulls(rows: Rows, schema: Schema) -> Rows:
+    """Returns DuckDB's description of a table's view, with NO for its columns that are never null."""
+    never = {field.name for field in schema.fields if not field.nullable}
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in rows.batches:
+            told = pa.array(
+                ["NO" if name in never else "YES" for name in batch["column_name"].to_pylist()],
+                rows.schema.field("null").type,
+            )
+            yield batch.set_column(batch.schema.get_field_index("null"), rows.schema.field("null"), told)
+
+    return Rows(rows.schema, batches())
+
+
+def _table(name: str, summary: PlanSummary, ranges: KeyRanges) -> str:
+    files = summary.files + summary.files_pruned
+    lines = [
+        f"table {name}",
+        f"  partitions: {summary.partitions:,} of {summary.partitions_total:,}",
+        f"  files: {summary.files:,} of {files:,} ({summary.files_pruned:,} pruned by their keys)",
+        f"  bytes: {summary.byte_count:,}",
+    ]
+    keys = [f"    {key}: {_ranges(items)}" for key, items in ranges.items()]
+    return "\n".join([*lines, "  row keys:" if keys else "  row keys: all", *keys])
+
+
+def _ranges(items: tuple[Range, ...]) -> str:
+    shown = ", ".join(_range(item) for item in islice(items, RANGES_SHOWN))
+    more = len(items) - RANGES_SHOWN
+    return (shown or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def _range(item: Range) -> str:
+    if item.is_exact:
+        return repr(item.min)
+    low = "(" if item.min is None or not item.min_inclusive else "["
+    high = "]" if item.max_inclusive else ")"
+    ends = ["…" if end is None else repr(end) for end in (item.min, item.max)]
+    return f"{low}{ends[0]}, {ends[1]}{high}"
+
+
+FILES_MAX = 50_000
+"""Of one statement: DuckDB looks for each before it reads the first."""
+EXPLAINED_FILES_MAX = 1_000
+"""Beyond it EXPLAIN says what is read, and leaves DuckDB's plan out, which looks at each file."""
+REPLANS_MAX = 10
+ROWS_ENOUGH_MAX = 10_000
+FIRST_FILES = 16
+MORE_FILES = 8
+"""A limit that the first files do not fill is tried on so many times as many."""
+FIRST_ROWS = 10_000
+"""As many as this have the first keys of files of which rows are merged."""
+COLUMNS_CHECKED_MAX, BYTES_CHECKED_MAX = 1_000, 1 << 28
+"""Files whose columns, and bytes that are read, when DuckDB fails at something and names no file."""
+Reads = Mapping[str, Sequence[Scan]]
+
+
+def sql(
+    sessions: Sessions,
+    tables: Named,
+    statement: str,
+    parameters: Parameters | None = None,
+    interruption: Interruption | None = None,
+    as_of: When | None = None,
+) -> pa.RecordBatchReader:
+    """The answer of one statement that reads tables by name, streamed.
+
+    All tables are of one instance, and are seen as they are at one moment: now, or `as_of`. EXPLAIN gives
+    rows `plan_type` and `plan`, of which the first says what is read of each table. A file that is collected
+    before the first rows come makes the statement start anew. Columns of one name are numbered.
+
+    Raises `InvalidQuery`, `InvalidCut` and `CutExpired`; also while it is read, `ObjectNotFound` for a file
+    that was collected, `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread
+    sets `interruption`. A reader that is dropped stops.
+    """
+    interruption = interruption or Interruption()
+    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
+    return again_if_moved(lambda: made().reader())
+
+
+def sql_of(
+    sessions: Sessions,
+    context: TableContext,
+    asked: Question,
+    statement: str,
+    interruption: Interruption | None = None,
+    as_of: When | None = None,
+) -> pa.RecordBatchReader:
+    """The answer of a statement over the rows of one table that a question asks for, as that of `sql`.
+
+    Its limit is the statement's own. Raises also `TableNotFound`, and `SchemaMoved` when the columns are
+    others now.
+    """
+    interruption = interruption or Interruption()
+    made = _made(sessions, alone(context), statement, (), interruption, as_of, asked)
+    return made.reader()
+
+
+def explain_sql(
+    sessions: Sessions,
+    tables: Named,
+    statement: str,
+    parameters: Parameters | None = None,
+    interruption: Interruption | None = None,
+    as_of: When | None = None,
+) -> dict[str, PlanSummary]:
+    """What a statement would read of each table that it reads."""
+    interruption = interruption or Interruption()
+    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
+    return again_if_moved(lambda: made().summaries())
+
+
+def _made(sessions: Sessions, *asked: Any) -> _Statement:
+    """A statement over the tables as the catalog has them now."""
+    return _Statement(sessions(asked[3]), *asked)
+
+
+class _Statement:
+    def __init__(
+        self,
+        session: Session,
+        tables: Named,
+        statement: str,
+        parameters: Parameters,
+        interruption: Interruption,
+        as_of: When | None,
+        asked: Question | None = None,
+    ) -> None:
+        """`asked` where it is over a part of one table's rows."""
+        self.session = session
+        self.asked = asked
+        self.parameters = parameters
+        self.interruption = interruption
+        self.gone: set[str] = set()
+        self.is_open = False
+        try:
+            found = session.parsed(statement)
+            self.text = found.run
+            self.compares_null, self.joins_outer = found.compares_null, found.joins_outer
+            self.moments = Moments(meant(found, tables), as_of)
+            self.contexts = self.moments.contexts
+            self.describes = found.describes
+            schemas = {name: context.schema for name, context in self.contexts.items()}
+            self.wanted = session.wanted(schemas, found, parameters)
+            if asked is not None:
+                ranges = dict.fromkeys(self.wanted.ranges, asked.ranges)
+                self.wanted = replace(self.wanted, ranges=ranges, enough=None)
+            names = {name.lower() for name in found.names}
+            self.moments.read(self.wanted.ranges, [name for name in self.contexts if name.lower() in names])
+        except BaseException:
+            session.close()
+            raise
+
+    def summaries(self) -> dict[str, PlanSummary]:
+        """What is read of each table; made without a plan in memory."""
+        self.session.close()
+        return self._summaries()
+
+    def reader(self) -> pa.RecordBatchReader:
+        try:
+            rows = heeding_signals(self._opened, self.interruption.set)
+        except BaseException:
+            self.session.close()
+            raise
+        self.is_open = True
+        return pa.RecordBatchReader.from_batches(rows.schema, undisturbed(self._read(rows)))
+
+    def _read(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """The batches; when there are many, in a thread, so that Ctrl-C need not wait for one."""
+        with self.moments.kept():
+            found = self._again_if_gone(rows)
+            first = heeding_signals(lambda: next(found, None), self.interruption.set)
+            if first is None:
+                return
+            yield first
+            yield from found if first.num_rows < BATCH_ROWS else in_thread(found, self.interruption.set)
+
+    def _again_if_gone(self, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """Plans and runs anew when a file is gone, as long as no row was handed out."""
+        given, schema = False, rows.schema
+        try:
+            while True:
+                try:
+                    for batch in rows.batches:
+                        given = True
+                        yield fitted(batch, schema)
+                    break
+                except FileGone as error:
+                    if given and not self.moments:
+                        raise
+                    self._note_gone(error)
+                    rows = self._opened()
+        finally:
+            self.session.close()
+
+    def _opened(self) -> Rows:
+        """The answer, of which the first rows were found; planned anew as long as a file is gone."""
+        while True:
+            try:
+                return self._run()
+            except FileGone as error:
+                self._note_gone(error)
+            except SchemaMoved:
+                if not self.is_open:
+                    raise
+                # the columns of the answer are told already
+                self.contexts = {name: keeping_columns(one) for name, one in self.contexts.items()}
+
+    def _note_gone(self, error: FileGone) -> None:
+        if self.moments:
+            raise self.moments.why_gone(error) from error
+        if error.filename in self.gone:
+            # a plan that was made after it was gone refers to it
+            raise error.lost() from error
+        if len(self.gone) == REPLANS_MAX:
+            raise error
+        self.gone.add(str(error.filename))
+
+    def _run(self) -> Rows:
+        if self.wanted.explains:
+            return self._explained()
+        enough = self.wanted.enough
+        if enough is None or enough.rows > ROWS_ENOUGH_MAX:
+            return self._on_all()
+        return self._until_enough(enough)
+
+    def _explained(self) -> Rows:
+        """What is read of each table, and DuckDB's own plan."""
+        summaries = self._summaries()
+        files = sum(one.files for one in summaries.values())
+        said = explanation(self.wanted, summaries)
+        if not self.wanted.runs and files > EXPLAINED_FILES_MAX:
+            return Rows(said.schema, iter([said]))
+        rows = self._on_all()
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield said
+            yield from (
+                pa.RecordBatch.from_arrays(
+                    [batch.column(0), without_files(batch.column(1))], schema=said.schema
+                )
+                for batch in rows.batches
+            )
+
+        return Rows(said.schema, batches())
+
+    def _on_all(self) -> Rows:
+        asked = [(self.contexts[name], ranges) for name, ranges in self.wanted.ranges.items()]
+        at = self.moments.all(list(self.wanted.ranges))
+        plans: list[QueryPlan] = plan_tables(
+            asked, files_max=FILES_MAX, filtered_again=self._filters_again, begun=self.is_open, at=at
+        )
+        return self._on(
+            {
+                name: [scan for group in plan.groups for scan in group]
+                for name, plan in zip(self.wanted.ranges, plans, strict=True)
+            }
+        )
+
+    def _until_enough(self, enough: Enough) -> Rows:
+        """Over the first files in key order, and over more of them until the limit is filled."""
+        [(name, ranges)] = self.wanted.ranges.items()
+        scans: list[Scan] = []
+        files = 1 if enough.in_key_order else FIRST_FILES
+        at = self.moments.of(name)
+        plan = plan_query(self.contexts[name], ranges, filtered_again=True, begun=self.is_open, at=at)
+        for group in plan:
+            if len(scans) + len(group) > files and scans:
+                found = self._first_of(name, scans, enough) or self._filled({name: scans}, enough)
+                if found is not None:
+                    return found
+                files *= MORE_FILES
+            scans += group
+            _check_size({name: scans})
+        return self._first_of(name, scans, enough) or self._on({name: scans})
+
+    def _first_of(self, name: str, scans: Sequence[Scan], enough: Enough) -> Rows | None:
+        """An answer from the first keys of files of which rows are merged, if it fills the limit.
+
+        No key is merged with one that is larger, so that the others need not be read.
+        """
+        context = self.contexts[name]
+        if not (enough.in_key_order and scans and context.properties.aggregate):
+            return None
+        first = context.schema.row_keys[0].name
+        wanted = [_within(scan, self.wanted.ranges[name]) for scan in scans]
+        statement = f"SELECT {quoted(first)} FROM {quoted(name)} ORDER BY 1 LIMIT 1 OFFSET {FIRST_ROWS}"
+        found = self._rows({name: wanted}, {name: self._select(name).unmerged(wanted)}, statement, ())
+        last = [key for batch in found.batches for key in batch.column(0).to_pylist()]
+        if not last:
+            return None
+        below = KeyRanges({first: [Range(max=last[0], max_inclusive=True)]})
+        return self._filled({name: [_within(scan, below) for scan in wanted]}, enough)
+
+    def _filled(self, reads: Reads, enough: Enough) -> Rows | None:
+        """The answer over these files, if it fills the limit."""
+        rows = self._on(reads)
+        found = list(rows.batches)
+        is_enough = sum(batch.num_rows for batch in found) >= enough.rows
+        return Rows(rows.schema, iter(found)) if is_enough else None
+
+    def _on(self, reads: Reads) -> Rows:
+        """The statement over tables that have these files; what it does not read is empty."""
+        views = {name: self._select(name).of(reads.get(name, ())) for name in self.contexts}
+        rows = self._rows(reads, views, self.text, self.parameters)
+        if self.describes:
+            [context] = self.contexts.values()
+            rows = with_nulls(rows, context.schema)
+        return rows if self.wanted.names is None else rows.named(self.wanted.names)
+
+    def _rows(self, reads: Reads, views: Mapping[str, str], statement: str, parameters: Parameters) -> Rows:
+        _check_size(reads)
+        self.interruption.check()
+        with self._naming_files(reads), ExitStack() as checks:
+            for name, scans in reads.items():
+                checks.enter_context(checked_sizes(self.contexts[name], scans, self.interruption))
+            rows = self.session.rows(views, statement, parameters)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            with self._naming_files(reads):
+                yield from rows.batches
+
+        return Rows(rows.schema, batches())
+
+    def _select(self, name: str) -> Select:
+        context = self.contexts[name]
+        asked = self.asked or question(context.schema, None, None, None)
+        if self._filters_again:
+            keys = (Condition(context.schema.field(key), ranges) for key, ranges in asked.ranges.items())
+            asked = replace(asked, conditions=(*keys, *asked.conditions))
+        now_ms = self.moments.milliseconds(name)
+        return Select(context, asked, now_ms, compares_null=self.compares_null, joins_outer=self.joins_outer)
+
+    @property
+    def _filters_again(self) -> bool:
+        """Whether the wanted keys are a condition of all rows, and not of each leaf's.
+
+        Of a question they are the latter, unless each leaf would be a scan of its own for that.
+        """
+        return self.asked is None or any(may_hide_index(one.schema) for one in self.contexts.values())
+
+    def _summaries(self) -> dict[str, PlanSummary]:
+        return {
+            name: summary(self.contexts[name], ranges, self.moments.of(name))
+            for name, ranges in self.wanted.ranges.items()
+        }
+
+    @contextmanager
+    def _naming_files(self, reads: Reads) -> Iterator[None]:
+        """Names the table and file, or the sum, of which DuckDB complains."""
+        try:
+            yield
+        except InvalidQuery as error:
+            for name, scans in reads.items():
+                context = self.contexts[name]
+                _check_sums(context, error)
+                if isinstance(error, ReadFailed):
+                    _check_files(context, scans, error)
+            raise InvalidQuery(str(error)) from error
+
+
+def _within(scan: Scan, ranges: KeyRanges) -> Scan:
+    return replace(scan, slices=tuple(one.intersect(ranges) for one in scan.slices))
+
+
+def _check_sums(context: TableContext, error: InvalidQuery) -> None:
+    if too_large := Transform.parse(context.schema, context.properties).overflow(str(error)):
+        raise too_large from error
+
+
+def _check_files(context: TableContext, scans: Sequence[Scan], error: ReadFailed) -> None:
+    """`FileGone` or `ObjectDamaged` for a file that DuckDB names, or one of the first, if it names none."""
+    said = unquote(str(error))
+    if named := [scan for scan in scans if scan.filename in said]:
+        check_bytes(context, named)
+        raise ObjectStoreError(
+            f"file {named[0].filename!r} of table {context.table.name!r} cannot be read: {error}"
+        ) from error
+    ends = accumulate(scan.byte_count or 0 for scan in scans[:COLUMNS_CHECKED_MAX])
+    check_bytes(context, [scan for scan, end in zip(scans, ends, strict=False) if end <= BYTES_CHECKED_MAX])
+    for scan in scans[:COLUMNS_CHECKED_MAX]:
+        check_columns(context, scan)
+
+
+def _check_size(reads: Reads) -> None:
+    """`InvalidQuery` when DuckDB would have too much to plan."""
+    files = sum(map(len, reads.values()))
+    if files > FILES_MAX:
+        name = max(reads, key=lambda table: len(reads[table]))
+        raise InvalidQuery(
+            f"the statement would read {files:,} files, more than {FILES_MAX:,}, most of table {name!r}: "
+            "narrow its row keys, or compact the table"
+        )

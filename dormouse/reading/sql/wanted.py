@@ -1,0 +1,244 @@
+"""What a statement surely wants of each table's row keys, read from DuckDB's own plan of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import duckdb
+
+from dormouse.data.transform import quoted
+from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.schema import Schema
+from dormouse.model.values import Parameters
+from dormouse.reading.interruption import Interruption
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.sql.bounds import Node
+from dormouse.reading.sql.conditions import text, type_name
+from dormouse.reading.sql.failures import INTERRUPTED, first_line
+from dormouse.reading.sql.parameters import Placed, placed
+from dormouse.reading.sql.parsed import Parsed
+from dormouse.reading.sql.scans import Enough, Scans, enough
+
+MEMORY_MAX = "64MB"
+"""Of text that is computed when it is planned; it does not bound lists, here or where a statement runs."""
+PLAN_CHARACTERS_MAX = 20_000_000
+PLANNERS_MAX = 4
+"""Kept for later statements; more are made when more are planned at once."""
+_OPTIMIZERS = {
+    # those that tell more of keys. None that asks how many rows there are: the tables are empty
+    "filter_pullup", "filter_pushdown", "expression_rewriter", "cte_filter_pusher", "cte_inlining",
+    "deliminator", "unnest_rewriter",
+}  # fmt: skip
+_NOW = {
+    "now": "TIMESTAMPTZ", "transaction_timestamp": "TIMESTAMPTZ", "get_current_timestamp": "TIMESTAMPTZ",
+    "current_date": "DATE", "today": "DATE", "get_current_time": "TIMETZ", "current_localtime": "TIME",
+    "current_localtimestamp": "TIMESTAMP",
+}  # fmt: skip
+"""Functions whose value is another when the statement runs: here they are ones that are not folded."""
+_TOO_LONG = '{"error": true, "error_type": ""}'
+_REFUSED = {"binder", "catalog", "parser", "syntax"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a statement reads at most of each table that it reads; for all that is not known, of every one."""
+
+    ranges: Mapping[str, KeyRanges]
+    """By the names of tables; one that it does not read is not here."""
+    enough: Enough | None
+    """What makes further files needless."""
+    explains: bool
+    runs: bool
+    """False for EXPLAIN without ANALYZE."""
+    names: tuple[str, ...] | None = None
+    """The columns of its answer, where they have other names when it is run as `Parsed.run`."""
+
+
+def wanted(
+    schemas: Mapping[str, Schema],
+    statement: Parsed,
+    parameters: Parameters = (),
+    interruption: Interruption | None = None,
+) -> Wanted:
+    """Raises `InvalidQuery` for what DuckDB refuses when it plans; some mistakes show only when it runs."""
+    with _planner() as planner, _watched(planner, interruption):
+        planner.make(schemas)
+        found = placed(statement, parameters, planner.tree)
+        answer = planner.plan(found)
+        if answer.get("error_type") in _REFUSED:
+            raise InvalidQuery(first_line(ValueError(answer["error_message"])))
+        is_renamed = statement.has_own_names and statement.run != statement.text
+        names = planner.names(statement, parameters) if is_renamed else None
+    named = {name.lower() for name in statement.names}
+    ranges = {name: KeyRanges() for name in schemas if name.lower() in named}
+    everything = Wanted(ranges, None, statement.explains, statement.runs, names)
+    if answer["error"] or not found.is_settled:
+        return everything
+    try:
+        return _of_plan(schemas, answer["plans"], everything)
+    except RecursionError:
+        return everything
+
+
+def _of_plan(schemas: Mapping[str, Schema], plans: Sequence[Node], everything: Wanted) -> Wanted:
+    [plan] = plans
+    scans = Scans(schemas)
+    scans.read(plan)
+    found = enough(plan, schemas) if scans.is_one else None
+    return replace(everything, ranges=scans.ranges(), enough=found)
+
+
+class _Planner:
+    """A database with empty tables, for one statement at a time."""
+
+    def __init__(self) -> None:
+        self._connection = duckdb.connect(
+            config={
+                "threads": 1,
+                "memory_limit": MEMORY_MAX,
+                "enable_external_access": False,
+                "autoload_known_extensions": False,
+                "autoinstall_known_extensions": False,
+                "python_enable_replacements": False,
+            }
+        )
+        self._made: dict[str, Schema] = {}
+        for name, kind in _NOW.items():
+            self._connection.execute(
+                f"CREATE MACRO {name}() AS make_timestamptz((random() * 0)::BIGINT)::TIMESTAMP::{kind}"
+            )
+        listed = self._connection.execute("SELECT name FROM duckdb_optimizers()").fetchall()
+        off = ",".join(name for (name,) in listed if name not in _OPTIMIZERS)
+        for setting in (f"disabled_optimizers = '{off}'", "TimeZone = 'UTC'", "lock_configuration = true"):
+            self._connection.execute(f"SET {setting}")
+
+    @property
+    def interrupt(self) -> Callable[[], None]:
+        return self._connection.interrupt
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def make(self, schemas: Mapping[str, Schema]) -> None:
+        """Exactly these tables."""
+        gone = [
+            name
+            for name, schema in self._made.items()
+            if schemas.get(name) is not schema and schemas.get(name) != schema
+        ]
+        for name in gone:
+            self._connection.execute(f"DROP TABLE {quoted(name)}")
+            del self._made[name]
+        for name in schemas.keys() - self._made.keys():
+            columns = ", ".join(
+                f"{quoted(field.name)} {type_name(field.type)}" for field in schemas[name].fields
+            )
+            try:
+                self._connection.execute(f"CREATE TABLE {quoted(name)} ({columns})")
+            except duckdb.CatalogException:
+                raise InvalidQuery(
+                    f"DuckDB cannot tell table {name!r} from another whose name differs in upper and lower "
+                    "case only: rename one"
+                ) from None
+            self._made[name] = schemas[name]
+
+    def tree(self, statement: str) -> Any:
+        """What DuckDB's parser makes of a statement."""
+        return self._json(f"SELECT json_serialize_sql({text(statement)})")
+
+    def plan(self, statement: Placed) -> Node:
+        """DuckDB's plan of a statement, or its error."""
+        with self._variables(statement.variables):
+            found = self._plan(statement.planned, optimize=True)
+        if found["error"] and statement.variables:
+            # a mistake only when it is one without variables, too
+            return {"error": True, **{**self._plan(statement.text, optimize=False), "error": True}}
+        return found
+
+    def names(self, statement: Parsed, parameters: Parameters) -> tuple[str, ...]:
+        """Returns the names of the columns of an answer; raises `InvalidQuery` where it cannot be run.
+
+        DuckDB names a window by its text, which is another when it is run; the rest of the statement may
+        refer to that name.
+        """
+        try:
+            found = self._connection.execute(f"DESCRIBE {statement.text}", parameters or None).fetchall()
+            self._connection.execute(f"DESCRIBE {statement.run}", parameters or None)
+        except duckdb.InterruptException:
+            raise
+        except duckdb.Error as error:
+            raise InvalidQuery(f"{first_line(error)}; name each window by AS") from None
+        return tuple(str(row[0]) for row in found)
+
+    @contextmanager
+    def _variables(self, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+        """Sets variables for what stands within, and resets them: the next statement is another caller's."""
+        try:
+            for name, parts in variables.items():
+                made = ", ".join(f"{part} := ${number}" for number, part in enumerate(parts, 1))
+                try:
+                    # each value by itself: within a dict NaN would be taken for NULL
+                    self._connection.execute(
+                        f"SET VARIABLE {name} = struct_pack({made})", list(parts.values())
+                    )
+                except duckdb.Error as error:
+                    raise InvalidQuery(f"a parameter cannot be used: {first_line(error)}") from None
+            yield
+        finally:
+            for name in variables:
+                self._connection.execute(f"RESET VARIABLE {name}")
+
+    def _plan(self, statement: str, *, optimize: bool) -> Node:
+        options = f"optimize := {str(optimize).lower()}, skip_null := true"
+        plan = f"SELECT json_serialize_plan({text(statement)}, {options}) AS plan"
+        bounded = f"CASE WHEN length(plan) <= {PLAN_CHARACTERS_MAX} THEN plan ELSE '{_TOO_LONG}' END"
+        return cast(Node, self._json(f"SELECT {bounded} FROM ({plan})"))
+
+    def _json(self, query: str) -> Any:
+        try:
+            # no parameter: for the first of a process DuckDB loads pandas, half a second
+            [[found]] = self._connection.execute(query).fetchall()
+            return json.loads(found)
+        except duckdb.InterruptException:
+            raise
+        except (duckdb.Error, json.JSONDecodeError, RecursionError) as error:
+            # its constants take too much memory or are no JSON, or it is too deep for Python
+            return {"error": True, "error_type": "", "error_message": str(error)}
+
+
+_free: dict[int, list[_Planner]] = {}
+"""By process, as none may be used after a fork."""
+
+
+@contextmanager
+def _planner() -> Iterator[_Planner]:
+    free = _free.setdefault(os.getpid(), [])
+    try:
+        planner = free.pop()
+    except IndexError:
+        planner = _Planner()
+    keeps = True
+    try:
+        yield planner
+    except BaseException as error:
+        keeps = isinstance(error, InvalidQuery)
+        raise
+    finally:
+        if keeps and len(free) < PLANNERS_MAX:
+            free.append(planner)
+        else:
+            planner.close()
+
+
+@contextmanager
+def _watched(planner: _Planner, interruption: Interruption | None) -> Iterator[None]:
+    try:
+        with nullcontext() if interruption is None else interruption.ending(planner.interrupt):
+            yield
+    except duckdb.InterruptException:
+        raise DormouseError(INTERRUPTED) from None

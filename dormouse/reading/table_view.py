@@ -1,0 +1,400 @@
+"""What queries plan on: the tree in memory, the references in the index, both of one moment.
+
+The tree that is known tells which partitions to ask for. One statement gives their references, the snapshot,
+and the epoch that the table is at: if it is another, the tree is brought there and asked again. So a plan
+takes one round trip, and misses nothing that was committed before it began.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from dormouse.errors import (
+    CutExpired,
+    DormouseError,
+    InvalidQuery,
+    QueryOvertaken,
+)
+from dormouse.errors.moved import SchemaMoved
+from dormouse.model.cut import Position, When
+from dormouse.model.keys import number_of_value
+from dormouse.model.partition_tree import PartitionTree
+from dormouse.model.schema import Schema
+from dormouse.postgres import Isolation, run_lookup, run_transaction
+from dormouse.reading.checked_files import FileGone
+from dormouse.reading.deletions import deletions_of, key_bounds
+from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.planner import (
+    Page,
+    PlannedReference,
+    PlanSummary,
+    QueryPlan,
+    Scan,
+    added_up,
+    first_page,
+    plan,
+    whole_page,
+)
+from dormouse.reading.schemas import keeping_columns, on_current
+from dormouse.reading.where import Where, question
+from dormouse.state.context import TableContext
+from dormouse.state.files.reads import KeyBounds, PlannedRows
+from dormouse.state.history.ends import check_since
+from dormouse.state.history.moments import expired_by_erasure, position_of
+
+if TYPE_CHECKING:
+    import psycopg
+
+T = TypeVar("T")
+OPERATION = "plan a query"
+PAGE_LEAVES = 64
+"""Of a plan's first page; of the further ones each has PAGE_GROWTH times as many, up to PAGE_LEAVES_MAX."""
+PAGE_LEAVES_MAX = 2_048
+PAGE_GROWTH = 4
+MANY_LEAVES = 10_000
+"""A statement that reads more may have far too many files to be planned whole."""
+EPOCHS_CHASED_MAX = 5
+"""Epochs that pass while a plan is made; then it is made in a transaction that sees only one."""
+CUT_SHARE_MAX = 0.5
+"""Of gc_delay_seconds: how old the snapshot of later pages may get, as their files are still to be read."""
+
+
+class _PlannedPage(NamedTuple):
+    """A page, its plan, and the snapshot of the moment that the plan sees."""
+
+    page: Page
+    plan: QueryPlan
+    snapshot: str
+
+    @staticmethod
+    def of(page: Page, ranges: KeyRanges, rows: PlannedRows, snapshot: str) -> _PlannedPage:
+        deletions = deletions_of(page.tree.schema, rows.deletions, ranges)
+        made = plan(page, map(PlannedReference._make, rows.references), deletions)
+        return _PlannedPage(page, made, snapshot)
+
+
+@dataclass(slots=True)
+class Moment:
+    """The moment whose rows a query sees, and the columns: those of its first plan.
+
+    `schema` are these columns with what later versions know of them, as files were written since.
+    """
+
+    schema: Schema
+    snapshot: str | None = None
+
+
+def plan_query(
+    context: TableContext,
+    ranges: KeyRanges,
+    moment: Moment | None = None,
+    *,
+    filtered_again: bool = False,
+    begun: bool = False,
+    at: Position | None = None,
+) -> Iterator[tuple[Scan, ...]]:
+    """The groups of a query's plan; the first leaves are planned now, the others when they are come to.
+
+    All of it has the rows of the moment at which it began, or of the position `at`. When half of the table's
+    `gc_delay_seconds` has passed since it began, what is left is planned as of a later moment that has the
+    same rows, since files may be collected.
+    Raises `TableNotFound`, and `SchemaMoved` when the columns are others now, or the properties by which rows
+    are merged and hidden, unless it has `begun`; the iterator also `FileGone`. A query that is planned again
+    gives its moment: `QueryOvertaken` when the rows are others now, or a column was dropped.
+    """
+    view = _View(context, filtered_again=filtered_again, begun=begun, at=at, moment=moment)
+    first = view.first(ranges, PAGE_LEAVES)
+    if moment is not None and at is None:
+        if moment.snapshot is not None and not view.has_same_rows(ranges, moment.snapshot):
+            raise QueryOvertaken(
+                f"files of table {context.table.name!r} were collected while the query ran, and rows were "
+                "added or removed since it began, or may have been; run it again, or raise the table's "
+                "property gc_delay_seconds"
+            )
+        moment.snapshot = moment.snapshot or first.snapshot
+    return (group for planned in view.pages(first) for group in planned.plan.groups)
+
+
+def differing_groups(
+    context: TableContext, ranges: KeyRanges, before: Position, after: Position
+) -> Iterator[tuple[list[Scan], list[Scan]]]:
+    """What two moments of one epoch have of the same leaves, where it is not the same, in key order.
+
+    The iterator raises `FileGone`.
+    """
+    # of one tree, they have the same pages
+    views = [_View(context, at=position) for position in (before, after)]
+    pages = [view.pages(view.first(ranges, PAGE_LEAVES)) for view in views]
+    for both in zip(*pages, strict=True):
+        groups = [dict(zip(page.plan.numbers, page.plan.groups, strict=True)) for page in both]
+        for number in sorted({number for side in groups for number in side}):
+            one, other = (list(side.get(number, ())) for side in groups)
+            if one != other:
+                yield one, other
+
+
+def gone_of_moment(context: TableContext, at: Position, error: FileGone) -> DormouseError:
+    """Why a file of a moment is gone: `CutExpired`, or it is lost."""
+    try:
+        check_since(context, at.at)
+    except CutExpired as expired:
+        return expired
+    return expired_by_erasure(context, at.at, [str(error.filename)]) or error.lost()
+
+
+def plan_tables(
+    wanted: Sequence[tuple[TableContext, KeyRanges]],
+    *,
+    files_max: int | None = None,
+    filtered_again: bool = False,
+    begun: bool = False,
+    at: Sequence[Position] | None = None,
+) -> list[QueryPlan]:
+    """A plan in one group for each table of one instance; all of them see the same moment, or each its own.
+
+    What has `begun` keeps the properties that it began with. Raises as `plan_query` does, and `InvalidQuery`,
+    at once, when many leaves of a table have more than `files_max` files.
+    """
+    if files_max is not None:
+        for (context, ranges), position in zip(wanted, at or repeat(None), strict=False):
+            check_files(context, ranges, files_max, position)
+    if at is not None:
+        return [
+            _View(context, filtered_again=filtered_again, at=position).first(ranges, None).plan
+            for (context, ranges), position in zip(wanted, at, strict=True)
+        ]
+    if len(wanted) == 1:
+        [(context, ranges)] = wanted
+        return [_View(context, filtered_again=filtered_again, begun=begun).now(ranges, None).plan]
+    if not wanted:
+        return []
+
+    def work(conn: psycopg.Connection[Any]) -> list[QueryPlan]:
+        views = [
+            (_View(context, filtered_again=filtered_again, begun=begun), ranges) for context, ranges in wanted
+        ]
+        return [view.within(conn, ranges, None).plan for view, ranges in views]
+
+    return _in_one_snapshot(wanted[0][0], work)
+
+
+def check_files(context: TableContext, ranges: KeyRanges, files_max: int, at: Position | None = None) -> None:
+    """`InvalidQuery` when the first of many leaves have too many files already, now or at a position."""
+    view = _View(context, at=at)
+    page = first_page(view.tree(ranges), ranges, MANY_LEAVES)
+    if page.rest is None:
+        return
+    if at is None:
+        files = context.store.count_files_in(page.partition_ids, 2 * files_max)
+    else:
+        files = view.first(ranges, MANY_LEAVES).plan.summary.files
+    if files > files_max:
+        raise InvalidQuery(
+            f"the statement would read more than {files_max:,} files of table {context.table.name!r}: narrow "
+            "its row keys, or compact the table"
+        )
+
+
+def explain(context: TableContext, where: Where = None, as_of: When | None = None) -> PlanSummary:
+    """What a query would read."""
+    if as_of is None:
+        return on_current(context, lambda now: summary(now, _ranges(now, where)))
+    at = position_of(context, as_of)
+    then = context.as_of(at)
+    return summary(then, _ranges(then, where), at)
+
+
+def _ranges(context: TableContext, where: Where) -> KeyRanges:
+    return question(context.schema, where, None, None).ranges
+
+
+def summary(context: TableContext, ranges: KeyRanges, at: Position | None = None) -> PlanSummary:
+    """What a query of some ranges would read; in memory it has a page of the plan at a time."""
+    # it is the same whether rows are merged and hidden, or not
+    view = _View(context, begun=True, at=at)
+    leaves = context.partitions.tree().leaf_count
+    if at is None and not ranges and leaves > PAGE_LEAVES_MAX:
+        # all of a large table: its totals are known
+        totals = context.store.totals.read()
+        return PlanSummary(leaves, leaves, totals.files, 0, totals.byte_count)
+    first = view.first(ranges, PAGE_LEAVES_MAX, whole_tree=True)
+    return added_up(planned.plan for planned in view.pages(first, PAGE_LEAVES_MAX))
+
+
+class _View:
+    """One table as its plans see it."""
+
+    def __init__(
+        self,
+        context: TableContext,
+        *,
+        filtered_again: bool = False,
+        begun: bool = False,
+        at: Position | None = None,
+        moment: Moment | None = None,
+    ) -> None:
+        self._context = context
+        self._moment = moment
+        self._at = at
+        self._filtered_again = filtered_again
+        self._has_begun = begun or (moment is not None and moment.snapshot is not None)
+        self._is_further = False
+        self._store = context.store
+        self._partitions = context.partitions
+        self._seen_at = time.monotonic()
+
+    def first(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
+        """The first page of what is wanted, as it is at the view's moment; without `leaves_max` all."""
+        if self._at is None:
+            return self.now(ranges, leaves_max, whole_tree=whole_tree)
+        return self._as_of(self.tree(ranges), self._at.snapshot, ranges, leaves_max)
+
+    def now(self, ranges: KeyRanges, leaves_max: int | None, *, whole_tree: bool = False) -> _PlannedPage:
+        """The first page of what is wanted, as it is now; without `leaves_max` all, as one group."""
+        self._seen_at = time.monotonic()
+        tree = self.tree(ranges, whole=whole_tree)
+        for _ in range(EPOCHS_CHASED_MAX):
+            page = self._page(tree, ranges, leaves_max)
+            epoch, made_at, version, is_shown_so, snapshot, rows = self._alone(
+                partial(self._store.planned_on, page.partition_ids, self._bounds(ranges))
+            )
+            if epoch == tree.epoch and tree.arrays.agrees(epoch, made_at):
+                self._check_known(version, is_shown_so)
+                return _PlannedPage.of(page, ranges, rows, snapshot)
+            # split meanwhile: the partitions to ask for are others
+            tree = self._partitions.at(epoch, made_at=made_at)
+        return _in_one_snapshot(self._context, lambda conn: self.within(conn, ranges, leaves_max))
+
+    def within(
+        self, conn: psycopg.Connection[Any], ranges: KeyRanges, leaves_max: int | None
+    ) -> _PlannedPage:
+        """As `now`, as a REPEATABLE READ transaction sees it."""
+        known = self._partitions.cached()
+        while True:
+            tree = self._partitions.tree_in(conn) if known is None else known
+            page = self._page(tree, ranges, leaves_max)
+            plan = partial(self._store.planned_on, page.partition_ids, self._bounds(ranges), conn)
+            epoch, made_at, version, is_shown_so, snapshot, rows = self._store.own.following(plan, conn)
+            if known is None or (epoch == tree.epoch and tree.arrays.agrees(epoch, made_at)):
+                self._check_known(version, is_shown_so)
+                return _PlannedPage.of(page, ranges, rows, snapshot)
+            known = None  # it is of another moment than the transaction
+
+    def pages(self, planned: _PlannedPage, leaves_max: int = PAGE_LEAVES) -> Iterator[_PlannedPage]:
+        """A first page and all further ones."""
+        cut_seconds_max = self._context.properties.gc_delay_seconds * CUT_SHARE_MAX
+        while True:
+            yield planned
+            rest = planned.page.rest
+            if rest is None:
+                return
+            leaves_max = min(leaves_max * PAGE_GROWTH, PAGE_LEAVES_MAX)
+            self._is_further = True
+            # files that the snapshot shows may be collected soon: later ones may show the same rows
+            is_old = self._at is None and time.monotonic() - self._seen_at > cut_seconds_max
+            later = self._later(rest, leaves_max) if is_old else None
+            if later is None or not self.has_same_rows(rest, planned.snapshot):
+                later = self._as_of(planned.page.tree, planned.snapshot, rest, leaves_max)
+            planned = later
+
+    def _later(self, rest: KeyRanges, leaves_max: int) -> _PlannedPage | None:
+        """A page as of now; None when its columns are others."""
+        try:
+            return self.now(rest, leaves_max)
+        except (SchemaMoved, QueryOvertaken):
+            return None
+
+    def has_same_rows(self, ranges: KeyRanges, snapshot: str) -> bool:
+        """Whether what is wanted has the rows that a snapshot had, in plans that were made until now."""
+        page = self._page(self._partitions.tree(), ranges, None)
+        bounds = self._bounds(ranges)
+        is_same, deletions = self._store.has_same_rows(page.partition_ids, bounds, snapshot)
+        return is_same and not deletions_of(self._context.schema, deletions, ranges)
+
+    def _as_of(
+        self, tree: PartitionTree, snapshot: str, ranges: KeyRanges, leaves_max: int | None
+    ) -> _PlannedPage:
+        """The first page of what is wanted, as a snapshot saw it, of whose epoch the tree is."""
+        page = self._page(tree, ranges, leaves_max)
+        # one that has begun needs its cut no more
+        remembered = None if self._at is None or self._is_further else self._at.remembered
+        since, is_logged, rows = self._alone(
+            partial(
+                self._store.planned_at,
+                page.partition_ids,
+                self._bounds(ranges),
+                snapshot,
+                remembered=remembered,
+            )
+        )
+        if self._at is None and not is_logged:
+            raise QueryOvertaken(
+                f"what was removed from table {self._context.table.name!r} since the query began is not "
+                "known any more: it was cleared, or its log was dropped; run it again, or raise the table's "
+                "property history_retention_seconds"
+            )
+        if self._at is not None and since > number_of_value(self._at.at):
+            check_since(self._context, self._at.at)
+        for _, filename, *_, is_there in rows.references:
+            # compacted after that moment, and collected: only a later plan can do without it
+            if not is_there:
+                gone = FileGone(filename, self._context.table.name)
+                raise gone if self._at is None else gone_of_moment(self._context, self._at, gone)
+        known = PlannedRows([row[:-1] for row in rows.references], rows.deletions)
+        return _PlannedPage.of(page, ranges, known, snapshot)
+
+    def _check_known(self, version: int, is_shown_so: bool) -> None:
+        """`SchemaMoved` when columns or properties are others now; a query that has begun keeps its own."""
+        has_begun = self._has_begun or self._is_further
+        if self._context.schema.knows(version) and (is_shown_so or has_begun):
+            return
+        if self._moment is None or self._moment.snapshot is None:
+            raise SchemaMoved(f"columns or properties of table {self._context.table.name!r} were changed")
+        self._moment.schema = keeping_columns(self._context).schema
+
+    def tree(self, ranges: KeyRanges, *, whole: bool = False) -> PartitionTree:
+        """What is known of the tree; a process that asks once reads only the part that has the ranges."""
+        if self._at is not None:
+            return self._partitions.at(self._at.epoch, made_at=self._at.made_at)
+        cached = self._partitions.cached()
+        if cached is not None:
+            return cached
+        if not whole and not self._partitions.is_asked_again():
+            hull = {name: ranges.enclosing(name) for name in ranges}
+            found = run_transaction(
+                self._context.supplier,
+                lambda conn: self._partitions.walk(conn, hull),
+                read_only=True,
+                operation=OPERATION,
+            )
+            if found is not None:
+                return found
+        return self._partitions.tree()
+
+    def _page(self, tree: PartitionTree, ranges: KeyRanges, leaves_max: int | None) -> Page:
+        if leaves_max is None:
+            page = whole_page(tree, ranges, in_key_order=False)
+        else:
+            page = first_page(tree, ranges, leaves_max)
+        # a leaf can reach beyond a page: what filters again does not know where the page ends
+        is_whole = page.rest is None and not self._is_further
+        return replace(page, filtered_again=self._filtered_again and is_whole)
+
+    def _bounds(self, ranges: KeyRanges) -> KeyBounds:
+        return key_bounds(self._context.schema, ranges)
+
+    def _alone(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+        """One statement in one round trip."""
+        supplier = self._context.supplier
+        return self._store.own.following(lambda: run_lookup(supplier, work, operation=OPERATION))
+
+
+def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:
+    return run_transaction(
+        context.supplier, work, isolation=Isolation.REPEATABLE_READ, read_only=True, operation=OPERATION
+    )

@@ -1,0 +1,191 @@
+"""What users ask for, checked: conditions on columns, a choice of columns, a limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
+from dormouse.model.keys import check_key
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Field, Schema
+from dormouse.model.text import did_you_mean
+from dormouse.model.values import plain
+from dormouse.reading.key_ranges import KeyRanges
+
+LIMIT_MAX = (1 << 63) - 1
+VALUES_MAX = 100_000
+"""Values and ranges of one query."""
+Where = Mapping[str, Any] | Region | None
+_MANY = (list, tuple, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A column, in a question one that is no row key, and what it may be: ranges of values, or null.
+
+    No range has null: one that is open at both ends has every value.
+    """
+
+    field: Field
+    ranges: tuple[Range, ...]
+    or_null: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether one of the ranges is open at both ends."""
+        return Range() in self.ranges
+
+    @property
+    def has_every_value(self) -> bool:
+        """Returns whether the ranges leave no value out, taken together."""
+        numbers = [item for item in self.ranges if not is_nan(item.min)]
+        return Range() in KeyRanges({self.field.name: numbers})[self.field.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A query: the row keys wanted, conditions on other columns, the columns wanted, the most rows wanted."""
+
+    ranges: KeyRanges
+    conditions: tuple[Condition, ...]
+    columns: tuple[str, ...]
+    limit: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row can be in it."""
+        return self.ranges.is_empty or any(not (one.ranges or one.or_null) for one in self.conditions)
+
+    @property
+    def unbounded(self) -> list[str]:
+        """Returns the columns whose condition leaves no value out."""
+        keys = [name for name, ranges in self.ranges.items() if Range() in ranges]
+        return keys + [one.field.name for one in self.conditions if one.has_every_value]
+
+
+def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit: int | None) -> Question:
+    """A query that fits the schema; `InvalidQuery`, or `InvalidRange` for a range that is empty."""
+    if where is not None and not isinstance(where, Mapping):
+        raise InvalidQuery(f"where must be a dict or a dm.Region, not {where!r}")
+    ranges: dict[str, tuple[Range, ...]] = {}
+    conditions = []
+    for name, wanted in checked_count({} if where is None else where).items():
+        condition = _condition(_field(schema, name), wanted)
+        if name in schema.row_key_names:
+            ranges[name] = condition.ranges
+        else:
+            conditions.append(condition)
+    return Question(KeyRanges(ranges), tuple(conditions), _columns(schema, columns), checked_limit(limit))
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
+    """An error that names the nearest thing that there is."""
+    names = list(known)
+    hint = did_you_mean(name, names) or f"; known: {', '.join(names) or 'none'}"
+    told = {what: str(name)} if what in InvalidQuery.fields() else {}
+    return InvalidQuery(f"unknown {what} {name!r}{hint}", **told)
+
+
+def _field(schema: Schema, name: object) -> Field:
+    if name not in schema:
+        raise unknown("column", name, schema.names)
+    return schema.field(str(name))
+
+
+def _columns(schema: Schema, columns: Sequence[str] | None) -> tuple[str, ...]:
+    if columns is None:
+        return schema.names
+    if isinstance(columns, str) or not isinstance(columns, Iterable):
+        raise InvalidQuery(f"columns must be a list of names, not {columns!r}")
+    names = tuple(_field(schema, name).name for name in columns)
+    if not names:
+        raise InvalidQuery("columns is empty; name some, or leave it out for all")
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidQuery(f"column {name!r} is named twice")
+    return names
+
+
+def checked_limit(limit: int | None) -> int | None:
+    """The most rows that are wanted; `InvalidQuery` for what is none."""
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+        raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
+    if limit is not None and limit > LIMIT_MAX:
+        raise InvalidQuery(f"limit {limit} is more than {LIMIT_MAX}; leave it out for all rows")
+    return limit
+
+
+def checked_offset(offset: Any) -> int:
+    """How many rows are left out first; `InvalidQuery` for what is none."""
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LIMIT_MAX:
+        raise InvalidQuery(f"offset must be a whole number of rows, at least 0, not {offset!r}")
+    return offset
+
+
+def checked_count(where: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns conditions with plain lists; `InvalidQuery` for more than `VALUES_MAX` values in all."""
+    found = {name: plain(wanted) for name, wanted in where.items()}
+    count = sum(len(wanted) for wanted in found.values() if isinstance(wanted, _MANY))
+    if count > VALUES_MAX:
+        raise InvalidQuery(
+            f"where has {count:,} values, and may have {VALUES_MAX:,}: ask in parts, or for a range of keys"
+        )
+    return found
+
+
+def _condition(field: Field, wanted: Any) -> Condition:
+    items = list(wanted) if isinstance(wanted, _MANY) else [wanted]
+    ranges = tuple(_range(field, item) for item in items if item is not None)
+    or_null = any(item is None for item in items)
+    if or_null and not field.nullable:
+        raise InvalidQuery(f"{field.name!r} is never null")
+    if field.type.is_nested and ranges:
+        raise InvalidQuery(
+            f"{field.name!r} is {field.type}, which has no order; use table.sql to look into it"
+        )
+    return Condition(field, ranges, or_null)
+
+
+def _range(field: Field, item: Any) -> Range:
+    if field.type.is_nested:
+        return Range()
+    if not isinstance(item, Range):
+        value = value_of(field, item)
+        return Range(value, value, max_inclusive=True)
+    low, high = (None if end is None else value_of(field, end) for end in (item.min, item.max))
+    found = Range(low, high, item.min_inclusive, item.max_inclusive)
+    if any(end is not None and is_nan(end) for end in (low, high)):
+        raise InvalidRange(f"NaN cannot bound a range of {field.name!r}; give it as a value, to find it")
+    return found.checked(field) if field.type.is_key_type else found.not_empty(field)
+
+
+def is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def value_of(field: Field, value: Any) -> Any:
+    """A value of the field's type, as Python has it."""
+    try:
+        if field.type.is_key_type:
+            return check_key(field, value)
+        value = plain(value)
+        if isinstance(value, bool) == (field.type.name == "boolean"):
+            found = pa.scalar(value, arrow_type(field.type)).as_py()
+            if not (isinstance(found, float) and math.isinf(found) and math.isfinite(value)):
+                return found
+            raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit")
+    except InvalidQuery:
+        raise
+    except InvalidKey as error:
+        raise InvalidQuery(str(error)) from None
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError):
+        if isinstance(value, Decimal) and field.type.precision is not None:
+            raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit") from None
+    raise InvalidQuery(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")

@@ -1,0 +1,379 @@
+"""Values that a file has as text: times in ISO 8601 or another format, bytes in base64."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal, InvalidOperation
+from itertools import chain, zip_longest
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.errors import InvalidData, not_installed
+from dormouse.model.exact import keeps
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import (
+    BYTES,
+    DATE,
+    DECIMAL_DIGITS_MAX,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    DataType,
+)
+from dormouse.model.values import bytes_of_base64
+from dormouse.sources.text_format import TextFormat
+
+_TEXTS = {TIMESTAMP, BYTES}
+TIMES = {DATE, TIMESTAMP}
+_EXACT_MAX = {DOUBLE: 2**53, FLOAT: 2**24}
+"""Up to these each whole number is exact."""
+LEADING_ZERO = r"^\s*[+-]?0[0-9]+\s*$"
+"""A code, which a number would lose the zeros of."""
+HEXADECIMAL = r"^\s*[+-]?0[xX]"
+"""Arrow reads whole numbers of these, too."""
+_FEW_DIGITS = {DOUBLE: r"^\s*[+-]?[0-9.]{1,15}(?:[eE]|\s*$)", FLOAT: r"^\s*[+-]?[0-9.]{1,6}(?:[eE]|\s*$)"}
+"""Texts with so few digits that every floating number of the type keeps them."""
+_NOT_ZERO = r"^[^eE]*[1-9]"
+_LOCAL = pa.timestamp("us")
+_FAILED = (pa.ArrowInvalid, ValueError)
+WHOLE = (INT, LONG)
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_FEW_DECIMALS = r"^[+-]?0*[0-9]{0,%d}(?:\.[0-9]{0,%d})?$"
+"""At most so many digits before the point and after it."""
+_WHOLE_FLOAT = r"^\s*(-?[0-9]+)%s0*\s*$"
+_PARSE = r"select case when regexp_matches(text, '\d') then try_strptime(text, $1) end from texts"
+_DAY_PARTS = re.compile("%[dmyY]")
+_LONG_YEARS = ("%d", "%m", "%Y"), ("%m", "%d", "%Y")
+_SHORT_YEARS = ("%d", "%m", "%y"), ("%m", "%d", "%y"), ("%y", "%m", "%d")
+
+
+class UnfitRow(InvalidData):
+    """A value that its column cannot have; `place` is its row in the batch."""
+
+    def __init__(self, message: str, field: Field, place: int) -> None:
+        super().__init__(message, column=field.name)
+        self.place = place
+
+    def after(self, rows: int) -> str:
+        """Returns the message for a batch that so many rows of its file came before."""
+        return f"{self} in row {rows + self.place:,} (counted from 0)"
+
+
+class UnfitText(UnfitRow):
+    """A text, or a list or object of texts, that is none of its column's type."""
+
+    def __init__(self, field: Field, text: Any, row: int, why: str = "") -> None:
+        shown = repr(text) if len(repr(text)) <= 102 else f"{repr(text)[:101]}…'"
+        super().__init__(
+            f"column {field.name!r} is {shown}, which does not fit {field.type}{why}", field, row
+        )
+
+    def after(self, rows: int) -> str:
+        """Returns the message, which has the value in place of the row."""
+        return str(self)
+
+
+def not_null(column: pa.Array, field: Field) -> pa.Array:
+    """Returns the column; `UnfitRow` for a null that must not be."""
+    if field.nullable or not column.null_count:
+        return column
+    row = pc.index(column.is_null(), True).as_py()
+    raise UnfitRow(f"column {field.name!r} must not be null, but is", field, row)
+
+
+def read_types(schema: Schema, how: TextFormat) -> dict[str, pa.DataType]:
+    """Returns the type as which Arrow's reader of CSV reads each column.
+
+    It is text for types that the reader does not know, and for decimals: the reader does not check that a
+    number has at most as many digits as the type, and stores another number.
+    """
+    first_text = dict(how.time_formats)
+
+    def is_text(field: Field) -> bool:
+        return field.type in _TEXTS or field.type.precision is not None or field.name in first_text
+
+    return {field.name: pa.string() if is_text(field) else arrow_type(field.type) for field in schema.fields}
+
+
+def typed(batch: pa.RecordBatch, schema: Schema, how: TextFormat) -> pa.RecordBatch:
+    """The batch with what came as text as the schema has it; `UnfitText`."""
+    formats = dict(how.time_formats)
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    for field in schema.fields:
+        if field.name in columns:
+            time_format = formats.get(field.name)
+            column = value_column(columns[field.name], field, time_format, point=how.decimal_point)
+            columns[field.name] = not_null(column, field)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def value_column(  # noqa: PLR0911 one a kind
+    column: pa.Array,
+    field: Field,
+    time_format: str | None = None,
+    *,
+    empties: bool = True,
+    keeps_digits: bool = False,
+    point: str = ".",
+) -> pa.Array:
+    """A column of text as its field's type, as far as Arrow did not read it; `UnfitText`.
+
+    - `empties`: what is null was an empty text, and is one where it must not be null.
+    - `keeps_digits`: as of `check_exact`.
+    - `point`: the decimal point of whole numbers and decimals.
+    """
+    if field.type.is_nested and column.type != arrow_type(field.type):
+        return _nested(column, field, keeps_digits=keeps_digits)
+    if not pa.types.is_string(column.type):
+        return column
+    if time_format is not None and field.type in TIMES:
+        return _formatted(column, field, time_format)
+    if field.type == TIMESTAMP:
+        return _each(column, field, _times)
+    if field.type == BYTES:
+        return _each(column, field, _bytes, ": in text they are base64")
+    if field.type == STRING:
+        return pc.fill_null(column, "") if empties and not field.nullable else column
+    if field.type.precision is not None:
+        return _each(column, field, lambda texts: _decimals(texts, field.type, point))
+    if field.type in WHOLE:
+        numbers = _each(column, field, lambda texts: _whole_numbers(texts, field.type, point))
+    else:
+        numbers = _each(column, field, lambda texts: texts.cast(arrow_type(field.type)))
+    check_exact(column, numbers, field, keeps_digits=keeps_digits)
+    return numbers
+
+
+def _decimals(texts: pa.Array, kind: DataType, point: str) -> pa.Array:
+    """Converts texts to exact decimals; raises one of `_FAILED` for a text that the type does not hold."""
+    texts = pc.ascii_trim_whitespace(texts)
+    if point != ".":
+        if pc.any(pc.match_substring(texts, ".")).as_py():
+            raise ValueError("this file has another decimal point")
+        texts = pc.replace_substring(texts, point, ".")
+    whole = (kind.precision or 0) - (kind.scale or 0)
+    few_digits = _FEW_DECIMALS % (whole, DECIMAL_DIGITS_MAX - whole)
+    if pc.all(pc.match_substring_regex(texts, few_digits)).as_py() is not False:
+        return texts.cast(arrow_type(kind))
+    # Arrow makes other numbers of some that have more digits than 128 bits hold
+    values = [None if one is None else exact_decimal(one, kind) for one in texts.to_pylist()]
+    return pa.array(values, arrow_type(kind))
+
+
+def exact_decimal(text: str, kind: DataType) -> Decimal:
+    """Returns the value of a text; raises `ValueError` for a text that the type does not hold exactly."""
+    if kind.precision is None or _DECIMAL.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is no decimal")
+    try:
+        value = Decimal(text)
+        digits = Context(prec=kind.precision, traps=[InvalidOperation])
+        scaled = value.quantize(Decimal(1).scaleb(-(kind.scale or 0)), context=digits)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} has too many digits") from None
+    if scaled != value:
+        raise ValueError(f"{text!r} would be rounded")
+    return scaled
+
+
+def _whole_numbers(texts: pa.Array, kind: DataType, point: str) -> pa.Array:
+    """Converts texts to whole numbers; raises one of `_FAILED` for a text that is none.
+
+    A program that has no nulls of whole numbers writes 5 as 5.0. As in a column of doubles, such a number is
+    taken only up to 2**53: a larger one may have been rounded.
+    """
+    target, texts = arrow_type(kind), pc.ascii_trim_whitespace(texts)
+    try:
+        return texts.cast(target)
+    except pa.ArrowInvalid:
+        pattern = _WHOLE_FLOAT % re.escape(point)
+        is_float = pc.match_substring_regex(texts, pattern)
+    numbers = pc.replace_substring_regex(texts, pattern, r"\1").cast(target)
+    if pc.any(pc.and_(is_float, are_large(numbers.cast(pa.float64()), DOUBLE))).as_py():
+        raise ValueError("a large number may have been rounded")
+    return numbers
+
+
+def check_exact(
+    texts: pa.Array,
+    numbers: pa.Array,
+    field: Field,
+    inner: DataType | None = None,
+    *,
+    keeps_digits: bool = False,
+) -> None:
+    """Raises `UnfitText` for a number that its text does not say, also in lists and structs.
+
+    - A whole number is not written in hexadecimal.
+    - A floating number is infinite, or zero, only where the text says so.
+    - From 2**53 (a FLOAT from 2**24) a floating number has all digits of the text; see `keeps`. With
+      `keeps_digits` every DOUBLE has them: its type was inferred.
+    """
+    kind = inner or field.type
+    if kind.element is not None:
+        check_exact(texts.flatten(), numbers.flatten(), field, kind.element, keeps_digits=keeps_digits)
+    if kind.parts:
+        for part, some, read in zip(kind.parts, texts.flatten(), numbers.flatten(), strict=True):
+            check_exact(some, read, field, part.type, keeps_digits=keeps_digits)
+    if not pa.types.is_string(texts.type):
+        return
+    if kind in WHOLE:
+        if (row := pc.index(pc.match_substring_regex(texts, HEXADECIMAL), True).as_py()) >= 0:
+            raise UnfitText(field, texts[row].as_py(), row, ": it is hexadecimal")
+    elif kind in _EXACT_MAX:
+        watched = pc.is_valid(numbers) if keeps_digits and kind == DOUBLE else are_large(numbers, kind)
+        if (row := first_unkept(texts, numbers, kind, watched)) < 0:
+            return
+        raise UnfitText(field, texts[row].as_py(), row, " exactly: decimal or string keeps it")
+
+
+def first_unkept(texts: pa.Array, numbers: pa.Array, kind: DataType, watched: pa.Array) -> int:
+    """Returns the first row whose text a floating number does not keep, or -1.
+
+    All digits are compared in `watched` rows; in others only whether a zero is one.
+    """
+    is_zero = pc.equal(numbers, pa.scalar(0, numbers.type))
+    if not pc.any(pc.or_(watched, is_zero)).as_py():
+        return -1
+    lost = pc.and_(is_zero, pc.match_substring_regex(texts, _NOT_ZERO))
+    few = pc.and_(pc.is_finite(numbers), pc.match_substring_regex(texts, _FEW_DIGITS[kind]))
+    longer = pc.and_(watched, pc.and_(pc.match_substring_regex(texts, "[0-9]"), pc.invert(few)))
+    for row in pc.indices_nonzero(pc.or_(lost, longer)).to_pylist():
+        number = numbers[row]
+        shortest = number.cast(pa.string()).as_py()
+        if lost[row].as_py() or not keeps(number.as_py(), texts[row].as_py(), shortest):
+            return int(row)
+    return -1
+
+
+def are_large(numbers: pa.Array, kind: DataType) -> pa.Array:
+    """Which are so large that whole numbers beside them are none of these floating ones."""
+    return pc.greater_equal(pc.abs(numbers), pa.scalar(_EXACT_MAX[kind], numbers.type))
+
+
+def _each(column: pa.Array, field: Field, convert: Callable[[pa.Array], pa.Array], why: str = "") -> pa.Array:
+    try:
+        return convert(column)
+    except _FAILED:
+        row = _first_unfit(column, convert)
+    raise UnfitText(field, column[row].as_py(), row, why)
+
+
+def _first_unfit(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> int:
+    """By halves; what fits alone may not fit with others, when only some times have a zone."""
+    low, high = 0, len(column)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            convert(column.slice(0, middle))
+            low = middle
+        except (*_FAILED, UnfitText):
+            high = middle
+    return low
+
+
+def _nested(column: pa.Array, field: Field, *, keeps_digits: bool) -> pa.Array:
+    """Lists and structs of texts."""
+
+    def convert(some: pa.Array) -> pa.Array:
+        if len(some) < len(column):  # a cast would be of all elements, those of other rows, too
+            some = some.take(pa.array(range(len(some))))
+        values = some.cast(arrow_type(field.type))
+        check_exact(some, values, field, keeps_digits=keeps_digits)
+        return values
+
+    try:
+        return convert(column)
+    except UnfitText as error:
+        error.place = _first_unfit(column, convert)  # that of a list, not of its element
+        raise
+    except _FAILED:
+        row = _first_unfit(column, convert)
+    raise UnfitText(field, column[row].as_py(), row)
+
+
+def _times(column: pa.Array) -> pa.Array:
+    """Times with a zone, or without one as UTC."""
+    try:
+        return column.cast(arrow_type(TIMESTAMP))
+    except pa.ArrowInvalid:
+        return pc.assume_timezone(column.cast(_LOCAL), "UTC")
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    found = [None if text is None else bytes_of_base64(text) for text in column.to_pylist()]
+    return pa.array(found, pa.binary())
+
+
+def day_orders(time_format: str) -> list[str]:
+    """The format, and those that read its days as months, or of a short date as years."""
+    parts, between = tuple(_DAY_PARTS.findall(time_format)), _DAY_PARTS.split(time_format)
+    alike: Sequence[Sequence[str]] = next((one for one in (_LONG_YEARS, _SHORT_YEARS) if parts in one), [])
+    others = ["".join(chain(*zip_longest(between, one, fillvalue=""))) for one in alike if one != parts]
+    return [time_format, *others]
+
+
+def formats_to_try(time_format: str) -> list[str]:
+    """Returns a format that was found, after its other orders if it begins with a short year.
+
+    A short year comes first only if no other order fits.
+    """
+    return [*day_orders(time_format)[1:], time_format] if time_format.startswith("%y") else [time_format]
+
+
+def other_order(column: pa.Array, time_format: str, *, is_whole: bool) -> str | None:
+    """Another order of days and months in which the texts are other times; None where they can be none.
+
+    `is_whole`: there are no others, of which some may differ.
+    """
+    if column.null_count == len(column):
+        return None
+    for other in day_orders(time_format)[1:]:
+        parsed = _parsed(column, other)
+        if parsed.null_count == column.null_count and not (
+            is_whole and parsed.equals(_parsed(column, time_format))
+        ):
+            return other
+    return None
+
+
+def _parsed(column: pa.Array, time_format: str) -> pa.Array:
+    """Returns what DuckDB's strptime parses, as its sniffer tells formats; null for what is none.
+
+    Its strptime takes infinity and epoch for 1900-01-01, whatever the format is: they have no digit.
+    """
+    try:
+        import duckdb
+    except ImportError:
+        raise not_installed("duckdb", "sql") from None
+    with duckdb.connect(config={"threads": 1}) as connection:
+        texts = pa.table({"text": column})  # noqa: F841  # by its name in the statement
+        found = connection.execute(_PARSE, [time_format])
+        return found.to_arrow_table().column(0).combine_chunks()
+
+
+def _formatted(column: pa.Array, field: Field, time_format: str) -> pa.Array:
+    """Times as a format has them."""
+    parsed = _parsed(column, time_format)
+    unfit = pc.index(pc.and_(pc.is_null(parsed), pc.is_valid(column)), True).as_py()
+    if unfit >= 0:
+        raise UnfitText(field, column[unfit].as_py(), unfit, f", written as {time_format}")
+    if parsed.type.tz is None:
+        parsed = pc.assume_timezone(parsed.cast(_LOCAL), "UTC")
+    if field.type == TIMESTAMP:
+        return parsed.cast(arrow_type(TIMESTAMP))
+    return _each_day(parsed, column, field)
+
+
+def _each_day(parsed: pa.Array, column: pa.Array, field: Field) -> pa.Array:
+    try:
+        return parsed.cast(_LOCAL).cast(arrow_type(field.type), safe=True)
+    except pa.ArrowInvalid:
+        late = pc.index(pc.not_equal(pc.floor_temporal(parsed, unit="day"), parsed), True).as_py()
+    raise UnfitText(field, column[late].as_py(), late)

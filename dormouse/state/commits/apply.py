@@ -1,0 +1,361 @@
+"""Applies a batch of commit requests: one transaction a table, and an answer for each request.
+
+The kinds go in an order in which one makes what the next needs; what is still missing is tried again at once
+when the pass applied anything, and later otherwise. When a statement fails as a whole, the batch is halved
+until the request that made it fail stands alone; what waits for others is put off together.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.errors import (
+    CommitIdReused,
+    DormouseError,
+    FileReferenceAssignedToJob,
+    FileReferenceNotAssignedToJob,
+    InvalidName,
+    TableNotFound,
+    TableOfAnotherTimeline,
+)
+from dormouse.model.file_reference import CheckAssignmentRequest
+from dormouse.model.table import TableRecord
+from dormouse.model.text import narrow_id
+from dormouse.objects.names import check_file_name
+from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.each import Call, execute_each
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+from dormouse.state.commits.outcomes import (
+    BUSY,
+    NOT_OUR_SCHEMA,
+    OUT_OF_REACH,
+    CommitOutcome,
+    PartlyApplied,
+    State,
+    check_schema,
+    error_class,
+    is_for_later,
+    only_waits,
+    text_of,
+)
+from dormouse.state.commits.requests import (
+    CommitRequest,
+    Envelope,
+    SplitPartition,
+    attempt_of,
+    names_of_new_files,
+    source_of,
+)
+from dormouse.state.commits.table_cache import CommitTable, Tables
+from dormouse.state.files.commit import Commit, CommitResult, Kind, RefusedPart
+from dormouse.state.files.updates import Whole
+
+logger = logging.getLogger(__name__)
+PASSES_MAX = 10
+_HALVING_IS_NO_USE = (
+    *OUT_OF_REACH,
+    *BUSY,
+    TableNotFound,
+    *NOT_OUR_SCHEMA,
+    pg.LockNotAvailable,
+    psycopg.InterfaceError,
+)
+_KINDS: tuple[Kind, ...] = (
+    "add_files",
+    "assign_job_ids",
+    "split_file_references",
+    "replace_file_references",
+    "delete_collected_files",
+)
+_ITEMS_ALONE = {"split_file_references", "replace_file_references"}
+_KEPT_FOR_EVER = {"add_files"}
+_QUERIES = load(__package__ or "", "split_partition")
+
+Requests = dict[int, CommitRequest]
+Outcomes = dict[int, CommitOutcome]
+
+
+def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
+    """The outcome of each, in their order.
+
+    Raises `InstanceTooNew`, and nothing for what else is wrong with a request or a database.
+    """
+    try:
+        batches, outcomes = _batches(tables, envelopes)
+    except Exception as error:
+        check_schema(tables.supplier, error)
+        return [_answered(e.request, e.table_id, error) for e in envelopes]
+    if len(batches) > 1:
+        outcomes |= _sent_together(tables.supplier, batches)
+    for batch, requests in batches:
+        if not requests.keys() <= outcomes.keys():
+            outcomes |= batch.apply(requests)
+    return [outcomes[number] for number in range(len(envelopes))]
+
+
+def apply_whole(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome | None]:
+    """The outcome of each, in one round trip; None where nothing was applied and `apply` tells why, or may.
+
+    Only where the tables of the ids still have the names that the requests know.
+    """
+    batches, refused = _batches(tables, envelopes)
+    outcomes = _sent_together(tables.supplier, batches, as_named=True)
+    return [outcomes.get(number) if number not in refused else None for number in range(len(envelopes))]
+
+
+def _batches(
+    tables: Tables, envelopes: Sequence[Envelope]
+) -> tuple[list[tuple[_TableBatch, Requests]], Outcomes]:
+    """The requests of each table, by number; and of those that are none's, what is answered."""
+    outcomes: Outcomes = {}
+    found = tables.named((e.table_id, e.request.table) for e in envelopes)
+    missing = tables.lacks(
+        {(e.request.table, e.table_uuid) for e in envelopes if (e.table_id, e.request.table) not in found}
+    )
+    groups: dict[int, tuple[CommitTable, Requests]] = {}
+    for number, envelope in enumerate(envelopes):
+        request, table = envelope.request, found.get((envelope.table_id, envelope.request.table))
+        if table is None:
+            outcomes[number] = _answered(request, None, missing[request.table, envelope.table_uuid])
+            continue
+        try:
+            _check_timeline(envelope, table.record)
+            for name in names_of_new_files(request):
+                check_file_name(name, table.record.object_prefixes)
+        except (InvalidName, TableOfAnotherTimeline) as error:
+            outcomes[number] = _answered(request, table.record.table_id, error)
+            continue
+        groups.setdefault(table.record.table_id, (table, {}))[1][number] = request
+    return [(_TableBatch(tables, table), requests) for table, requests in groups.values()], outcomes
+
+
+def _sent_together(
+    supplier: Supplier, batches: Sequence[tuple[_TableBatch, Requests]], *, as_named: bool = False
+) -> Outcomes:
+    """Of the tables for which one statement does; each is sent before the last one's answer is waited for.
+
+    What fails there is left to be applied by itself, which tells why; but nothing waits for a lock twice.
+    """
+    sent: list[tuple[_TableBatch, Requests, Whole]] = []
+
+    def calls() -> Iterator[Call]:
+        for batch, requests in batches:
+            if (whole := batch.whole(requests, as_named=as_named)) is not None:
+                sent.append((batch, requests, whole))
+                yield whole.statement, whole.values
+
+    outcomes: Outcomes = {}
+    try:
+        with supplier.connection() as conn:
+            answers = execute_each(conn, calls())
+    except (DormouseError, psycopg.Error) as error:
+        logger.info("%d tables are committed to one after the other: %s", len(batches), text_of(error))
+        return outcomes
+    for (batch, requests, whole), answer in zip(sent, answers, strict=True):
+        if isinstance(answer, pg.LockNotAvailable):
+            outcomes |= batch.all_failed(requests, answer)
+        elif not isinstance(answer, psycopg.Error):
+            outcomes |= batch.outcomes(requests, dict(zip(requests, whole.results, strict=True)))
+    return outcomes
+
+
+class _TableBatch:
+    """The requests of one table."""
+
+    def __init__(self, tables: Tables, table: CommitTable) -> None:
+        self._supplier = tables.supplier
+        self._table = table
+
+    def apply(self, requests: Requests) -> Outcomes:
+        outcomes: Outcomes = {}
+        for _ in range(PASSES_MAX):
+            answers = self._pass(requests)
+            outcomes |= answers
+            requests = {n: request for n, request in requests.items() if answers[n].waits_for_inputs}
+            if not requests or not any(answer.state == "applied" for answer in answers.values()):
+                break
+        return outcomes
+
+    def _pass(self, requests: Requests) -> Outcomes:
+        outcomes: Outcomes = {}
+        batch: Requests = {}
+        splits: Requests = {}
+        for number, request in requests.items():
+            (splits if isinstance(request, SplitPartition) else batch)[number] = request
+        for wave in _without_repeated_ids(batch):
+            outcomes |= self._batch(wave)
+        for number, request in splits.items():
+            try:
+                outcomes[number] = self._outcome(request, self._split_partition(request))
+            except Exception as error:
+                check_schema(self._supplier, error)
+                outcomes[number] = self._failed(request, error)
+        return outcomes
+
+    def _batch(self, requests: Requests) -> Outcomes:
+        try:
+            results = self._in_one_transaction(requests)
+        except Exception as error:
+            check_schema(self._supplier, error)
+            if len(requests) == 1 or isinstance(error, _HALVING_IS_NO_USE):
+                return self.all_failed(requests, error)
+            # by chance: one that takes for ever does not come before the others each time
+            mixed = random.sample(list(requests.items()), len(requests))
+            half, rest = dict(mixed[: len(mixed) // 2]), dict(mixed[len(mixed) // 2 :])
+            outcomes = self._batch(half)
+            if only_waits(error) and all(outcome.waits for outcome in outcomes.values()):
+                return outcomes | self.all_failed(rest, error)  # it is not for its size
+            return outcomes | self._batch(rest)
+        return self.outcomes(requests, results)
+
+    def whole(self, requests: Requests, *, as_named: bool) -> Whole | None:
+        """What applies all at once, if the table is called as they say; None where that takes more."""
+        kinds = {request.kind for request in requests.values()}
+        ids = {request.commit_id for request in requests.values()}
+        kind = next((kind for kind in _KINDS if kinds == {kind}), None)
+        if kind is None or len(ids) < len(requests):
+            return None
+        names = sorted({request.table for request in requests.values()}) if as_named else ()
+        return self._table.store.whole(kind, _commits(kind, requests.values()), names)
+
+    def outcomes(self, requests: Requests, results: dict[int, CommitResult]) -> Outcomes:
+        """What is answered to requests whose results are these."""
+        return {n: self._outcome(request, results[n]) for n, request in requests.items()}
+
+    def _in_one_transaction(self, requests: Requests) -> dict[int, CommitResult]:
+        by_kind = {
+            kind: {n: request for n, request in requests.items() if request.kind == kind} for kind in _KINDS
+        }
+        by_kind = {kind: some for kind, some in by_kind.items() if some}
+
+        def work(conn: psycopg.Connection[Any] | None) -> dict[int, CommitResult]:
+            results: dict[int, CommitResult] = {}
+            for kind, some in by_kind.items():
+                commits = _commits(kind, some.values())
+                results |= zip(some, self._table.store.apply(kind, commits, conn=conn), strict=True)
+            return results
+
+        if len(by_kind) == 1:
+            return work(None)  # the store's own statement is one round trip
+        isolation = Isolation(self._table.record.properties.isolation)
+        return run_transaction(self._supplier, work, isolation=isolation, operation="commit batch")
+
+    def _split_partition(self, request: Any) -> CommitResult:
+        content = narrow_id(repr((request.kind, request.partition_id, request.point, request.field)))
+        values = {
+            "table_id": self._table.record.table_id,
+            "commit_key": narrow_id(request.commit_id),
+            "commit_id": request.commit_id,
+            "content": content,
+            "kept_seconds": self._table.record.properties.history_retention_seconds,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> CommitResult:
+            if conn.execute(_QUERIES["record"].on(), values).fetchone() is None:
+                row = conn.execute(_QUERIES["recorded"].on(), values).fetchone()
+                if row is not None and row[0]:
+                    return CommitResult("applied_before")
+                raise CommitIdReused(
+                    f"commit id {request.commit_id!r} of table {self._table.record.name!r} was applied "
+                    "before, with other content; give each commit an id of its own",
+                    commit_id=request.commit_id,
+                    table=self._table.record.name,
+                )
+            partitions = self._table.partitions
+            partitions.split(request.partition_id, request.point, request.field, conn=conn)
+            return CommitResult("applied")
+
+        return run_transaction(self._supplier, work, operation="commit partition split")
+
+    def _outcome(self, request: CommitRequest, result: CommitResult) -> CommitOutcome:
+        answer = partial(_answer, request, self._table.record.table_id)
+        if result.state != "refused":
+            part = RefusedPart(len(request.items), result.failed) if result.failed else None
+            return answer(result.state, PartlyApplied(part) if part else None)
+        for_later: list[DormouseError] = []
+        for_ever: list[DormouseError] = []
+        for _, error in result.failed:
+            (for_later if self._is_for_later(error) else for_ever).append(error)
+        if result.failed and attempt_of(request) is not None:
+            return answer("rejected", (for_ever or for_later)[0])  # its writer waits
+        # items that succeed alone are worth a try as long as one is; the others only together
+        if for_ever and not (for_later and request.kind in _ITEMS_ALONE):
+            return answer("rejected", for_ever[0])
+        return answer("try_later", for_later[0] if for_later else None)
+
+    def all_failed(self, requests: Requests, error: Exception) -> Outcomes:
+        """What is answered to requests that failed together."""
+        return {n: self._failed(request, error) for n, request in requests.items()}
+
+    def _failed(self, request: CommitRequest, error: Exception) -> CommitOutcome:
+        return _answered(request, self._table.record.table_id, error)
+
+    def _is_for_later(self, error: DormouseError) -> bool:
+        if isinstance(error, FileReferenceNotAssignedToJob):
+            return not self._is_held_by_another(error)
+        return is_for_later(error)
+
+    def _is_held_by_another(self, error: FileReferenceNotAssignedToJob) -> bool:
+        """Its own assignment may still be in the queue, unless another job has got the reference."""
+        if error.job_id is None or error.partition_id is None or error.filename is None:
+            return False
+        request = CheckAssignmentRequest(
+            job_id=error.job_id, partition_id=error.partition_id, filenames=(error.filename,)
+        )
+        try:
+            self._table.store.is_assigned([request])
+        except FileReferenceAssignedToJob:
+            return True
+        except (DormouseError, psycopg.Error):
+            pass  # it is tried again, and asked again
+        return False
+
+
+def _commits(kind: Kind, requests: Iterable[CommitRequest]) -> list[Commit]:
+    expires = kind not in _KEPT_FOR_EVER
+    return [
+        Commit(each.items, each.commit_id, expires, attempt_id=attempt_of(each), source=source_of(each))
+        for each in requests
+    ]
+
+
+def _without_repeated_ids(requests: Requests) -> list[Requests]:
+    """Waves in which each commit id comes once: a repetition meets its first coming as applied."""
+    waves: list[Requests] = []
+    seen: dict[str, int] = {}
+    for number, request in requests.items():
+        wave = seen.get(request.commit_id, 0)
+        seen[request.commit_id] = wave + 1
+        if wave == len(waves):
+            waves.append({})
+        waves[wave][number] = request
+    return waves
+
+
+def _check_timeline(envelope: Envelope, table: TableRecord) -> None:
+    """A database that was restored gives a table's number again."""
+    if envelope.table_uuid not in (None, table.uuid):
+        raise TableOfAnotherTimeline(
+            f"commit {envelope.request.commit_id!r} is for the table {envelope.request.table!r} of UUID "
+            f"{envelope.table_uuid}, which this database does not have: it was restored to a moment before it"
+        )
+
+
+def _answered(request: CommitRequest, table_id: int | None, error: Exception) -> CommitOutcome:
+    return _answer(request, table_id, "try_later" if is_for_later(error) else "rejected", error)
+
+
+def _answer(
+    request: CommitRequest, table_id: int | None, state: State, error: Exception | None
+) -> CommitOutcome:
+    text, kind = (None, None) if error is None else (text_of(error), error_class(error))
+    waits = state == "try_later" and error is not None and only_waits(error)
+    return CommitOutcome(request.commit_id, request.table, state, text, kind, table_id, waits)

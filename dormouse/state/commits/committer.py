@@ -1,0 +1,455 @@
+"""The committer: receives batches of messages, applies them, and acknowledges them after the commit.
+
+Group commit without a timer: what is there is taken at once, and what comes while a batch is applied is the
+next batch; so a request alone does not wait, and batches grow with the load.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+import psycopg
+
+from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
+from dormouse.model.backoff import backoff_seconds
+from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
+from dormouse.state.commits.backpressure import LOOKS_TO_BELIEVE
+from dormouse.state.commits.handling import (
+    RECEIVES_MAX,
+    CommitterMetrics,
+    Fate,
+    Handled,
+    Handler,
+    Tally,
+)
+from dormouse.state.commits.outcomes import CommitOutcome, check_schema, forget_rejected, text_of
+from dormouse.state.commits.queue import CommitQueue, Message
+from dormouse.state.commits.repeating import repeating
+from dormouse.state.commits.table_cache import Tables
+from dormouse.state.files import removal_log
+
+# The messages that a committer works on: kept hidden for as long as it does, and no longer.
+
+EXTENSIONS = 3
+"""How often a batch is hidden anew before it would be seen by others: twice in vain is no harm."""
+
+PAUSE_SECONDS_MIN = 0.05
+
+
+@dataclass(slots=True)
+class _Batch:
+    queue: CommitQueue
+    messages: Sequence[Message]
+    due: float
+
+
+class InFlight:
+    """Hides batches anew until they are handled; those of a process that is dead or frozen are seen again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches: dict[int, _Batch] = {}
+
+    @contextmanager
+    def held(self, queue: CommitQueue, messages: Sequence[Message]) -> Iterator[None]:
+        """While it works on them. After that none of them is touched here."""
+        batch = _Batch(queue, messages, time.monotonic() + queue.visibility_seconds / EXTENSIONS)
+        with self._lock:
+            self._batches[id(batch)] = batch
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._batches[id(batch)]
+
+    @contextmanager
+    def kept(self, queues: Sequence[CommitQueue]) -> Iterator[int]:
+        """Runs a thread that hides what is due, and gives its id."""
+        seconds = min(queue.visibility_seconds for queue in queues) / EXTENSIONS / 2
+        with repeating(self._extend_due, max(PAUSE_SECONDS_MIN, seconds), "committer-in-flight") as thread:
+            yield thread
+
+    def _extend_due(self) -> None:
+        with self._lock:  # what is handled meanwhile waits, so that it is not hidden afterwards
+            for batch in self._batches.values():
+                if time.monotonic() >= batch.due:
+                    _extend(batch)
+
+
+def _extend(batch: _Batch) -> None:
+    seconds = batch.queue.visibility_seconds
+    try:
+        batch.queue.retry_later(batch.messages, seconds)
+    except DormouseError as error:
+        logger.warning("%d commit requests may be handled twice: %s", len(batch.messages), error)
+    batch.due = time.monotonic() + seconds / EXTENSIONS
+
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 1.0
+"""How long a committer listens before it looks whether it should stop."""
+
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 30.0
+RETRY_SECONDS_MAX_OF_DRAIN = 0.25
+TOO_NEW_SECONDS = 60.0
+"""After which what only a newer committer understands comes again."""
+AGAIN_SECONDS = 5.0
+"""After which what waits for a lock, or for a database that is away, comes again."""
+COMMITS_OF_A_TABLE = 10
+"""Wanted in a batch where many wait: a table costs a statement, one commit more in it a fifth of that."""
+BATCHES_OF_MANY_TABLES = 20
+STOP_SECONDS = 0.2
+LEAVE_SECONDS = 5.0
+"""How long `close` waits after the connections were cut of a server that does not answer."""
+FAILURE_SECONDS_MAX = 10.0
+REPORT_SECONDS = 60.0
+FORGET_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterOptions:
+    """`concurrency`: batches at once; `batch_max`: messages a batch; `receives_max`: tries a message.
+
+    Where as many wait for many tables, a batch has up to `BATCHES_OF_MANY_TABLES` times as many.
+    """
+
+    concurrency: int = 2
+    batch_max: int = 500
+    receives_max: int = RECEIVES_MAX
+
+    def __post_init__(self) -> None:
+        for name, most in (("concurrency", 64), ("batch_max", 10_000), ("receives_max", 1_000)):
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= most:
+                raise InvalidInput(f"a committer's {name} must be from 1 to {most:,}, not {value!r}")
+
+
+class Committer:
+    """Applies the requests of an instance's queues; made by `Instance.committer`, to run once."""
+
+    def __init__(
+        self,
+        tables: Tables,
+        queues: Sequence[CommitQueue],
+        options: CommitterOptions | None = None,
+        *,
+        applied: Callable[[], object] = lambda: None,
+        tidy: Callable[[], object] = lambda: None,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Calls `applied` after a batch, `tidy` hourly and after a drain, `check` before a receive."""
+        self._check = check
+        self._options = options or CommitterOptions()
+        self._applied = applied
+        self._tidy = tidy
+        self._tables = tables
+        self._queues = queues
+        self._handler = Handler(tables, receives_max=self._options.receives_max)
+        self._tally = Tally()
+        self._in_flight = InFlight()
+        self._limit = self._options.batch_max
+        # a thread for each queue at least, so that none is forgotten; of them so many apply at once
+        self._threads = max(self._options.concurrency, len(queues))
+        self._permits = threading.Semaphore(self._options.concurrency)
+        self._thread_ids: set[int] = set()
+        """Of all threads that wait for the server on its behalf."""
+        self._end_by: float | None = None
+        self._closed = threading.Event()
+        self._ended = threading.Event()
+        self._ended.set()
+
+    def run(self, stop: threading.Event | None = None) -> CommitterMetrics:
+        """Works until `stop` is set, then finishes what it holds; gives what it did.
+
+        A queue or database that fails is waited for. Raises `InstanceTooNew` when a newer Dormouse has
+        migrated the database: its requests wait for a newer committer; `InstanceTakenOver` when another
+        database owns the object store now; `InstanceError` when the database does not answer any more for
+        `CLOSE_SECONDS` from the stop on: what it holds then comes again.
+        """
+        stop = threading.Event() if stop is None else stop
+        self._ended.clear()
+        try:
+            with self._threads_to_end() as (pool, grace):
+                loops = [pool.submit(self._serve, queue) for queue in self._queue_of_each_thread()]
+                try:
+                    while not stop.wait(STOP_SECONDS) and not self._closed.is_set():
+                        pass
+                finally:
+                    self._closed.set()  # also when Ctrl-C ends the wait
+                    grace.begin()
+        finally:
+            self._ended.set()
+        for loop in loops:
+            loop.result()
+        if grace.has_cut:
+            raise InstanceError(
+                f"the committer was stopped, and the database did not answer for {CLOSE_SECONDS:g} s: what "
+                "it holds comes again; look at the database's server, and at the network to it"
+            )
+        return self.metrics()
+
+    @contextmanager
+    def _threads_to_end(self) -> Iterator[tuple[ThreadPoolExecutor, Grace]]:
+        """Runs the committer's threads, whose end is waited for, and may be bounded by `Grace.begin`."""
+        ids = self._thread_ids
+        with (
+            Grace(self._tables.supplier, CLOSE_SECONDS, ids) as grace,
+            self._reporting() as reporting,
+            self._in_flight.kept(self._queues) as hiding,
+            ThreadPoolExecutor(
+                self._threads, "committer", initializer=lambda: ids.add(threading.get_ident())
+            ) as pool,
+        ):
+            ids |= {reporting, hiding}
+            yield pool, grace
+
+    def stop(self) -> None:
+        """Ends `run` in another thread, when that has finished what it holds."""
+        if self._end_by is None:
+            self._end_by = time.monotonic() + CLOSE_SECONDS + LEAVE_SECONDS
+        self._closed.set()
+
+    def close(self) -> None:
+        """Ends `run` in another thread, and waits until it has finished what it holds.
+
+        Waits little longer than `CLOSE_SECONDS` after `stop`: a server that hangs may never answer. What it
+        holds then comes again.
+        """
+        self.stop()
+        if self._end_by is not None and not self._ended.wait(max(0, self._end_by - time.monotonic())):
+            logger.warning(
+                "a committer has not ended within %g s, as its database or queue does not answer; what it "
+                "holds comes again",
+                CLOSE_SECONDS + LEAVE_SECONDS,
+            )
+
+    def drain(self) -> list[CommitOutcome]:
+        """Applies until the queues are empty; gives the last outcome of every request that it has met.
+
+        Also of those that other committers hold, or that wait for what they need: it waits for them. Those
+        that a newer Dormouse wrote stay, and are to be tried later. Raises `CommitQueueError` and
+        `InstanceError`.
+        """
+        outcomes: list[CommitOutcome] = []
+        put_off = [_PutOff(queue) for queue in self._queues]
+        failed = threading.Event()
+        with self._threads_to_end() as (pool, grace):
+            loops = [
+                pool.submit(self._drain, queue, put_off[number % len(put_off)], failed)
+                for number, queue in enumerate(self._queue_of_each_thread())
+            ]
+            try:
+                wait(loops)
+            except BaseException:  # Ctrl-C ends the wait, and so the work
+                failed.set()
+                grace.begin()
+                raise
+        for loop in loops:
+            outcomes += loop.result()
+        self._forget()
+        return outcomes
+
+    def metrics(self) -> CommitterMetrics:
+        """What it has done since it was made."""
+        return self._tally.metrics()
+
+    def _queue_of_each_thread(self) -> list[CommitQueue]:
+        return [self._queues[number % len(self._queues)] for number in range(self._threads)]
+
+    def _serve(self, queue: CommitQueue) -> None:
+        failures = 0
+        while not self._closed.is_set():
+            try:
+                self._batch(queue, WAIT_SECONDS, RETRY_SECONDS_MAX)
+                failures = 0
+            except Exception as error:
+                if _lasts(error):
+                    self._closed.set()
+                    raise
+                # its messages come again; what was applied is known by its commit id
+                failures += 1
+                pause = backoff_seconds(failures, RETRY_SECONDS_MIN, FAILURE_SECONDS_MAX)
+                known = isinstance(error, DormouseError)
+                self._check_schema(error)
+                logger.warning(
+                    "the committer tries again in %.1f s: %s", pause, text_of(error), exc_info=not known
+                )
+                self._closed.wait(pause)
+
+    def _drain(self, queue: CommitQueue, put_off: _PutOff, failed: threading.Event) -> list[CommitOutcome]:
+        outcomes: list[CommitOutcome] = []
+        empty = 0
+        try:
+            while not failed.is_set():
+                batch = self._batch(queue, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX_OF_DRAIN, put_off)
+                outcomes += [item.outcome for item in batch if not item.is_tried_again]
+                depth = None if batch else queue.depth()
+                empty = empty + 1 if depth is not None and depth.messages <= put_off.left() else 0
+                if depth is not None and empty >= (LOOKS_TO_BELIEVE if depth.approximate else 1):
+                    break
+        except BaseException as error:
+            failed.set()  # the others would wait for what this one has left
+            self._check_schema(error)
+            raise
+        return outcomes
+
+    def _batch(
+        self,
+        queue: CommitQueue,
+        wait_seconds: float,
+        retry_seconds_max: float,
+        put_off: _PutOff | None = None,
+    ) -> list[Handled]:
+        self._check()
+        limit = self._limit
+        messages = queue.receive(limit, wait_seconds)
+        if not messages:
+            return []
+        with self._in_flight.held(queue, messages), self._permits:
+            hopeless = put_off.taken(messages) if put_off is not None else lambda: False
+            handled = self._handler.handle(messages, hopeless)
+        self._applied()
+        tables = len({item.outcome.table_id for item in handled}) if len(handled) == limit else 0
+        self._limit = limit_of_batch(self._options.batch_max, tables)
+        if put_off is not None:
+            put_off.update(handled)  # before another thread can receive them again
+        self._acknowledge(queue, handled, retry_seconds_max)
+        self._tally.add(handled)
+        for item in handled:
+            if item.outcome.error is not None and not item.is_tried_again:
+                logger.warning("%s", _line(item.outcome))
+        return handled
+
+    @staticmethod
+    def _acknowledge(queue: CommitQueue, handled: Sequence[Handled], retry_seconds_max: float) -> None:
+        by_fate = defaultdict[Fate, list[Handled]](list)
+        for item in handled:
+            by_fate[item.fate].append(item)
+        if done := by_fate["done"]:
+            queue.delete([item.message for item in done])
+        pauses: dict[Fate, float] = {
+            "waits": min(AGAIN_SECONDS, retry_seconds_max),
+            "too new": TOO_NEW_SECONDS,
+        }
+        for fate, seconds in pauses.items():
+            if again := by_fate[fate]:
+                queue.send_again([item.message for item in again], seconds)
+        later = defaultdict(list)
+        for item in by_fate["later"]:
+            later[item.message.receive_count].append(item.message)
+        for receives, messages in later.items():
+            queue.retry_later(messages, backoff_seconds(receives, RETRY_SECONDS_MIN, retry_seconds_max))
+        # last: a queue without a place for dead letters must not hold up the others
+        for item in by_fate["bury"]:
+            queue.bury([item.message], item.outcome.error or "")
+
+    @contextmanager
+    def _reporting(self) -> Iterator[int]:
+        """Says every minute, and at the end, what it has done; gives the id of the thread that does."""
+        forget_at = time.monotonic()
+
+        def report() -> None:
+            nonlocal forget_at
+            logger.info("committer: %s", self.metrics())
+            if time.monotonic() >= forget_at:
+                forget_at = time.monotonic() + FORGET_SECONDS
+                self._forget()
+
+        try:
+            with repeating(report, REPORT_SECONDS, "committer-report") as thread:
+                yield thread
+        finally:
+            logger.info("committer: %s", self.metrics())
+
+    def _check_schema(self, error: BaseException) -> None:
+        """Raises `InstanceTooNew`, and ends the others, when that is why."""
+        try:
+            check_schema(self._tables.supplier, error)
+        except InstanceTooNew:
+            self._closed.set()
+            raise
+
+    def _forget(self) -> None:
+        """What nothing else does where a committer runs alone."""
+        try:
+            forget_rejected(self._tables.supplier)
+            removal_log.roll(self._tables.supplier)
+            self._tidy()
+        except (DormouseError, psycopg.Error) as error:
+            logger.info("what is of long ago is forgotten later: %s", error)
+
+
+def _lasts(error: Exception) -> bool:
+    """Whether nothing may be applied any more; that a database takes no writes passes with a failover."""
+    passes = isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction)
+    return isinstance(error, InstanceTooNew) or (isinstance(error, InstanceReadOnly) and not passes)
+
+
+def limit_of_batch(batch_max: int, tables: int) -> int:
+    """How many messages a batch may have where as many wait, for so many tables."""
+    return min(max(COMMITS_OF_A_TABLE * tables, batch_max), BATCHES_OF_MANY_TABLES * batch_max)
+
+
+class _PutOff:
+    """The messages of a queue that are to be tried again: when there are no others, trying is no use."""
+
+    def __init__(self, queue: CommitQueue) -> None:
+        self._queue = queue
+        self._lock = threading.Lock()
+        self._known: set[tuple[int, datetime]] = set()
+        """Since something was last applied, which may be what others need."""
+        self._too_new: set[tuple[int, datetime]] = set()
+        self._applied = 0
+
+    def taken(self, messages: Sequence[Message]) -> Callable[[], bool]:
+        """Tells, once these were tried, whether the queue has no others but those that were put off."""
+        keys = set(map(_key, messages))
+        with self._lock:
+            self._known -= keys  # for others, one of these may be what they need
+            applied = self._applied
+
+        def are_all() -> bool:
+            with self._lock:
+                known = self._known | keys
+            depth = self._queue.depth()
+            with self._lock:
+                return self._applied == applied and not depth.approximate and depth.messages <= len(known)
+
+        return are_all
+
+    def left(self) -> int:
+        """How many may wait for a newer committer: what it would apply may be what others need."""
+        with self._lock:
+            return len(self._known | self._too_new) if self._too_new else 0
+
+    def update(self, handled: Sequence[Handled]) -> None:
+        with self._lock:
+            if any(item.outcome.state == "applied" for item in handled):
+                self._applied += 1
+                self._known.clear()
+            for item in handled:
+                key = _key(item.message)
+                (self._known.add if item.fate == "later" else self._known.discard)(key)
+                if item.fate == "too new":
+                    self._too_new.add(key)
+
+
+def _key(message: Message) -> tuple[int, datetime]:
+    return hash(message.body), message.sent_at
+
+
+def _line(outcome: CommitOutcome) -> str:
+    if outcome.state == "try_later":
+        return f"{outcome.subject} waits for a newer committer: {outcome.error}"
+    what = "is rejected" if outcome.state == "rejected" else "is applied in part"
+    return f"{outcome.subject} {what}: {outcome.error}"

@@ -1,0 +1,214 @@
+"""What becomes of a batch of messages, and how many: the same for a committer and for a lambda."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dormouse.errors import (
+    CommitRejected,
+    CommitRequestTooNew,
+    InvalidCommitRequest,
+    TableOfAnotherTimeline,
+)
+from dormouse.postgres.retries import RETRIES
+from dormouse.state.commits.apply import apply
+from dormouse.state.commits.outcomes import (
+    CommitOutcome,
+    commit_statuses,
+    error_class,
+    settle,
+    text_of,
+)
+from dormouse.state.commits.pointers import object_of
+from dormouse.state.commits.queue import Message, batches
+from dormouse.state.commits.requests import Envelope, commit_id_of, decode, table_id_of
+from dormouse.state.commits.table_cache import Tables
+
+RECEIVES_MAX = 10
+PATIENCE_SECONDS = 150.0
+"""What a request needs may be with a committer that died: its messages stay hidden for so long at most."""
+
+PATIENCE_RECEIVES = 4  # times as many as the limit, whatever the clocks say
+
+ITEMS_MAX = 50_000
+"""Files, or other changes, of one transaction: a few seconds."""
+
+LATENCIES_KEPT = 2_000
+
+Fate = Literal["done", "later", "waits", "too new", "bury"]
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """A message, its outcome, and what to do with it now."""
+
+    message: Message
+    outcome: CommitOutcome
+    fate: Fate
+
+    @property
+    def is_tried_again(self) -> bool:
+        """Whether this committer, or one like it, will have it again soon."""
+        return self.fate in ("later", "waits")
+
+
+class Handler:
+    """Applies the requests of messages, and keeps why one was refused where its submitter finds it.
+
+    What waits for its inputs, or fails, at `receives_max` deliveries is refused when it is so old that
+    nothing it needs can still be hidden, or when `hopeless` knows that nothing else is in the queue. What
+    waits for locks, or for a database that is away, is never refused for it; what waits for inputs is not
+    while a newer Dormouse sends requests, which may bring them.
+    """
+
+    def __init__(self, tables: Tables, *, receives_max: int = RECEIVES_MAX) -> None:
+        self._tables = tables
+        self._receives_max = receives_max
+        self._too_new_until = float("-inf")
+
+    def handle(
+        self, messages: Sequence[Message], hopeless: Callable[[], bool] = lambda: False
+    ) -> list[Handled]:
+        """What became of each, in their order.
+
+        A commit that a crash of the server undid waits, and comes again. Raises only when a refusal could not
+        be kept, and `InstanceTooNew`.
+        """
+        began = time.monotonic()
+        read = [self._read(message) for message in messages]
+        envelopes = [item for item in read if isinstance(item, Envelope)]
+        portions = batches(envelopes, lambda envelope: len(envelope.request.items), ITEMS_MAX)
+        outcomes = [outcome for portion in portions for outcome in apply(self._tables, portion)]
+        applied = iter(outcomes)
+        some_help = any(outcome.waits or outcome.state == "applied" for outcome in outcomes)
+        handled = [
+            self._fate_of(message, next(applied), lambda: not some_help and hopeless())
+            if isinstance(item, Envelope)
+            else item
+            for message, item in zip(messages, read, strict=True)
+        ]
+        settled = settle(self._tables.supplier, [item.outcome for item in handled], began)
+        return [
+            item if outcome == item.outcome else Handled(item.message, outcome, "waits")
+            for item, outcome in zip(handled, settled, strict=True)
+        ]
+
+    def _read(self, message: Message) -> Envelope | Handled:
+        try:
+            return decode(message.body)
+        except CommitRequestTooNew as error:
+            outcome = CommitOutcome(
+                commit_id_of(message.body) or "", "", "try_later", text_of(error), error_class(error)
+            )
+            self._too_new_until = time.monotonic() + PATIENCE_SECONDS
+            return Handled(message, outcome, "too new")
+        except InvalidCommitRequest as error:
+            commit_id = commit_id_of(message.body)
+            if commit_id is not None and object_of(message.body) is not None:
+                table_id = table_id_of(message.body)
+                (status,) = commit_statuses(
+                    self._tables.supplier, [commit_id], durable_seconds=0, table_ids=[table_id]
+                )
+                # its object went with an earlier delivery
+                if status.state == "applied":
+                    return Handled(
+                        message,
+                        CommitOutcome(commit_id, "", "applied_before", status.error, table_id=table_id),
+                        "done",
+                    )
+                if status.state == "rejected" and status.error != text_of(error):
+                    known = (status.error, CommitRejected.__name__, table_id)
+                    return Handled(message, CommitOutcome(commit_id, "", "rejected", *known), "done")
+            outcome = CommitOutcome(commit_id or "", "", "rejected", text_of(error), error_class(error))
+            return Handled(message, outcome, "bury")
+
+    def _fate_of(self, message: Message, outcome: CommitOutcome, hopeless: Callable[[], bool]) -> Handled:
+        if outcome.error_class == TableOfAnotherTimeline.__name__:
+            return Handled(message, outcome, "bury")  # who goes back to that timeline may want it
+        if outcome.state != "try_later":
+            return Handled(message, outcome, "done")
+        if outcome.waits:
+            return Handled(message, outcome, "waits")
+        spent = message.receive_count >= self._receives_max and time.monotonic() > self._too_new_until
+        if not spent or not (self._is_old(message) or hopeless()):
+            return Handled(message, outcome, "later")
+        times = f"tried {message.receive_count} times, the last time: {outcome.error}"
+        return Handled(message, replace(outcome, state="rejected", error=times), "bury")
+
+    def _is_old(self, message: Message) -> bool:
+        many = message.receive_count >= PATIENCE_RECEIVES * self._receives_max
+        return many or message.age_seconds > PATIENCE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class CommitterMetrics:
+    """Counts since the committer was made.
+
+    `try_later` counts tries, the other three requests. The latencies are of the last requests, from sending
+    to answer. `retries` are this process's transactions by operation.
+    """
+
+    applied: int
+    applied_before: int
+    rejected: int
+    try_later: int
+    batches: int
+    batch_messages_mean: float
+    batch_messages_max: int
+    latency_ms_p50: float | None
+    latency_ms_p99: float | None
+    retries: dict[str, int]
+
+    def __str__(self) -> str:
+        latency = "" if self.latency_ms_p50 is None else f"; p50 {self.latency_ms_p50:.0f} ms"
+        again = f"; {sum(self.retries.values())} retries" if self.retries else ""
+        return (
+            f"{self.applied:,} applied, {self.applied_before:,} applied before, {self.rejected:,} rejected, "
+            f"{self.try_later:,} put off; {self.batches:,} batches of {self.batch_messages_mean:.1f} "
+            f"messages{latency}{again}"
+        )
+
+
+class Tally:
+    """Counts what is handled. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: Counter[str] = Counter()
+        self._batches = 0
+        self._messages = 0
+        self._messages_max = 0
+        self._latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
+
+    def add(self, batch: Sequence[Handled]) -> None:
+        with self._lock:
+            self._batches += 1
+            self._messages += len(batch)
+            self._messages_max = max(self._messages_max, len(batch))
+            self._states.update(item.outcome.state for item in batch)
+            self._latencies.extend(item.message.age_seconds for item in batch if item.fate == "done")
+
+    def metrics(self) -> CommitterMetrics:
+        with self._lock:
+            latencies = sorted(self._latencies)
+            return CommitterMetrics(
+                applied=self._states["applied"],
+                applied_before=self._states["applied_before"],
+                rejected=self._states["rejected"],
+                try_later=self._states["try_later"],
+                batches=self._batches,
+                batch_messages_mean=self._messages / self._batches if self._batches else 0.0,
+                batch_messages_max=self._messages_max,
+                latency_ms_p50=_quantile_ms(latencies, 0.5),
+                latency_ms_p99=_quantile_ms(latencies, 0.99),
+                retries=RETRIES.by_operation(),
+            )
+
+
+def _quantile_ms(ordered: Sequence[float], share: float) -> float | None:
+    return 1_000 * ordered[int(share * (len(ordered) - 1))] if ordered else None

@@ -1,0 +1,129 @@
+"""Commits of jobs through the queue: sent, and waited for until it is known what became of them.
+
+A job's write attempt tells: the transaction that applies a request ends it, and no request of an attempt that
+was abandoned is applied, however late it comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+import psycopg
+
+from dormouse.errors import (
+    CommitFailed,
+    CommitOutcomeUnknown,
+    CommitRejected,
+    DormouseError,
+)
+from dormouse.model.backoff import backoff_seconds
+from dormouse.model.text import narrow_bytes
+from dormouse.postgres.arrays import Uuids, integers
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_statement
+from dormouse.state.commits.outcomes import DURABLE_SECONDS, TABLE_OF_MESSAGE, Awaiting
+from dormouse.state.commits.patience import Patience
+from dormouse.state.commits.requests import CommitRequest
+from dormouse.state.commits.together import Together
+from dormouse.state.files.attempts import WriteAttempt, WriteAttempts, abandoned
+
+ANSWER_SECONDS_MAX = 300.0
+"""How long a job waits for a committer before it takes its request back."""
+
+SILENCE_SECONDS_MAX = 30.0
+"""How long a database may not answer before the outcome is unknown."""
+
+ASK_AGAIN_SECONDS = 0.4
+_QUERIES = load(__package__ or "", "job_commits")
+_ANSWERS = _QUERIES["answers"].including(table_of_message=TABLE_OF_MESSAGE)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the database knows of an attempt's commit, at one moment."""
+
+    ended: bool
+    abandoned: bool
+    applied: bool
+    error: str | None
+
+
+class QueuedJobCommits:
+    """What `TableContext.commits` is where a committer runs. Threads may share one."""
+
+    def __init__(
+        self,
+        send: Callable[[CommitRequest, int, str | None], None],
+        looks: Callable[[float], Iterator[float]],
+        patience: Patience,
+        supplier: Supplier,
+        attempts: WriteAttempts,
+    ) -> None:
+        """`looks` and `patience` are those of `CommitQueues`."""
+        self._send = send
+        self._looks = looks
+        self._patience = patience
+        self._supplier = supplier
+        self._attempts = attempts
+        self._answers = Together(self._ask)
+
+    def commit(self, request: CommitRequest, attempt: WriteAttempt) -> bool:
+        """Applies what the attempt wrote, and ends it; see `JobCommits`."""
+        self._send(request, attempt.table_id, attempt.table_uuid)
+        deadline = time.monotonic() + ANSWER_SECONDS_MAX
+        for seconds in self._looks(deadline):
+            asked = attempt, Awaiting([request.commit_id], seconds)
+            answer = self._asked(partial(self._answers, asked))
+            if (applied := _outcome(request.commit_id, attempt, answer)) is not None:
+                return applied
+            error = CommitRejected(answer.error) if answer.error is not None else None
+            if error is None and time.monotonic() < deadline:
+                continue
+            if self._asked(lambda: self._attempts.abandon(attempt)):
+                raise error or CommitFailed(
+                    f"commit {request.commit_id!r} of table {request.table!r}: no committer answered within "
+                    f"{ANSWER_SECONDS_MAX:g} s, and nothing was applied; run one (dormouse committer), or "
+                    "set the table's property commit to sync"
+                )
+        raise AssertionError("it looks until it returns or raises")
+
+    def _ask(self, asked: Sequence[tuple[WriteAttempt, Awaiting]]) -> list[_Answer]:
+        values = {
+            "table_ids": integers([attempt.table_id for attempt, _ in asked]),
+            "attempt_ids": Uuids([bytes.fromhex(attempt.attempt_id) for attempt, _ in asked]),
+            "commit_keys": Uuids([narrow_bytes(each.commit_ids[0]) for _, each in asked]),
+            "durable_seconds": DURABLE_SECONDS,
+        }
+        work = Awaiting.any_of([each for _, each in asked]).then(_ANSWERS, values, self._patience)
+        return [_Answer(*row) for row in run_statement(self._supplier, work, operation="answers of commits")]
+
+    @staticmethod
+    def _asked(ask: Callable[[], T]) -> T:
+        """What the database says, when it answers again; `CommitOutcomeUnknown` when it does not."""
+        deadline = time.monotonic() + SILENCE_SECONDS_MAX
+        for attempt in count(1):
+            try:
+                return ask()
+            except (DormouseError, OSError, psycopg.OperationalError) as error:
+                if time.monotonic() >= deadline:
+                    raise CommitOutcomeUnknown(f"a commit was sent, and then: {error}") from error
+            time.sleep(backoff_seconds(attempt, ASK_AGAIN_SECONDS, ASK_AGAIN_SECONDS))
+        raise AssertionError("it asks until it returns or raises")
+
+
+def _outcome(commit_id: str, attempt: WriteAttempt, answer: _Answer) -> bool | None:
+    """Whether the attempt's own commit is applied, or another with its id; None when it is not known yet."""
+    if answer.ended and not answer.applied:
+        raise CommitOutcomeUnknown(f"the attempt of commit {commit_id!r} was ended by somebody else")
+    if answer.ended or answer.applied:
+        return answer.ended
+    if answer.abandoned:
+        raise abandoned(attempt.attempt_id)
+    return None

@@ -1,0 +1,230 @@
+"""Messages too large for a queue: the body is an object, and a pointer to it travels.
+
+Each message has an object of its own, which goes when the message goes; that of a dead letter stays with it.
+What is left when somebody dies in between goes later: `commits.bodies`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from uuid import UUID, uuid4
+
+from dormouse.errors import (
+    InvalidCommitRequest,
+    ObjectAlreadyExists,
+    ObjectNotFound,
+    ObjectStoreError,
+)
+from dormouse.model.text import narrow_id
+from dormouse.objects import ObjectStore
+from dormouse.state.commits.encoding import TABLE_ID_MAX
+from dormouse.state.commits.queue import (
+    RECEIVED_BYTES_MAX,
+    CommitQueue,
+    Message,
+    QueueDepth,
+    TableName,
+)
+from dormouse.state.commits.requests import (
+    BODY_BYTES_MAX,
+    POINTER,
+    VERSION,
+    commit_id_of,
+    table_id_of,
+)
+
+# Names of the objects that are bodies of large requests: they tell the commit, its table, and their age.
+
+OBJECT_PREFIX = "commits/"
+_NAME = re.compile(r"commits/([0-9a-f]{32})-([0-9a-f]{32})\.json")
+_TIMED = "7"  # as in a UUID of version 7: https://www.rfc-editor.org/rfc/rfc9562#name-uuid-version-7
+_OF_TABLE = "8"  # as the former, and then the table's id
+
+
+def new_name(commit_key: UUID, table_id: int | None) -> str:
+    """A name that no other object has."""
+    made = f"{time.time_ns() // 1_000_000:012x}"
+    tells = table_id is not None and 0 <= table_id <= TABLE_ID_MAX  # anything may be sent to a queue
+    about = _TIMED if not tells else f"{_OF_TABLE}{table_id:08x}"
+    return f"{OBJECT_PREFIX}{commit_key.hex}-{made}{about}{uuid4().hex[12 + len(about) :]}.json"
+
+
+def commit_key_of(name: str) -> str | None:
+    """The key of its commit, in hexadecimal; None when it is no body's name."""
+    found = _NAME.fullmatch(name)
+    return found[1] if found else None
+
+
+def made_at(name: str) -> float | None:
+    """When it was made, in seconds since 1970 by its sender's clock; None when the name does not tell."""
+    found = _NAME.fullmatch(name)
+    return int(found[2][:12], 16) / 1_000 if found and found[2][12] in (_TIMED, _OF_TABLE) else None
+
+
+def table_id_in(name: str) -> int | None:
+    """The id of its commit's table; None when the name does not tell."""
+    found = _NAME.fullmatch(name)
+    return int(found[2][13:21], 16) if found and found[2][12] == _OF_TABLE else None
+
+
+RETRY_SECONDS = 5.0
+FITTING_AT_FIRST = 10_000
+"""Messages that are received at once; of large ones, as many as fitted the last time, then twice as many."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PointedMessage(Message):
+    """A message whose body was an object."""
+
+    pointer: Message
+    object_name: str
+
+
+class PointerQueue:
+    """A `CommitQueue` that sends what is too large for another one as a pointer to the object store."""
+
+    def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
+        self._queue = queue
+        self._objects = objects
+        self._fitting = FITTING_AT_FIRST
+
+    @property
+    def body_bytes_max(self) -> int:
+        return BODY_BYTES_MAX
+
+    @property
+    def visibility_seconds(self) -> float:
+        return self._queue.visibility_seconds
+
+    @property
+    def knows_tables(self) -> bool:
+        return self._queue.knows_tables
+
+    def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
+        """Send messages; first the objects are written, so that no pointer leads nowhere."""
+        self._queue.send([body if self._fits(body) else self._put(body) for body in bodies], tables)
+
+    def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
+        asked = min(limit, self._fitting)
+        found, unreadable, rest = with_bodies(self._queue.receive(asked, wait_seconds), self._objects)
+        # what is too much goes back, so that it is not asked for again at once
+        self._fitting = max(1, len(found)) if rest else min(max(self._fitting, 2 * asked), FITTING_AT_FIRST)
+        for messages, seconds in ((unreadable, RETRY_SECONDS), (rest, 0.0)):
+            if messages:
+                self._queue.send_again(messages, seconds)
+        return found
+
+    def delete(self, messages: Sequence[Message]) -> None:
+        """The messages first: a pointer must not outlive its object."""
+        self._queue.delete(messages)
+        delete_bodies(messages, self._objects)
+
+    def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
+        self._queue.retry_later(messages, seconds)
+
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        self._queue.send_again(_as_sent(messages), seconds)
+
+    def bury(self, messages: Sequence[Message], reason: str) -> None:
+        """A dead letter is the pointer, and its object is kept."""
+        self._queue.bury(_as_sent(messages), reason)
+
+    def depth(self) -> QueueDepth:
+        return self._queue.depth()
+
+    def _fits(self, body: str) -> bool:
+        bytes_max = self._queue.body_bytes_max
+        return len(body) * 4 <= bytes_max or len(body.encode(errors="replace")) <= bytes_max
+
+    def _put(self, body: str) -> str:
+        """Writes the body's object; gives the pointer."""
+        commit_id = commit_id_of(body)
+        table_id = table_id_of(body)
+        name = new_name(narrow_id(commit_id or body), table_id)
+        try:
+            data = body.encode()
+        except UnicodeEncodeError:
+            raise InvalidCommitRequest("a message must be text without lone surrogates") from None
+        if len(data) > BODY_BYTES_MAX:
+            raise InvalidCommitRequest(
+                f"a commit request of {len(data)} bytes is too large; "
+                f"send several of at most {BODY_BYTES_MAX} bytes"
+            )
+        try:
+            self._objects.put(name, data)
+        except ObjectAlreadyExists:
+            # the store's client tried again a write that had succeeded
+            if self._objects.get(name) != data:
+                raise
+        # the table tells, when the message is buried, how long the object is kept
+        about = {"commit_id": commit_id, "table_id": table_id}
+        pointer = {"version": VERSION, "type": POINTER, **about, "object": name}
+        return json.dumps(pointer, separators=(",", ":"))
+
+
+def with_bodies(
+    messages: Sequence[Message], objects: ObjectStore
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Messages with their objects as bodies, those whose object cannot be read now, those to be read later.
+
+    The last would make the first more than `RECEIVED_BYTES_MAX`. A pointer whose object is gone stays as it
+    is: `decode` says what that means.
+    """
+    found, unreadable, rest = list[Message](), list[Message](), list[Message]()
+    room = RECEIVED_BYTES_MAX
+    for message in messages:
+        try:
+            name = object_of(message.body)
+            size = 0 if name is None else objects.size(name)
+            if name is None or size > BODY_BYTES_MAX:  # larger objects are not written by us
+                found.append(message)
+            elif size > room and found:
+                rest.append(message)
+            else:
+                found.append(_followed(message, name, objects))
+                room -= size
+        except ObjectNotFound:
+            found.append(message)
+        except ObjectStoreError as error:
+            logger.warning("a commit request waits for its object: %s", error)
+            unreadable.append(message)
+    return found, unreadable, rest
+
+
+def delete_bodies(messages: Sequence[Message], objects: ObjectStore) -> None:
+    """Deletes the objects of messages that are gone."""
+    names = [message.object_name for message in messages if isinstance(message, PointedMessage)]
+    for name, why in objects.delete(names) if names else ():
+        logger.warning("%s is not needed and could not be deleted: %s", name, why)
+
+
+def _as_sent(messages: Sequence[Message]) -> list[Message]:
+    return [message.pointer if isinstance(message, PointedMessage) else message for message in messages]
+
+
+def _followed(message: Message, name: str, objects: ObjectStore) -> Message:
+    try:
+        body = objects.get(name).decode()
+    except UnicodeDecodeError:
+        return message
+    facts = (message.receipt, message.receive_count, message.sent_at, message, name)
+    return PointedMessage(body, *facts, born=message.born)
+
+
+def object_of(body: str) -> str | None:
+    """The object that a pointer names; None for every other message, and for objects that are no bodies."""
+    if not body.startswith(f'{{"version":{VERSION},"type":"{POINTER}",'):
+        return None
+    try:
+        name = json.loads(body).get("object")
+    except (ValueError, RecursionError):
+        return None
+    # a forged pointer must not have us read, or delete, a table's data
+    return name if isinstance(name, str) and commit_key_of(name) is not None else None

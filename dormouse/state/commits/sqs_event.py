@@ -1,0 +1,144 @@
+"""A batch of SQS records, as a lambda gets them: applied, and answered record by record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from dormouse.errors import InvalidCommitRequest, InvalidInput
+from dormouse.objects import ObjectStore
+from dormouse.postgres.connection import Supplier
+from dormouse.settings.event import field
+from dormouse.state.commits.handling import RECEIVES_MAX, Handled, Handler, Tally
+from dormouse.state.commits.outcomes import CommitOutcome
+from dormouse.state.commits.pointers import delete_bodies, with_bodies
+from dormouse.state.commits.queue import Message
+from dormouse.state.commits.table_cache import Tables
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 10.0
+"""What a request waits for is mostly in the next batch, which another lambda applies at the same time."""
+
+IDLE_SECONDS_MAX = 2.0
+"""What is not there for so long may be behind many other messages, which must not wait for it."""
+
+FIRST_PAUSE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a batch.
+
+    `again` has the ids of the messages that SQS shall deliver again. `applied` counts requests that were
+    applied now or before, `rejected` those that were refused for good, `later` those that are tried again,
+    and `dead` what a committer would bury, which comes again until SQS gives it up.
+    """
+
+    again: frozenset[str]
+    applied: int
+    rejected: int
+    later: int
+    dead: int
+
+
+def handle(
+    event: Mapping[str, Any],
+    supplier: Supplier,
+    objects: ObjectStore,
+    *,
+    receives_max: int = RECEIVES_MAX,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> Answer:
+    """Applies the records of an SQS event as one batch: a statement for each table and kind of request.
+
+    What waits for its inputs is tried again for `patience_seconds` at most, and only while others like it get
+    on, since SQS would deliver it only after the visibility timeout. A request that was refused for good is
+    acknowledged, since its submitter finds why by its commit id. Messages that cannot be read, requests that
+    never got what they need, and those for a table of another timeline are left to the queue's own
+    dead-letter queue, bodies and all. Raises `InvalidCommitRequest` when the event is not one of SQS.
+    """
+    handler = Handler(Tables(supplier), receives_max=receives_max)
+    handled, unreadable, rest = list[Handled](), list[Message](), _messages(event)
+    while rest:
+        found, away, rest = with_bodies(rest, objects)
+        unreadable += away
+        handled += (portion := _patiently(handler, found, patience_seconds))
+        delete_bodies([item.message for item in portion if item.fate == "done"], objects)
+    for item in handled:
+        if item.outcome.error is not None and not item.is_tried_again:
+            _warn(item.outcome)
+    tally = Tally()
+    tally.add(handled)
+    logger.info("committer: %s", tally.metrics())
+    waiting = [*unreadable, *(item.message for item in handled if item.outcome.state == "try_later")]
+    later = {message.receipt for message in waiting}
+    dead = {item.message.receipt for item in handled if item.fate == "bury"}
+    states = Counter(item.outcome.state for item in handled if item.fate != "bury")
+    return Answer(
+        again=frozenset(later | dead),
+        applied=states["applied"] + states["applied_before"],
+        rejected=states["rejected"],
+        later=len(later),
+        dead=len(dead),
+    )
+
+
+def _patiently(handler: Handler, messages: Sequence[Message], seconds: float) -> list[Handled]:
+    """What became of each message, after those that wait for others have had some time."""
+    found = {item.message.receipt: item for item in handler.handle(messages)}
+    end = time.monotonic() + seconds
+    idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
+    while waiting := [item.message for item in found.values() if item.is_tried_again]:
+        pause = min(pause, idle_end - time.monotonic())
+        if pause <= 0:
+            break
+        time.sleep(pause)
+        again = {item.message.receipt: item for item in handler.handle(waiting)}
+        found |= again
+        if any(item.outcome.state != "try_later" for item in again.values()):
+            idle_end, pause = _idle_end(end), FIRST_PAUSE_SECONDS
+        else:
+            pause *= 2
+    return list(found.values())
+
+
+def _idle_end(end: float) -> float:
+    return min(end, time.monotonic() + IDLE_SECONDS_MAX)
+
+
+def _warn(outcome: CommitOutcome) -> None:
+    names = {"table": outcome.table, "commit_id": outcome.commit_id, "state": outcome.state}
+    logger.warning(
+        "%s is %s: %s",
+        outcome.subject,
+        outcome.state,
+        outcome.error,
+        extra={**names, "error_class": outcome.error_class},
+    )
+
+
+def _messages(event: Mapping[str, Any]) -> list[Message]:
+    try:
+        return [_message(record) for record in field(event, "Records", list)]
+    except InvalidInput as error:
+        raise InvalidCommitRequest(f"not an event of SQS: {error}") from None
+
+
+def _message(record: Mapping[str, Any]) -> Message:
+    sent, received, body, message_id = (
+        field(record, name, str, "a record")
+        for name in ("attributes.SentTimestamp", "attributes.ApproximateReceiveCount", "body", "messageId")
+    )
+    try:
+        receives, sent_at = int(received), datetime.fromtimestamp(int(sent) / 1_000, UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(f"ApproximateReceiveCount or SentTimestamp of a record: {error}") from None
+    # both are clocks of AWS
+    born = time.monotonic() - (datetime.now(UTC) - sent_at).total_seconds()
+    return Message(body, message_id, receives, sent_at, born=born)

@@ -1,0 +1,309 @@
+"""The commit queue in Amazon SQS: a standard queue, which must exist."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property
+from typing import Any
+
+from dormouse.errors import (
+    CommitQueueError,
+    DependencyMissing,
+    InvalidCommitRequest,
+    InvalidInput,
+    not_installed,
+)
+from dormouse.model.backoff import backoff_seconds
+from dormouse.state.commits.queue import (
+    RECEIVED_BYTES_MAX,
+    Message,
+    QueueDepth,
+    TableName,
+    batches,
+    check_hidden,
+)
+
+BATCH_MESSAGES_MAX = 10
+BATCH_BYTES_MAX = 2**20
+BODY_BYTES_MAX = 2**20 - 4096
+"""Leaves room for the reason of a dead letter."""
+WAIT_SECONDS_MAX = 20
+HIDDEN_SECONDS_MAX = 43_200
+DELAY_SECONDS_MAX = 900
+REASON_CHARACTERS_MAX = 900
+ATTEMPTS_MAX = 6
+RETRY_SECONDS_MIN = 0.05
+_COUNTS = (
+    "ApproximateNumberOfMessages",
+    "ApproximateNumberOfMessagesNotVisible",
+    "ApproximateNumberOfMessagesDelayed",
+)
+_ENDPOINT_REGION = re.compile(r"https://sqs\.([a-z0-9-]+)\.amazonaws\.com")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MISSING = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "InvalidAddress"}
+_DENIED = {"AccessDenied", "AccessDeniedException", "InvalidClientTokenId", "SignatureDoesNotMatch"}
+_OVERTAKEN = {"ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"}
+
+logger = logging.getLogger(__name__)
+_Entry = dict[str, Any]
+
+
+class SqsQueue:
+    """A `CommitQueue` at a URL. `client` is for boto3's, which looks for what is not given.
+
+    Depth is approximate, and the age of the oldest message is that of the oldest last received here. Dead
+    letters go to where the queue's redrive policy says.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        visibility_seconds: float = 60.0,
+        body_bytes_max: int = BODY_BYTES_MAX,
+        **client: Any,
+    ) -> None:
+        if not url.startswith(("https://", "http://")):
+            raise InvalidInput(f"commit queue {url!r}: give the URL of an SQS queue, like https://sqs.…/name")
+        if url.endswith(".fifo"):
+            raise InvalidInput(f"commit queue {url!r}: give a standard queue; the order does not matter")
+        check_hidden("visibility_seconds", visibility_seconds, HIDDEN_SECONDS_MAX)
+        region = _ENDPOINT_REGION.match(url)
+        self._url = url
+        self._visibility_seconds = visibility_seconds
+        self._body_bytes_max = min(body_bytes_max, BODY_BYTES_MAX)
+        self._options = {"region_name": region[1] if region else None, **client}
+        self._oldest: Message | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def body_bytes_max(self) -> int:
+        return self._body_bytes_max
+
+    @property
+    def visibility_seconds(self) -> float:
+        return self._visibility_seconds
+
+    @property
+    def knows_tables(self) -> bool:
+        return False
+
+    def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
+        entries = [{"MessageBody": self._checked(body)} for body in bodies]
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
+            self._send_batch(self._url, batch)
+
+    def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
+        if limit < 1:
+            raise InvalidInput(f"limit must be at least 1, not {limit}")
+        messages: list[Message] = []
+        size = 0
+        while len(messages) < limit and size < RECEIVED_BYTES_MAX:
+            wait = 0.0 if messages else wait_seconds
+            try:
+                some = self._receive_some(limit - len(messages), wait)
+            except CommitQueueError as error:
+                if not messages:
+                    raise
+                logger.warning("%s", error)
+                break
+            messages += some
+            size += sum(len(message.body) for message in some)
+            if not some:
+                break
+        self._oldest = min(messages, key=lambda message: message.born, default=None)
+        return messages
+
+    def delete(self, messages: Sequence[Message]) -> None:
+        self._for_receipts("delete_message_batch", messages, {})
+
+    def retry_later(self, messages: Sequence[Message], seconds: float) -> None:
+        check_hidden("seconds", seconds, HIDDEN_SECONDS_MAX)
+        change = {"VisibilityTimeout": math.ceil(seconds)}
+        self._for_receipts("change_message_visibility_batch", messages, change)
+
+    def send_again(self, messages: Sequence[Message], seconds: float) -> None:
+        """Sends others like them, and deletes these: SQS buries what was delivered too often."""
+        check_hidden("seconds", seconds, DELAY_SECONDS_MAX)
+        entries = [{"MessageBody": message.body, "DelaySeconds": math.ceil(seconds)} for message in messages]
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
+            self._send_batch(self._url, batch)
+        self.delete(messages)
+
+    def bury(self, messages: Sequence[Message], reason: str) -> None:
+        """Sends them to the dead-letter queue, with the attribute `reason`, and deletes them here.
+
+        `CommitQueueError` when the queue has none; the messages stay then.
+        """
+        if not messages:
+            return
+        text = _NOT_XML.sub("�", reason)[:REASON_CHARACTERS_MAX] or "no reason was given"
+        attributes = {"reason": {"DataType": "String", "StringValue": text}}
+        entries = [{"MessageBody": message.body, "MessageAttributes": attributes} for message in messages]
+        target = self._dead_letters
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
+            self._send_batch(target, batch)
+        self.delete(messages)
+
+    def depth(self) -> QueueDepth:
+        answer = self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=list(_COUNTS))
+        messages = sum(int(answer["Attributes"][name]) for name in _COUNTS)
+        oldest = self._oldest
+        return QueueDepth(messages, oldest.age_seconds if messages and oldest else 0.0, approximate=True)
+
+    def _checked(self, body: str) -> str:
+        if _NOT_XML.search(body) or not body:
+            raise InvalidCommitRequest("a message for SQS must be text of characters that XML allows")
+        if (size := len(body.encode())) > self._body_bytes_max:
+            raise InvalidCommitRequest(
+                f"a message of {size} bytes is too large for commit queue {self._url}: "
+                f"at most {self._body_bytes_max}"
+            )
+        return body
+
+    def _receive_some(self, limit: int, wait_seconds: float) -> list[Message]:
+        answer = self._call(
+            "receive_message",
+            QueueUrl=self._url,
+            MaxNumberOfMessages=min(limit, BATCH_MESSAGES_MAX),
+            WaitTimeSeconds=min(math.ceil(wait_seconds), WAIT_SECONDS_MAX),
+            VisibilityTimeout=math.ceil(self._visibility_seconds),
+            MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
+        )
+        date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        return [_message(found, now) for found in answer.get("Messages", ())]
+
+    def _send_batch(self, url: str, entries: Sequence[_Entry]) -> None:
+        """Sends at most ten; those that fail through no fault of theirs are sent again."""
+        if failed := self._batch("send_message_batch", url, entries):
+            raise _refused(f"commit queue {url} refused", failed, len(entries))
+
+    def _for_receipts(self, operation: str, messages: Sequence[Message], change: _Entry) -> None:
+        """One call for ten deliveries; those that another delivery has overtaken are left alone."""
+        entries = [{"ReceiptHandle": message.receipt, **change} for message in messages]
+        failed: list[_Entry] = []
+        for start in range(0, len(entries), BATCH_MESSAGES_MAX):
+            failed += self._batch(operation, self._url, entries[start : start + BATCH_MESSAGES_MAX])
+        serious = [entry for entry in failed if _code(entry) not in _OVERTAKEN]
+        if serious:
+            raise _refused(f"commit queue {self._url}: {operation} failed for", serious, len(messages))
+
+    def _batch(self, operation: str, url: str, entries: Sequence[_Entry]) -> list[_Entry]:
+        """Runs a batch operation until only those are left whose own fault it is; gives their failures."""
+        numbered = {str(number): {"Id": str(number), **entry} for number, entry in enumerate(entries)}
+        hopeless: list[_Entry] = []
+        pending = list(numbered)
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            answer = self._call(operation, QueueUrl=url, Entries=[numbered[number] for number in pending])
+            failed = answer.get("Failed", [])
+            hopeless += [entry for entry in failed if entry.get("SenderFault", False)]
+            again = [entry for entry in failed if not entry.get("SenderFault", False)]
+            if not again:
+                return hopeless
+            if attempt < ATTEMPTS_MAX:
+                pending = [entry["Id"] for entry in again]
+                time.sleep(backoff_seconds(attempt, RETRY_SECONDS_MIN))
+        return hopeless + again
+
+    @cached_property
+    def _dead_letters(self) -> str:
+        """The URL of the dead-letter queue."""
+        answer = self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=["RedrivePolicy"])
+        policy = answer.get("Attributes", {}).get("RedrivePolicy", "")
+        arn = re.search(r'"deadLetterTargetArn"\s*:\s*"arn:[^:"]*:sqs:[^:"]*:(\d+):([^"]+)"', policy)
+        if arn is None:
+            raise CommitQueueError(
+                f"commit queue {self._url} has no dead-letter queue: give it a redrive policy"
+            )
+        found = self._call("get_queue_url", QueueName=arn[2], QueueOwnerAWSAccountId=arn[1])
+        return str(found["QueueUrl"])
+
+    def _call(self, operation: str, **parameters: Any) -> Any:
+        with self._errors():
+            return getattr(self._client, operation)(**parameters)
+
+    @property
+    def _client(self) -> Any:
+        with self._lock:  # making one is not safe in threads; using one is
+            return self._connected
+
+    @cached_property
+    def _connected(self) -> Any:
+        try:
+            import boto3
+            from botocore.config import Config
+        except ImportError:
+            raise not_installed("boto3", "aws") from None
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 4},
+            connect_timeout=5,
+            read_timeout=WAIT_SECONDS_MAX + 20,
+            max_pool_connections=32,
+        )
+        return boto3.session.Session().client("sqs", config=config, **self._options)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What boto3 says as one line that names the queue."""
+        try:
+            yield
+        except (DependencyMissing, CommitQueueError):
+            raise
+        except Exception as error:
+            from botocore.exceptions import BotoCoreError, ClientError
+
+            if not isinstance(error, BotoCoreError | ClientError | ValueError):
+                raise
+            if type(error).__name__ == "NoRegionError":  # as all else that has none
+                raise InvalidInput(f"commit queue {self._url} has no region: set AWS_REGION") from error
+            raise CommitQueueError(f"commit queue {self._url} {_reason(error)}") from error
+
+
+def _message(found: _Entry, now: datetime) -> Message:
+    """A delivery; `now` is of the clock of SQS."""
+    attributes = found["Attributes"]
+    sent_at = datetime.fromtimestamp(int(attributes["SentTimestamp"]) / 1000, UTC)
+    count = int(attributes["ApproximateReceiveCount"])
+    born = time.monotonic() - (now - sent_at).total_seconds()
+    return Message(found["Body"], found["ReceiptHandle"], count, sent_at, born=born)
+
+
+def _size(entry: _Entry) -> int:
+    """In bytes, attributes included."""
+    attributes = entry.get("MessageAttributes", {})
+    texts = [text for name, value in attributes.items() for text in (name, *value.values())]
+    return len(entry["MessageBody"].encode()) + sum(len(text.encode()) for text in texts)
+
+
+def _reason(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    response = getattr(error, "response", {})
+    code = _code(response.get("Error", {}))
+    if code in _MISSING:
+        return f"does not exist: {said}"
+    if code in _DENIED or response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 403:
+        return f"denies access: {said}"
+    kind = type(error).__name__
+    if kind in {"NoCredentialsError", "PartialCredentialsError"}:
+        return f"has no credentials: {said}"
+    if kind in {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError"}:
+        return f"cannot be reached: {said}"
+    return f"failed: {said}"
+
+
+def _refused(what: str, failed: Sequence[_Entry], messages: int) -> CommitQueueError:
+    first = f"{_code(failed[0])}: {failed[0].get('Message', '')}".rstrip(": ")
+    return CommitQueueError(f"{what} {len(failed)} of {messages} messages: {first}")
+
+
+def _code(fields: _Entry) -> str:
+    return str(fields.get("Code", ""))

@@ -1,0 +1,136 @@
+"""What of a table's references, files, counts, log and claims does not agree, told by sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+
+from dormouse.model.table import Problem, ProblemKind
+from dormouse.model.text import narrow_id
+from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.postgres.arrays import Uuids
+from dormouse.postgres.connection import Isolation
+from dormouse.postgres.transaction import allow_scans
+from dormouse.state.files.differences import FOUND_MAX, Difference, Differences, not_counted
+from dormouse.state.files.holds import lock_history
+from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.totals import named_rows
+
+T = TypeVar("T")
+PAGE_FILES = 10_000
+_QUERIES: dict[str, ProblemKind] = {
+    "check_references": "reference_without_file",
+    "check_files": "file_without_reference",
+    "check_places": "partitions",
+    "check_rows": "totals",
+    "check_claims": "totals",
+    "check_log": "totals",
+    "check_counts": "totals",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedFile:
+    """A file with its facts; how many references it has, and the partition that has rows of it alone."""
+
+    file_id: UUID
+    filename: str
+    byte_count: int | None
+    row_count: int | None
+    min_key: bytes | None
+    max_key: bytes | None
+    digest: bytes | None
+    references: int
+    partition_id: str | None
+
+
+class FileChecks:
+    """The checks of one table."""
+
+    def __init__(self, own: OwnTables) -> None:
+        self._own = own
+        self._differences = Differences(own)
+
+    def problems(self) -> list[Problem]:
+        """What does not agree in one snapshot; at most 1,000 of each kind."""
+        return self._run(self._problems, isolation=Isolation.REPEATABLE_READ)
+
+    def pages(self, *, with_references: bool) -> Iterator[list[TrackedFile]]:
+        """All files, by id."""
+        after = UUID(int=0)
+        while True:
+            values = {"after": after, "limit": PAGE_FILES, "with_references": with_references}
+            page = [TrackedFile(*row) for row in self._rows("check_page", values)]
+            yield page
+            if len(page) < PAGE_FILES:
+                return
+            after = page[-1].file_id
+
+    def referenced(self, file_ids: Sequence[UUID]) -> dict[UUID, int | None]:
+        """Of some files those that something refers to now, with their size."""
+        return dict(self._rows("check_again", {"file_ids": list(file_ids)}))
+
+    def note_digests(self, digests: Mapping[UUID, bytes]) -> None:
+        """Of files that were written without one."""
+        values = {"file_ids": list(digests), "digests": Uuids(list(digests.values()))}
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            # stage one of collection finds files by their places, which this changes
+            lock_history(conn, self._own.table.table_id)
+            conn.execute(self._own.on("note_digests"), values)
+
+        self._own.run(work, operation="note digests")
+
+    def unknown(self, names: Sequence[str]) -> list[str]:
+        """Of some objects those that are no file of the table now, nor the sketches of one."""
+        ids = [narrow_id(name.removesuffix(SKETCHES_SUFFIX)) for name in names]
+        return [name for (name,) in self._rows("check_unknown", {"names": list(names), "file_ids": ids})]
+
+    def _problems(self, conn: psycopg.Connection[Any]) -> list[Problem]:
+        allow_scans(conn)
+        table, values = self._own.table, {"table_id": self._own.table.table_id, "limit": FOUND_MAX}
+        found = [
+            Problem(kind, table.name, *row)
+            for name, kind in _QUERIES.items()
+            if name in self._own.layout.queries
+            for row in conn.execute(self._own.on(name), values)
+        ]
+        lost = [*self._differences.lost_in(conn), *self._totals(conn), *self._differences.remembered_in(conn)]
+        named = {one.filename for one in found if one.kind == "file_without_reference"}
+        return found + [
+            Problem("totals", table.name, one.partition_id, one.filename, one.detail)
+            for one in dict.fromkeys(lost)
+            if one.filename not in named
+        ]
+
+    def _totals(self, conn: psycopg.Connection[Any]) -> Iterator[Difference]:
+        """What was remembered and has changed since, beside what there is."""
+        key = {"table_id": self._own.table.table_id}
+        since = named_rows(conn.execute(self._own.on("count_since"), key))
+        if since:
+            [now] = named_rows(conn.execute(self._own.on("count_all"), key))
+            yield from not_counted(since[0], now)
+
+    def _rows(self, name: str, values: dict[str, Any]) -> list[Any]:
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            key = {**values, "table_id": self._own.table.table_id}
+            return conn.execute(self._own.on(name), key).fetchall()
+
+        return self._run(work)
+
+    def _run(
+        self,
+        work: Callable[[psycopg.Connection[Any]], T],
+        isolation: Isolation = Isolation.READ_COMMITTED,
+    ) -> T:
+        """In a transaction whose snapshots see all of the layout's tables, as it has them: locked first."""
+
+        def locked(conn: psycopg.Connection[Any]) -> T:
+            self._own.still(conn)
+            return work(conn)
+
+        return self._own.run(locked, isolation=isolation, read_only=True, operation="check")

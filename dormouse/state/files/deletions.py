@@ -1,0 +1,215 @@
+"""The deletions of one table: each is one row, whatever it deletes, and has its place among the files.
+
+A deletion and what adds references come one after the other: it keeps the others out for the moment in which
+it is recorded. So each file was there before it, and its rows are deleted, or came after it, and they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from itertools import takewhile
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
+from dormouse.errors.moved import SchemaMoved
+from dormouse.model.kept_conditions import as_now, shown
+from dormouse.model.keys import decode_value, encode_key
+from dormouse.model.schema import Schema
+from dormouse.model.text import narrow_bytes
+from dormouse.postgres.arrays import Uuids
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_alone, run_transaction
+from dormouse.state.files.holds import MARGIN_SECONDS
+from dormouse.state.files.layout import MAY_BE_OF
+from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import FileReferenceStore
+
+RETIRED_MAX = 100
+"""Deletions of which one round looks whether they are still needed."""
+
+_QUERIES = load(__package__ or "", "deletions")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDeletion:
+    """A deletion; `condition` is what its `where` said, as JSON. `pending`: readers apply it."""
+
+    deletion_id: int
+    condition: str
+    by_values: bool
+    deleted_at: datetime
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A file that was looked at: of the deletions up to number `till` it has rows of those `left` alone."""
+
+    filename: str
+    till: int
+    left: Sequence[int]
+
+
+class Deletions:
+    """The deletions of one table."""
+
+    def __init__(self, store: FileReferenceStore) -> None:
+        self._store = store
+        self._own = store.own
+
+    def record(
+        self,
+        condition: str,
+        bounds: KeyBounds,
+        *,
+        by_values: bool,
+        also: Callable[[psycopg.Connection[Any], int], object] = lambda conn, deletion_id: None,
+    ) -> tuple[int, datetime]:
+        """Deletes what is there and matches; gives its number, and when it was.
+
+        `by_values`: whether it names columns that are no keys. Waits for a moment in which no transaction
+        adds references; `also` is part of its transaction, once it has its number. Raises `InvalidQuery` for
+        one by values where rows of equal key are merged, `SchemaMoved` when the columns are not those of the
+        condition, `TableNotFound`, `TableBusy`.
+        """
+        name, key = self._own.table.name, {"table_id": self._own.table.table_id}
+        values = {**key, **bounds.arrays(), "condition": condition, "by_values": by_values}
+        values |= {"min_key": self._beginning(bounds.min_keys), "max_key": self._beginning(bounds.max_keys)}
+
+        def work(conn: psycopg.Connection[Any]) -> tuple[int, datetime]:
+            is_merged, version = conn.execute(_QUERIES["aggregates"].on(), key).fetchone() or (False, None)
+            if version not in (None, self._own.table.schema.version):
+                raise SchemaMoved(f"the columns of table {name!r} were changed")
+            self._store.keep_writers_out(conn)
+            if is_merged and by_values:
+                raise InvalidQuery(
+                    f"rows of equal key of table {name!r} are merged, so that a value is not that of a row: "
+                    "delete by row keys and sort keys"
+                )
+            rows = conn.execute(_QUERIES["record"].on(), values).fetchall()
+            if not rows:
+                raise TableNotFound.gone(name)
+            [(deletion_id, deleted_at)] = rows
+            also(conn, deletion_id)
+            return deletion_id, deleted_at
+
+        return self._own.following(
+            lambda: run_alone(self._store.supplier, work, operation=f"delete from table {name!r}")
+        )
+
+    def list(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
+        """By number."""
+        rows = self._own.rows(_QUERIES["list"], {"all": not pending_only}, operation="list deletions")
+        return [RecordedDeletion(row[0], shown(row[1]), *row[2:]) for row in rows]
+
+    def note(
+        self,
+        looks: Sequence[Noted],
+        also: Callable[[psycopg.Connection[Any]], object] = lambda conn: None,
+    ) -> None:
+        """Records what looks at files have found; of a file that was looked at later, nothing is changed.
+
+        `also` is part of the transaction.
+        """
+        values = {
+            "file_ids": Uuids([narrow_bytes(one.filename) for one in looks]),
+            "till": [one.till for one in looks],
+            "left": [f"{{{','.join(map(str, one.left))}}}" if one.left else None for one in looks],
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            # stage one of collection finds files by their places, which this changes
+            conn.execute(_QUERIES["lock_history"].on(), {"table_id": self._own.table.table_id})
+            conn.execute(self._own.on("note_deletions"), values)
+            also(conn)
+
+        self._own.run(work, operation="note deletions")
+
+    def count_restored(self, snapshot: str, conn: psycopg.Connection[Any]) -> int:
+        """How many a restore to a snapshot undoes, or makes pending again."""
+        return int(self._of_snapshot("count_restored", snapshot, conn).fetchall()[0][0])
+
+    def check_restorable(self, schema: Schema, snapshot: str, conn: psycopg.Connection[Any]) -> None:
+        """`InvalidCut` when a deletion that was pending in a snapshot names a column that is gone."""
+        for deletion_id, condition in self._of_snapshot("then_pending", snapshot, conn).fetchall():
+            try:
+                as_now(schema, condition)
+            except InvalidQuery as error:
+                raise InvalidCut(
+                    f"table {self._own.table.name!r} cannot be put back: deletion {deletion_id} was pending "
+                    f"then, and {error}; read the moment with as_of, and ingest what is missing"
+                ) from None
+
+    def restore(self, snapshot: str, conn: psycopg.Connection[Any]) -> None:
+        """Part of a restore, while writers are kept out: those are pending that were in a snapshot."""
+        self._of_snapshot("restore", snapshot, conn)
+
+    def _of_snapshot(self, name: str, snapshot: str, conn: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+        query = _QUERIES[name].including(pending_then=_QUERIES["pending_then"])
+        return conn.execute(query.on(), {"table_id": self._own.table.table_id, "snapshot": snapshot})
+
+    def check_mergeable(self) -> None:
+        """`InvalidProperties` while one by values is pending: of merged rows it could not be told."""
+        for one in self.list():
+            if one.by_values:
+                raise InvalidProperties(
+                    f"aggregate: deletion {one.deletion_id} of table {self._own.table.name!r} names values, "
+                    "which merged rows cannot tell; compact the table and collect its garbage first, until "
+                    "'dormouse table deletions' has it no more"
+                )
+
+    def retire(self) -> int:
+        """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.
+
+        Each that may be of the rows of a file that came before it is needed. Gives how many were retired.
+        """
+        key, rows = (
+            {"table_id": self._own.table.table_id},
+            partial(self._own.rows, operation="retire deletions"),
+        )
+        not_needed = _QUERIES["not_needed"].including(may_be_of=MAY_BE_OF)
+        some = _first_column(rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}))
+        free = _first_column(rows(not_needed, {"deletion_ids": some})) if some else []
+        if free:
+
+            def work(conn: psycopg.Connection[Any]) -> None:
+                # what came meanwhile is seen, whatever it began with
+                self._store.keep_writers_out(conn)
+                still = conn.execute(self._own.on(not_needed), {**key, "deletion_ids": free}).fetchall()
+                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": _first_column(still)})
+
+            name = f"retire deletions of table {self._own.table.name!r}"
+            self._own.following(lambda: run_alone(self._store.supplier, work, operation=name))
+        self._forget()
+        return len(free)
+
+    def _forget(self) -> None:
+        values = {
+            "table_id": self._own.table.table_id,
+            "kept_seconds": self._own.table.properties.history_retention_seconds,
+            "margin_seconds": MARGIN_SECONDS,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(_QUERIES["lock_history"].on(), values)
+            conn.execute(_QUERIES["forget"].on(), values)
+
+        run_transaction(self._store.supplier, work, operation="forget deletions")
+
+    def _beginning(self, values: Sequence[bytes | None]) -> bytes:
+        """The key that bounds of row keys begin with, as far as they are bounds."""
+        fields = self._own.table.schema.row_keys
+        known = takewhile(lambda pair: pair[1] is not None, zip(fields, values, strict=False))
+        return encode_key(fields, [decode_value(field.type, value or b"") for field, value in known])
+
+    def count_pending(self) -> int:
+        return int(self._own.rows(_QUERIES["count_pending"], operation="count deletions")[0][0])
+
+
+def _first_column(rows: Sequence[Any]) -> list[int]:
+    return [row[0] for row in rows]

@@ -1,0 +1,217 @@
+"""Garbage collection: files go, a while after their last reference went.
+
+Stage one stamps what was unreferenced since the last run, and costs in proportion to it. Stage two deletes
+what was stamped long enough ago: first the object, then the row, so that a crash leaves a row to try again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+
+from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
+from dormouse.model.table import Problem
+from dormouse.model.text import plural
+from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
+from dormouse.postgres.connection import Supplier
+from dormouse.state.files import old_epochs, removal_log
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.deletions import Deletions
+from dormouse.state.files.differences import Difference
+from dormouse.state.files.holds import deletable_before, let_go
+from dormouse.state.files.last_rounds import LastRounds
+from dormouse.state.files.store import FileReferenceStore
+
+NAMES_MAX = 10_000
+EPOCHS_SECONDS_MAX = 30.0
+"""How long one round forgets epochs: a long history that is truncated holds up nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class GarbageReport:
+    """What a round did; `failed` names objects that could not be deleted, to be tried again next time.
+
+    `deleted_files` and `failed` name the first 10,000 of each; `deleted` and `failures` tell how many.
+    `epochs` and `partitions` of before the truncation were forgotten; of `epochs_left` it is to be seen.
+    """
+
+    newly_unreferenced: int
+    deleted_files: tuple[str, ...]
+    failed: tuple[tuple[str, str], ...]
+    abandoned_attempts: int
+    whole: bool = True
+    """Whether all was done that was due; False when the time was over."""
+    deleted: int = 0
+    failures: int = 0
+    epochs: int = 0
+    partitions: int = 0
+    epochs_left: int = 0
+
+    def with_more(self, deleted: Sequence[str], failed: Sequence[tuple[str, str]]) -> GarbageReport:
+        """The report after another batch, in bounded memory."""
+        return replace(
+            self,
+            deleted_files=(*self.deleted_files, *deleted)[:NAMES_MAX],
+            failed=(*self.failed, *failed)[:NAMES_MAX],
+            deleted=self.deleted + len(deleted),
+            failures=self.failures + len(failed),
+        )
+
+
+class GarbageCollector:
+    """Collects the garbage of one table, and ends the deletions that no file of it needs."""
+
+    def __init__(
+        self, supplier: Supplier, store: FileReferenceStore, objects: ObjectStore, attempts: WriteAttempts
+    ) -> None:
+        self._supplier = supplier
+        self._store = store
+        self._objects = objects
+        self._attempts = attempts
+        self._deletions = Deletions(store)
+
+    def collect(
+        self,
+        is_over: Callable[[], bool] = lambda: False,
+        progress: Callable[[int, int], object] = lambda done, total: None,
+        *,
+        rolls_log: bool = True,
+    ) -> GarbageReport:
+        """One round: both stages, dead writers' objects, expired commits, the log of removals, old epochs.
+
+        It ends after the batch of files during which `is_over` becomes true. `progress` is told how many old
+        epochs are done, and of how many. A round of all tables rolls the log itself, once, and no table
+        `rolls_log`. While references are lost it deletes no file, as their rows may be in no other, and
+        raises `CheckFailed`.
+        """
+        with LastRounds(self._supplier, self._store.table).round("collection") as current:
+            report = self._collect(is_over, progress, rolls_log)
+            current.outcome = f"{plural(report.deleted, 'file')} deleted"
+            done = (report.newly_unreferenced, report.deleted, report.abandoned_attempts, report.partitions)
+            current.worked = any(done)
+            if report.failed:
+                name, reason = min(report.failed)
+                objects = "1 object" if report.failures == 1 else f"{report.failures:,} objects"
+                current.errors.append(f"{objects} could not be deleted, first {name}: {reason}")
+        return report
+
+    def _collect(
+        self, is_over: Callable[[], bool], progress: Callable[[int, int], object], rolls_log: bool
+    ) -> GarbageReport:
+        # while what is about to go can be looked up
+        self._store.totals.bring_forward(daily=True)
+        report = GarbageReport(self._store.stamp_unreferenced(), (), (), 0)
+        lost = self._store.differences.remembered()
+        for batch in self._batches() if not lost else ():
+            if is_over():
+                return replace(report, whole=False)
+            report = report.with_more(*self._delete(batch))
+        report = replace(report, abandoned_attempts=self._attempts.collect(self._store.table))
+        self._forget_commits()
+        self._deletions.retire()
+        if rolls_log:
+            removal_log.roll(self._supplier)
+        report = self._forget_epochs(report, is_over, progress)
+        self._refuse(lost)
+        return report
+
+    def _forget_epochs(
+        self,
+        report: GarbageReport,
+        is_over: Callable[[], bool],
+        progress: Callable[[int, int], object],
+    ) -> GarbageReport:
+        """Old epochs for a while; the report with how many."""
+        ends, first = time.monotonic() + EPOCHS_SECONDS_MAX, None
+        for piece in old_epochs.forget(self._supplier, self._store.table):
+            first = piece.since if first is None else first
+            left = piece.bound - piece.till
+            report = replace(
+                report,
+                epochs=report.epochs + piece.epochs,
+                partitions=report.partitions + piece.partitions,
+                epochs_left=left,
+            )
+            progress(piece.till - first, piece.bound - first)
+            if left and (is_over() or time.monotonic() > ends):
+                return replace(report, whole=False)
+        return report
+
+    def ready(self) -> Iterator[str]:
+        """What `collect` would delete now, of what an earlier round has stamped; raises as it does."""
+        self._refuse(self._store.differences.remembered())
+        return self._store.files_ready_for_gc(self._due_before())
+
+    def look(self) -> None:
+        """Sees which files lost their last reference, as `collect` does first. `CheckFailed` as there."""
+        self._store.totals.bring_forward(daily=True)
+        self._store.stamp_unreferenced()
+        self._refuse(self._store.differences.remembered())
+
+    def free(self, filenames: list[str]) -> list[tuple[str, Exception]]:
+        """Deletes files that nothing refers to, whoever holds them; gives what could not be deleted."""
+        objects = [part for name in filenames for part in (name, name + SKETCHES_SUFFIX)]
+        failed = self._objects.delete(objects)
+        kept = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in failed}
+        self._forget([name for name in filenames if name not in kept])
+        return failed
+
+    def _refuse(self, lost: Sequence[Difference]) -> None:
+        if lost:
+            table = self._store.table.name
+            raise CheckFailed(
+                [Problem("totals", table, one.partition_id, one.filename, one.detail) for one in lost],
+                f"no file of the table is deleted until 'dormouse check --table {table} --accept' says that "
+                "what is there is right",
+            )
+
+    def _due_before(self) -> datetime:
+        # the database's clock stamps removals, so it also tells how long ago they were
+        return deletable_before(self._supplier, self._store.table)
+
+    def _forget_commits(self) -> None:
+        limit = self._store.table.properties.gc_batch_files
+        while self._store.forget_expired_commits(limit) == limit:
+            pass
+
+    def _batches(self) -> Iterator[list[str]]:
+        if next(self._store.files_ready_for_gc(self._due_before()), None) is None:
+            return
+        before = let_go(self._supplier, self._store.table)
+        ready = self._store.files_ready_for_gc(before) if before is not None else iter(())
+        while batch := list(islice(ready, self._store.table.properties.gc_batch_files)):
+            yield batch
+
+    def _delete(self, filenames: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+        errors: list[tuple[str, str]] = []
+        names = []
+        for filename in filenames:
+            try:
+                names += [
+                    check_file_name(filename, self._store.table.object_prefixes),
+                    filename + SKETCHES_SUFFIX,
+                ]
+            except InvalidName as error:  # tracked by a Dormouse that did not check
+                errors.append((filename, str(error)))
+        errors += [(name, str(error)) for name, error in self._objects.delete(names)]
+        kept = {name for name, _ in errors}
+        done = [name for name in filenames if kept.isdisjoint((name, name + SKETCHES_SUFFIX))]
+        return self._forget(done), errors
+
+    def _forget(self, filenames: list[str]) -> list[str]:
+        try:
+            self._store.delete_collected_files(filenames)
+        except (FileNotFound, FileHasReferences):
+            # another collector was faster with some of them
+            return [filename for filename in filenames if self._forget_one(filename)]
+        return filenames
+
+    def _forget_one(self, filename: str) -> bool:
+        try:
+            return self._store.delete_collected_files([filename])
+        except (FileNotFound, FileHasReferences):
+            return False

@@ -1,0 +1,79 @@
+"""The log of removed references, a partition a day: made ahead, and dropped when no table needs it."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from functools import partial
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.model.properties import TableProperties
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.days import DayPartitions, days_ahead
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup
+from dormouse.state.files.holds import MARGIN_SECONDS
+
+DAYS = DayPartitions("removal")
+_QUERIES = load(__package__ or "", "removal_log")
+
+
+def roll(supplier: Supplier) -> None:
+    """Makes the coming days' partitions and drops those that are not needed; busy days wait for next time.
+
+    A session that does not own the log leaves it to those that do, such as the maintenance of a deployment.
+    """
+    if not DAYS.may_roll(supplier):
+        return
+    today = DAYS.today(supplier)
+    ahead = days_ahead(today)
+    have = set(DAYS.days(supplier))
+    found = run_lookup(supplier, rows_of(_QUERIES["days_without_partition"]), operation="removal log")
+    late = {day for (day,) in found}
+    if late and max(late) > max(ahead):
+        DAYS.attempt(supplier, lambda conn: _date_back(conn, max(ahead)))
+    DAYS.make(supplier, sorted((ahead | {day for day in late if day < today}) - have))
+    for day in sorted(day for day in have if day < today):
+        # the log is locked for a moment: only where it is likely to be of use
+        if not _seems_needed(supplier, day):
+            DAYS.attempt(supplier, partial(_drop_unless_needed, day=day))
+
+
+def _date_back(conn: psycopg.Connection[Any], last: date) -> None:
+    conn.execute(_QUERIES["date_back"].on(), {"first_day": _midnight(last + timedelta(days=1))})
+
+
+def _drop_unless_needed(conn: psycopg.Connection[Any], day: date) -> None:
+    # first the lock, then the look: what a transaction commits between the two would be lost
+    conn.execute(_QUERIES["lock_day"].on(day=DAYS.name(day)))
+    if _is_needed(conn, day):
+        return
+    # who holds a moment looks whether it can be read: before this, and then is seen, or after it
+    conn.execute(_QUERIES["lock_tables"].on(day=DAYS.name(day)))
+    if _is_needed(conn, day):
+        return
+    end = _midnight(day + timedelta(days=1))
+    conn.execute(_QUERIES["note_dropped"].literally(to_day=end).on(day=DAYS.name(day)))
+    conn.execute(_QUERIES["note_history"].on(day=DAYS.name(day)), {"margin_seconds": MARGIN_SECONDS})
+    # who reads the log locks it first, and its days then: they have waited for none of the looks
+    conn.execute(_QUERIES["lock_log"].on())
+    DAYS.drop(conn, day)
+
+
+def _seems_needed(supplier: Supplier, day: date) -> bool:
+    try:
+        return run_lookup(supplier, partial(_is_needed, day=day), operation="removal log")
+    except pg.UndefinedTable:  # another has dropped it
+        return True
+
+
+def _is_needed(conn: psycopg.Connection[Any], day: date) -> bool:
+    seconds = TableProperties().history_retention_seconds
+    values = {"retention_seconds": seconds, "margin_seconds": MARGIN_SECONDS}
+    return bool(conn.execute(_QUERIES["still_needed"].on(day=DAYS.name(day)), values).fetchall()[0][0])
+
+
+def _midnight(day: date) -> str:
+    return f"{day} 00:00:00+00"

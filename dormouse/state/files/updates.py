@@ -1,0 +1,400 @@
+"""How updates are applied: a batch of commits is one statement, whatever its size.
+
+The checks are part of the statement, and each commit of a batch is applied or refused alone. Only commits
+that want the same reference or file go into statements after each other, in one transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import errors as pg
+
+from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
+from dormouse.model.text import check_text, narrow_bytes
+from dormouse.postgres.arrays import Uuids, booleans, integers, texts
+from dormouse.postgres.connection import Isolation
+from dormouse.postgres.each import execute_each
+from dormouse.postgres.statements import Statement
+from dormouse.postgres.transaction import run_statement
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.commit import Commit, CommitResult, Kind, RefusedPart
+from dormouse.state.files.moves import of_forgotten
+from dormouse.state.files.operations import OPERATIONS, Operation
+from dormouse.state.files.parameters import Parameters
+from dormouse.state.files.reads import FileReferenceReads
+
+ROUNDS_MAX = 10
+_MERGED = 5
+"""The column of the partitions that are merged, after those of the outcome."""
+NOT_WHOLE = "DM001"
+"""The SQLSTATE that `not_whole` raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What is applied or refused as one: an item of a commit, or all its items."""
+
+    commit: int
+    first: int
+    items: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A statement that applies commits, all or, with an error, none; and their results when it does."""
+
+    statement: Statement
+    values: Parameters
+    results: list[CommitResult]
+
+
+class Updates(FileReferenceReads):
+    """The store's updates, as commits."""
+
+    def apply(
+        self, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
+    ) -> list[CommitResult]:
+        """Applies commits of one kind; gives what became of each.
+
+        One does not harm another. Without `conn` the batch is one transaction; with it, part of that one.
+        Raises what `run_transaction` raises; then nothing was applied, or its outcome is unknown; and
+        `AttemptAbandoned` when an attempt was, and nothing is applied.
+        """
+        operation = OPERATIONS[kind]
+        batch = _Batch(self, operation, commits)
+        runs = list(batch.runs())
+        if conn is None and len(runs) == 1:
+            if batch.went_whole(runs[0]):
+                return batch.results()
+            if not (batch.may_be_applied_in_part or batch.attempts()):
+                batch.apply(runs[0], None)
+                return batch.results()
+
+        def work(c: psycopg.Connection[Any]) -> list[CommitResult]:
+            again = _Batch(self, operation, commits)
+            for run in runs:
+                again.apply(run, c)
+            again.end_attempts(c)
+            return again.results()
+
+        return self._run(work, operation.name, conn) if runs else batch.results()
+
+    def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
+        """The quicker statement for all of them, as a transaction of its own; None where that takes more.
+
+        It fails, too, unless `names` are what the table is called.
+        """
+        operation = OPERATIONS[kind]
+        batch = _Batch(self, operation, commits)
+        runs = list(batch.runs())
+        if operation.whole_statement is None or len(runs) != 1 or not batch.may_go_whole:
+            return None
+        if self._isolation is not Isolation.READ_COMMITTED:
+            return None
+        values = self._values({**batch.values(runs[0]), "names": texts(names)})
+        return Whole(self.own.statement(operation.whole_statement), values, batch.results_of(runs[0]))
+
+    def _apply_once(
+        self, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
+    ) -> Sequence[Any]:
+        """One row: what became of each unit and commit."""
+
+        def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
+            self._wait_for_deletions(c)
+            return list(self._execute(c, operation.statement, values).fetchall()[0])
+
+        return self._run(work, operation.name, conn, run=run_statement)
+
+    def _apply_whole(self, operation: Operation, values: Parameters) -> bool:
+        """Applies everything, or nothing and gives False."""
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            if self._isolation is not Isolation.READ_COMMITTED:
+                self._wait_for_deletions(conn)
+                self._execute(conn, statement, values)  # inside a transaction
+                return
+            # psycopg prepares a statement that fails at its first use again each time, and forgets none
+            [answer] = execute_each(conn, [(self.own.statement(statement), self._values(values))])
+            if isinstance(answer, psycopg.Error):
+                raise answer
+
+        statement = operation.whole_statement or ""
+        try:
+            self._run(work, operation.name, None, run=run_statement)
+        except pg.UniqueViolation:
+            return False
+        except psycopg.DatabaseError as error:
+            if error.sqlstate != NOT_WHOLE:
+                raise
+            return False
+        return True
+
+
+class _Batch:
+    """Commits of one kind on their way."""
+
+    def __init__(self, store: Updates, operation: Operation, commits: Sequence[Commit]) -> None:
+        self._store = store
+        self._operation = operation
+        self._commits = commits
+        self._applied: set[int] = set()
+        self._before: set[int] = set()
+        self._asked: set[int] = set()
+        self._failed: dict[int, dict[int, DormouseError]] = defaultdict(dict)
+        self._remembered: dict[int, int] = {}
+        self._ids = {n: commit.commit_id for n, commit in enumerate(commits) if commit.commit_id is not None}
+        for commit_id in self._ids.values():
+            check_text("commit_id", commit_id)
+        self._units = [unit for n in range(len(commits)) for unit in self._checked(n)]
+
+    @property
+    def may_be_applied_in_part(self) -> bool:
+        """Whether a commit may be that, of which its id must tell later what was refused."""
+        return self._operation.alone and any(len(self._commits[number].items) > 1 for number in self._ids)
+
+    @property
+    def may_go_whole(self) -> bool:
+        """Whether nothing is refused already of a commit that may be applied in part."""
+        return not (self.may_be_applied_in_part and any(self._failed.values()))
+
+    def runs(self) -> Iterator[list[_Unit]]:
+        """The units in runs that touch nothing twice, almost always one."""
+        if len(self._units) == 1:
+            yield self._units
+            return
+        run: list[_Unit] = []
+        seen: set[Any] = set()
+        senders: dict[str, int] = {}
+        touches = self._operation.touches
+        for unit in self._units:
+            touched = {each for item in unit.items for each in touches(item)}
+            commit_id = self._ids.get(unit.commit)
+            again = commit_id is not None and senders.setdefault(commit_id, unit.commit) != unit.commit
+            if again or not seen.isdisjoint(touched):
+                yield run
+                run, seen, senders = [], set(), {} if commit_id is None else {commit_id: unit.commit}
+            run.append(unit)
+            seen |= touched
+        if run:
+            yield run
+
+    def went_whole(self, units: list[_Unit]) -> bool:
+        """Applies everything by the quicker statement, where there is one; or nothing and gives False."""
+        if self._operation.whole_statement is None or not self.may_go_whole:
+            return False
+        if not self._store._apply_whole(self._operation, self.values(units)):
+            return False
+        self.results_of(units)
+        return True
+
+    def values(self, units: list[_Unit]) -> Parameters:
+        """Of the quicker statement."""
+        commits = list(dict.fromkeys(unit.commit for unit in units))
+        return {**self._values(self._ordered(units), commits), "names": texts(())}
+
+    def apply(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> None:
+        """One statement; another only for what was applied before, or has changed while it was explained."""
+        units = self._ordered(units)
+        for _ in range(ROUNDS_MAX):
+            if not units:
+                self._remember_refused(conn)
+                return
+            units = self._round(units, conn)
+        raise pg.SerializationFailure("what the commits change is being changed by others all the time")
+
+    def attempts(self, commits: Iterable[int] | None = None, leftovers: bool | None = None) -> list[str]:
+        """Those that the commits end: of all, or of some; of those that are applied whole, or in part."""
+        found = {
+            self._commits[n].attempt_id: None
+            for n in (range(len(self._commits)) if commits is None else commits)
+            if leftovers in (None, bool(self._failed[n]))
+        }
+        return [attempt_id for attempt_id in found if attempt_id is not None]
+
+    def end_attempts(self, conn: psycopg.Connection[Any]) -> None:
+        """Of what is applied. What the refused items of a commit wrote is collected later."""
+        for leftovers in (False, True):
+            if ended := self.attempts(sorted(self._applied), leftovers):
+                WriteAttempts.finish(conn, self._store.table.table_id, ended, leftovers=leftovers)
+
+    def results_of(self, units: list[_Unit]) -> list[CommitResult]:
+        """The results once the units are applied whole."""
+        self._applied |= {unit.commit for unit in units}
+        return self.results()
+
+    def results(self) -> list[CommitResult]:
+        return [self._result(number) for number in range(len(self._commits))]
+
+    def _checked(self, number: int) -> list[_Unit]:
+        """The units of a commit that are worth sending."""
+        items = self._commits[number].items
+        failed = self._operation.check(self._store.table.name, items)
+        self._failed[number].update(failed)
+        if not items and (self._operation.statement != "add_files" or number not in self._ids):
+            self._applied.add(number)  # an empty update writes nothing
+            return []
+        if self._operation.alone:
+            return [_Unit(number, n, (item,)) for n, item in enumerate(items) if n not in failed]
+        return [] if failed else [_Unit(number, 0, items)]
+
+    def _ordered(self, units: list[_Unit]) -> list[_Unit]:
+        order = self._operation.order
+        return units if order is None else sorted(units, key=lambda unit: order(unit.items[0]))
+
+    def _remember_refused(self, conn: psycopg.Connection[Any] | None) -> None:
+        """Of commits that are applied in part; a later run may refuse more of them."""
+        parts = {
+            number: self._refused_part(number)
+            for number in sorted(self._applied & self._ids.keys())
+            if len(self._failed[number]) > self._remembered.get(number, 0)
+        }
+        if not parts:
+            return
+        values = {
+            "commit_keys": Uuids([narrow_bytes(self._ids[number]) for number in parts]),
+            "refused": texts([json.dumps(part.to_json()) for part in parts.values()]),
+        }
+        self._store._rows("remember_refused", values, conn)
+        self._remembered |= {number: len(part.failed) for number, part in parts.items()}
+
+    def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
+        """Sends units; gives those that are to be sent again."""
+        commits = list(dict.fromkeys(unit.commit for unit in units))
+        row = self._store._apply_once(self._operation, self._values(units, commits), conn)
+        verdict, before, reused, refused_before = row[:4]
+        if before or reused:
+            done = {commits[n - 1] for n in (*before, *reused)}
+            self._before |= {commits[n - 1] for n in before}
+            for n in before:
+                self._recall(commits[n - 1], (refused_before or {}).get(str(n)))
+            for number in (commits[n - 1] for n in reused):
+                commit_id, name = self._ids[number], self._store.table.name
+                said = f"commit id {commit_id!r} is that of another commit to table {name!r}, which is "
+                said += "applied; nothing of this one was applied"
+                self._failed[number][0] = CommitIdReused(said, commit_id=commit_id, table=name)
+            return [unit for unit in units if unit.commit not in done]
+        self._applied |= {unit.commit for unit, ok in zip(units, verdict, strict=True) if ok}
+        late, refused = self._in_place([u for u, ok in zip(units, verdict, strict=True) if not ok], row, conn)
+        unsure = {unit.commit for unit in refused if unit.commit in self._ids} - self._asked - self._applied
+        if unsure:
+            # the one that made this wait may have applied the same commit: a second look will see it
+            self._asked |= unsure
+            return late + refused
+        if not refused:
+            return late
+        if self._operation.names_refused:
+            return late + self._named(units, row[-1] or (), {unit.commit for unit in late})
+        return late + self._explained(refused, conn)
+
+    def _in_place(
+        self, units: list[_Unit], row: Sequence[Any], conn: psycopg.Connection[Any] | None
+    ) -> tuple[list[_Unit], list[_Unit]]:
+        """Of units that were refused those that came too late, with what took their partitions' places."""
+        in_place = self._operation.in_place
+        if in_place is None or not units or not row[_MERGED]:
+            return [], units
+        places = dict(self._store._rows("places", {"partition_ids": row[_MERGED]}, conn))
+        forgotten = {*row[_MERGED]} - places.keys()
+        late, refused = list[_Unit](), list[_Unit]()
+        for unit in units:
+            items = [in_place(item, places) for item in unit.items]
+            errors = of_forgotten(self._store.table.name, items, forgotten)
+            if items != list(unit.items):
+                late.append(replace(unit, items=items))
+            elif errors:
+                self._failed[unit.commit].update({unit.first + n: error for n, error in errors.items()})
+            else:
+                refused.append(unit)
+        return late, refused
+
+    def _values(self, units: list[_Unit], commits: list[int]) -> Parameters:
+        numbers = {commit: n for n, commit in enumerate(commits, 1)}
+        items = [(numbers[unit.commit], item) for unit in units for item in unit.items]
+        arrays = self._operation.arrays([n for n, _ in items], [item for _, item in items])
+        known = self._ids.keys() - self._applied
+        sent = [(n, self._commits[c]) for c, n in numbers.items() if c in known]
+        ids = [commit.commit_id or "" for _, commit in sent]
+        return {
+            **arrays,
+            "count": len(commits),
+            "kept_seconds": self._store.table.properties.history_retention_seconds,
+            "sent": integers([n for n, _ in sent]),
+            "commit_keys": Uuids(list(map(narrow_bytes, ids))),
+            "commit_ids": texts(ids),
+            "contents": Uuids([self._content(commit) if commit.same_content else None for _, commit in sent]),
+            "sources": Uuids([commit.source for _, commit in sent]),
+            "expire": booleans([commit.expires for _, commit in sent]),
+            "attempt_ids": Uuids([bytes.fromhex(attempt_id) for attempt_id in self.attempts(commits)]),
+        }
+
+    def _content(self, commit: Commit) -> bytes:
+        parts = [self._operation.statement]
+        for item in commit.items:
+            parts += self._operation.fingerprint(item)
+            parts.append("")  # no name is empty, and none has a NUL: no two contents look alike
+        return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
+
+    def _named(self, units: list[_Unit], refusals: Sequence[list[Any]], late: set[int]) -> list[_Unit]:
+        """The statement itself has named the files that it refused, by commit."""
+        kind = {(): FileAlreadyExists, (True,): FileHasReferences, (False,): FileNotFound}
+        for number, filename, *tracked in refusals:
+            unit = units[number - 1]
+            if unit.commit in late:
+                continue
+            names = [getattr(item, "filename", item) for item in unit.items]
+            error = kind[tuple(tracked)](self._store.table.name, filename)
+            self._failed[unit.commit][names.index(filename)] = error
+        return []
+
+    def _explained(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
+        """Why units were refused; gives those that nothing speaks against any more."""
+        keys = [key for unit in units for item in unit.items for key in self._operation.keys(item)]
+        states = iter(self._store._states(keys, conn))
+        again = []
+        for unit in units:
+            errors = {}
+            for number, item in enumerate(unit.items, unit.first):
+                known = [next(states) for _ in self._operation.keys(item)]
+                error = self._operation.diagnose(self._store.table.name, item, known)
+                if error is not None:
+                    errors[number] = error
+            self._failed[unit.commit].update(errors)
+            if not errors:
+                again.append(unit)
+        return again
+
+    def _refused_part(self, number: int) -> RefusedPart:
+        items, failed = self._commits[number].items, tuple(sorted(self._failed[number].items()))
+        return RefusedPart(len(items), failed, tuple(self._mark(items[n]) for n, _ in failed))
+
+    def _recall(self, number: int, refused: dict[str, Any] | None) -> None:
+        """What was refused of a commit when it was applied, of the items that it comes with now."""
+        failed = self._failed[number] = {}
+        if not refused:
+            return
+        part = RefusedPart.from_json(refused, self._store.table.name)
+        marks = dict(enumerate(map(self._mark, self._commits[number].items)))
+        for (n, error), mark in zip(part.failed, part.marks, strict=True):
+            # its own number first: another item may look alike
+            place = n if marks.get(n) == mark else next((k for k, m in marks.items() if m == mark), None)
+            if place is not None:
+                del marks[place]
+                failed[place] = error
+
+    def _mark(self, item: Any) -> str:
+        return self._content(Commit([item])).hex()
+
+    def _result(self, number: int) -> CommitResult:
+        failed = tuple(sorted(self._failed[number].items()))
+        if number in self._before:
+            return CommitResult("applied_before", failed)
+        if number in self._applied:
+            return CommitResult("applied", failed)
+        return CommitResult("refused", failed)

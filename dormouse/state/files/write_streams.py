@@ -1,0 +1,74 @@
+"""Streams that write into a table: each batch is committed once, whatever fails and is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from dormouse.errors import InvalidInput
+from dormouse.model.file_reference import FileWithReferences
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_transaction
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.store import FileReferenceStore
+
+_QUERIES = load(__package__ or "", "write_streams")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """A batch of the stream `name`; `query_id` is its checkpoint's, by which batches are counted from 0."""
+
+    name: str
+    query_id: str
+    batch_id: int
+
+
+def commit_batch(
+    supplier: Supplier,
+    store: FileReferenceStore,
+    batch: StreamBatch,
+    files: Sequence[FileWithReferences],
+    attempt_ids: Sequence[str],
+) -> bool:
+    """Adds a batch's files and ends the attempts that wrote them; False when it was committed before.
+
+    `InvalidInput` when the stream is of another checkpoint, whose batches begin again, and would be taken for
+    those that were committed; and when batches before are missing. Else raises as an ingest does.
+    """
+
+    def work(conn: psycopg.Connection[Any]) -> bool:
+        if not _advance(conn, store, batch):
+            return False
+        store.add_files_with_references(files, conn=conn)
+        WriteAttempts.finish(conn, store.table.table_id, attempt_ids)
+        return True
+
+    return run_transaction(supplier, work, operation="commit a batch of a stream")
+
+
+def _advance(conn: psycopg.Connection[Any], store: FileReferenceStore, batch: StreamBatch) -> bool:
+    values = {"table_id": store.table.table_id, "name": batch.name}
+    values |= {"query_id": batch.query_id, "batch_id": batch.batch_id}
+    if rows_of(_QUERIES["advance"].on(), values)(conn):
+        return True
+    standing = rows_of(_QUERIES["standing"].on(), values)(conn)
+    found, last = standing[0] if standing else (batch.query_id, -1)
+    if found == batch.query_id and last < batch.batch_id:
+        has = f"its batches up to {last}" if standing else "no batch"
+        raise InvalidInput(
+            f"the stream {batch.name!r} of table {store.table.name!r} has {has} here, and not all up to "
+            f"{batch.batch_id}: the database was restored to before, or the checkpoint wrote under another "
+            "name, or elsewhere; read what is missing again, with a checkpoint of its own and another name "
+            "in the option stream"
+        )
+    if found != batch.query_id:
+        raise InvalidInput(
+            f"the stream {batch.name!r} of table {store.table.name!r} is of another checkpoint, which counts "
+            "batches anew: go on with that one, or give the option stream another name"
+        )
+    return False

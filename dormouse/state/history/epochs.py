@@ -1,0 +1,358 @@
+"""What the leaves of a table were, by epoch and by time; and what became of each.
+
+Whatever the length of the history, each is one statement that looks up by keys what it gives. Which
+partitions were leaves at an epoch is told by the relational interval tree: Kriegel, Pötke and Seidl,
+"Managing Intervals Efficiently in Object-Relational Databases", VLDB 2000. What is asked follows PDP-32:
+https://github.com/pravega/pravega/wiki/PDP-32-(Improve-Scalability-of-Controller-Metadata)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import chain
+from typing import Any, TypeVar
+
+from dormouse.errors import (
+    EpochNotFound,
+    InvalidCut,
+    InvalidInput,
+    MetadataDamaged,
+    PartitionNotFound,
+    TableNotFound,
+)
+from dormouse.model.partition_tree import Partition
+from dormouse.model.table import TableRecord
+from dormouse.model.text import is_text
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import Queries, load
+from dormouse.postgres.statements import Statement
+from dormouse.postgres.transaction import run_lookup
+from dormouse.state.history.ends import ENDS, NO_ENDS, Ends
+from dormouse.state.partitions.rows import partition_from_row
+
+T = TypeVar("T")
+PAGE_EPOCHS = 10_000
+_NO_CHILDREN = (None,) * 4
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One change of a table's leaves: the ids that ended and those that came.
+
+    `splits` and `merges` are how often it divided and merged, `sealed_rows` and `sealed_bytes` what the
+    leaves that ended held, as far as is known. Epoch 0 is the table as it was made. `created_at` is aware.
+    """
+
+    epoch: int
+    created_at: datetime
+    sealed: tuple[str, ...]
+    created: tuple[str, ...]
+    splits: int
+    merges: int
+    sealed_rows: int
+    sealed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleMetadata:
+    """How the leaves changed between two times, at which the epochs were `first` and `last`.
+
+    The totals are of the epochs after `first` up to and with `last`; `records` has `first`, too, and is
+    streamed.
+    """
+
+    first: int
+    last: int
+    splits: int
+    merges: int
+    sealed_rows: int
+    sealed_bytes: int
+    records: Iterator[EpochRecord] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A partition, and while which epochs it was a leaf: from `created` on, and before `sealed`, or still.
+
+    `row_count` and `byte_count`: what it held when it ended; None while it lives, and where it is not known.
+    """
+
+    partition: Partition
+    created: int
+    sealed: int | None
+    row_count: int | None
+    byte_count: int | None
+
+
+class Epochs:
+    """The epochs of one table. Its methods raise `TableNotFound` when it is gone."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self._supplier = supplier
+        self._table = table
+
+    def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
+        """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
+        rows = self._rows("active", epoch=None if epoch is None else _bounded(epoch))
+        if not rows:
+            raise self._no_epoch(epoch)
+        return tuple(map(self._leaf, rows))
+
+    def epoch_at(self, time: datetime) -> int:
+        """The epoch at an aware time: before the table's first it is 0, later than now the current one.
+
+        `EpochNotFound` when it was before the truncation.
+        """
+        rows = self._rows("epoch_at", time=_aware(time))
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        [(epoch, head)] = rows
+        self._check_kept(time, epoch, head)
+        return int(epoch)
+
+    def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
+        """The leaves at an aware time, less those that were truncated: of before, those that still were."""
+        rows = self._rows("active_at", time=_aware(time))
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        return tuple(self._leaf(row) for row in rows if row[0] is not None)
+
+    def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
+        """The records of the epochs from one, or the first that is kept, to another, or to now; streamed.
+
+        `EpochNotFound`.
+        """
+        return _flat(self._record_pages(first, last))
+
+    def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
+        """How the leaves changed between two aware times; `InvalidCut` when the first is the later one.
+
+        `EpochNotFound` when it was before the truncation.
+        """
+        if _aware(to_time) < _aware(from_time):
+            raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
+        found = self._rows("scales", from_time=from_time, to_time=to_time)
+        if not found or found[0][0] is None:
+            raise TableNotFound.gone(self._table.name)
+        first, last, splits, merges, rows, sizes, head = map(int, found[0])
+        self._check_kept(from_time, first, head)
+        records = chain.from_iterable(self._record_pages(first, last))
+        return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
+
+    def successors(self, partition_id: str) -> dict[str, list[str]]:
+        """Which partitions the epoch that ended it made of its keys, each with all partitions it was made of.
+
+        None of one that is still a leaf, or never was. `PartitionNotFound`, also of one that ended before the
+        truncation.
+        """
+        return _by_id(self._related("successors", partition_id))
+
+    def predecessors(self, partition_id: str) -> dict[str, list[str]]:
+        """Which partitions it was made of, each with all partitions that that one was made of.
+
+        None of one that came with the table. `PartitionNotFound`, as `successors`; `EpochNotFound` of one
+        that was made before the truncation.
+        """
+        rows = self._related("predecessors", partition_id)
+        *_, created, head = rows[0]
+        if 0 < created <= head:
+            raise EpochNotFound(
+                f"what partition {partition_id!r} of table {self._table.name!r} was made of is not kept: "
+                f"epoch {created} made it, and the history is truncated at epoch {head}"
+            )
+        return _by_id(rows)
+
+    def head(self) -> int:
+        """The first epoch that is not truncated."""
+        return self._ends()[0]
+
+    def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
+        """Every partition that was a leaf at some epoch from one to another, both included; streamed.
+
+        First the leaves of the first epoch, then the others in the order in which they came. `EpochNotFound`.
+        """
+        return (life.partition for life in self.lives(first, last))
+
+    def lives(self, first: int, last: int) -> Iterator[Life]:
+        """As `partitions_between`, and while which epochs each was a leaf."""
+        return _flat(self._life_pages(None, first, last))
+
+    def lives_between(self, ends: Ends) -> Iterator[Life]:
+        """As `lives`, of the epochs of two moments. `InvalidCut`, `CutExpired`."""
+        return _flat(self._life_pages(ends))
+
+    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
+        """Of some partitions, by their ids; without those that there are none of."""
+        rows = self._rows("lives_of", partition_ids=[one for one in partition_ids if is_text(one)])
+        return {row[0]: self._life(row) for row in rows}
+
+    def _record_pages(self, first: int | None, last: int | None) -> Iterator[list[EpochRecord]]:
+        wanted = None if first is None else _bounded(first)
+        while True:
+            values = {
+                "first": wanted,
+                "last": _LAST if last is None else _bounded(last),
+                "limit": PAGE_EPOCHS,
+            }
+            rows = self._rows("page", **values)
+            head, current = self._checked(rows, first, last)
+            wanted = head if wanted is None else wanted
+            last = current if last is None else last
+            page = [
+                EpochRecord(number, at, tuple(sealed), tuple(created), *counts)
+                for _, _, number, at, sealed, created, *counts in rows
+                if number is not None
+            ]
+            self._check_whole(page, wanted, min(last, wanted + PAGE_EPOCHS - 1))
+            yield page
+            # what retention ends meanwhile is told as that, not as lost
+            first = wanted = wanted + PAGE_EPOCHS
+            if wanted > last:
+                return
+
+    def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
+        """Of epochs, or of those of two moments, which the first page tells."""
+        if ends is None:
+            after, end = _bounded(first), _bounded(last)
+            rows = self._lives(after, end)
+        else:
+            values = {**ends.values, "after": None, "till": None, "limit": PAGE_EPOCHS}
+            rows = self._rows("lives", **values, with_leaves=True)
+            first, last = after, end = _epochs_of(ends, rows)
+        while True:
+            self._checked([row[1:] for row in rows[:1]], first, last)
+            yield [self._life(row[3:]) for row in rows if row[3] is not None]
+            after += PAGE_EPOCHS
+            if after >= end:
+                return
+            rows = self._lives(after, end, with_leaves=False)
+
+    def _lives(self, after: int, end: int, *, with_leaves: bool = True) -> list[Any]:
+        values = {"after": after, "till": min(end, after + PAGE_EPOCHS), "limit": None}
+        return self._rows("lives", **NO_ENDS, **values, with_leaves=with_leaves)
+
+    def _checked(self, rows: Sequence[Any], first: int | None, last: int | None) -> tuple[int, int]:
+        """The table's first and last epoch, which each row begins with, when the epochs wanted are there."""
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        head, current = map(int, rows[0][:2])
+        begin, end = head if first is None else first, current if last is None else last
+        for epoch in (begin, end):
+            if not head <= epoch <= current:
+                raise self._not_there(epoch, head, current)
+        if end < begin:
+            raise EpochNotFound(f"there are no epochs from {begin} to {end}: the first is the later one")
+        return head, current
+
+    def _check_kept(self, time: datetime, epoch: int, head: int) -> None:
+        if epoch < head:
+            raise EpochNotFound(
+                f"the epoch at {time.isoformat()} is not kept: the history of table {self._table.name!r} is "
+                f"truncated at epoch {head}, which was made later"
+            )
+
+    def _check_whole(self, page: Sequence[EpochRecord], first: int, last: int) -> None:
+        found = [record.epoch for record in page]
+        if found != list(range(first, last + 1)):
+            lost = min({*range(first, last + 1)} - {*found})
+            name = self._table.name
+            raise MetadataDamaged(
+                f"table {name!r}: the database has lost its row of epoch {lost}: "
+                f"'dormouse check --table {name}' tells more"
+            )
+
+    def _related(self, query: str, partition_id: str) -> list[Any]:
+        rows = self._rows(query, partition_id=partition_id if is_text(partition_id) else "")
+        if not rows:
+            head, _ = self._ends()
+            kept = f"; those that ended up to epoch {head}, where its history is truncated, are not kept"
+            raise PartitionNotFound(
+                f"table {self._table.name!r} has no partition {partition_id!r}{kept if head else ''}"
+            )
+        return rows
+
+    def _life(self, row: Sequence[Any]) -> Life:
+        return Life(self._leaf(row[:4]), *row[4:])
+
+    def _leaf(self, row: Sequence[Any]) -> Partition:
+        return partition_from_row(self._table.schema, (*row, *_NO_CHILDREN))
+
+    def _no_epoch(self, epoch: int | None) -> Exception:
+        ends = self._ends()
+        return TableNotFound.gone(self._table.name) if epoch is None else self._not_there(epoch, *ends)
+
+    def _not_there(self, epoch: int, head: int, current: int) -> EpochNotFound:
+        gone = f" any more: its history is truncated at epoch {head}" if 0 <= epoch < head else ""
+        return EpochNotFound(
+            f"table {self._table.name!r} has no epoch {epoch}{gone}; it has those from {head} to {current}"
+        )
+
+    def _ends(self) -> tuple[int, int]:
+        """The first epoch that is not truncated, and the current one."""
+        rows = self._rows("ends")
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        [(head, current)] = rows
+        return int(head), int(current)
+
+    def _rows(self, name: str, **values: Any) -> list[Any]:
+        given = {**values, "table_id": self._table.table_id}
+        return run_lookup(
+            self._supplier,
+            lambda conn: _STATEMENTS[name].execute(conn, given).fetchall(),
+            operation=f"history: {name}",
+        )
+
+
+_LAST = (1 << 63) - 1
+
+
+def _bounded(epoch: int) -> int:
+    """An epoch as the database can have it: one that none can be stays so; `InvalidInput` for no number."""
+    if isinstance(epoch, bool) or not isinstance(epoch, int):
+        raise InvalidInput(
+            f"an epoch is a whole number, not {epoch!r}: history.epoch_at(time) tells a time's"
+        )
+    return max(-1, min(epoch, _LAST))
+
+
+def _aware(time: datetime) -> datetime:
+    if not isinstance(time, datetime):
+        raise InvalidCut(f"a time is wanted, an aware datetime, not {time!r}")
+    if time.tzinfo is None or time.utcoffset() is None:
+        raise InvalidCut(f"{time.isoformat()} is naive: give a time with its time zone")
+    return time
+
+
+def _by_id(rows: Sequence[Any]) -> dict[str, list[str]]:
+    """Partitions with all that each was made of; none of a row that has none."""
+    return {other: list(predecessors) for other, predecessors, *_ in rows if other is not None}
+
+
+def _epochs_of(ends: Ends, rows: Sequence[Any]) -> tuple[int, int]:
+    first, last = ends.positions(ends.found(rows[0][0] if rows else None))
+    if last.at < first.at:
+        raise InvalidCut(f"{last.at} is before {first.at}: give the earlier moment first")
+    return first.epoch, last.epoch
+
+
+def _flat(pages: Iterator[list[T]]) -> Iterator[T]:
+    """What is on pages; the first of them is there, and checked, at once."""
+    first = next(pages)
+    return chain(first, chain.from_iterable(pages))
+
+
+def _statements(queries: Queries) -> dict[str, Statement]:
+    parts = {name: queries[name] for name in ("overlap", "leaves_then", "epoch_then", "is_kept")}
+    parts["ends"] = ENDS
+    parts["predecessors_of"] = queries["predecessors_of"].including(overlap=parts["overlap"])
+    return {
+        name: Statement(query.including(**parts).on())
+        for name, query in queries.items()
+        if not query.description.startswith("Part of a query:")
+    }
+
+
+_STATEMENTS = _statements(load(__package__ or "", "epochs"))

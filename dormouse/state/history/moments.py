@@ -1,0 +1,242 @@
+"""Which position a moment is: a cut, a cut's name, or a time, as a table's metadata are read.
+
+A time means all that was committed at or before it, by PostgreSQL's own times of commits. So it gives the
+same rows whenever it is asked for: a transaction that was slow is of the moment of its commit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dormouse.errors import (
+    CutExpired,
+    InstanceForbidden,
+    InstanceReadOnly,
+    InvalidCut,
+    TableBusy,
+    TableNotFound,
+)
+from dormouse.model.backoff import backoff_seconds
+from dormouse.model.cut import Cut, Position, When
+from dormouse.postgres.connection import Isolation
+from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_transaction
+from dormouse.state.context import TableContext
+from dormouse.state.files.erasures import erased_by
+from dormouse.state.files.holds import is_held, moment_held
+from dormouse.state.history.ends import Ends, check_since, refuse_before, text_of
+
+AHEAD_SECONDS_MAX = 60.0
+"""How far a client's clock may be ahead of the database's: a time that is not yet past is waited for."""
+UNFINISHED_SECONDS_MAX = 60.0
+READ_SECONDS = 3_600.0
+"""How long a read may take without holding what it reads, where collection comes later than that."""
+_QUERIES = load(__package__ or "", "moments")
+
+
+def position_of(context: TableContext, when: When) -> Position:
+    """Where a moment is.
+
+    Raises `InvalidCut` for a time that is naive, in the future or before the table was made, and for no cut
+    of the table; `CutExpired` for one that cannot be read any more, with the oldest that can.
+    """
+    if isinstance(when, datetime):
+        return _position_at(context, when)
+    ends = Ends(context, when)
+    return ends.positions(ends.look_up())[0]
+
+
+def moment_of(context: TableContext, when: When) -> tuple[TableContext, Position]:
+    """The services of a table as it was, and where the moment is; raises as `position_of`.
+
+    Of a cut both may be remembered: who plans then has `SchemaMoved` where they hold no more.
+    """
+    if isinstance(when, Cut):
+        return context.at_cut(when, lambda: position_of(context, when))
+    at = position_of(context, when)
+    return context.as_of(at), at
+
+
+def end_of(context: TableContext, when: When) -> Cut | str | Position:
+    """A moment as a statement can find it by itself: of a time, where it is; raises as `position_of` then."""
+    return _position_at(context, when) if isinstance(when, datetime) else when
+
+
+def now(context: TableContext, after: Position | None = None) -> Position:
+    """The present; nothing is recorded of it, nor held.
+
+    It is not before a position that was known, also when the clock was set back since.
+    """
+    found = _present(context, _rows(context, "now"))
+    return found if after is None else replace(found, at=max(found.at, after.at))
+
+
+def now_together(contexts: Sequence[TableContext]) -> list[Position]:
+    """The present of some tables of one instance, each its position at one moment. `TableNotFound`."""
+    if not contexts:
+        return []
+
+    def work(conn: Any) -> list[Position]:
+        found = [(context, _rows(context, "now", conn)) for context in contexts]
+        return [_present(context, rows) for context, rows in found]
+
+    return run_transaction(
+        contexts[0].supplier,
+        work,
+        isolation=Isolation.REPEATABLE_READ,
+        read_only=True,
+        operation="find a moment",
+    )
+
+
+@contextmanager
+def kept(context: TableContext, position: Position) -> Iterator[None]:
+    """What a moment needs stays until the end, also when retention ends meanwhile.
+
+    As far as the database may be written to: else a file that is gone says so. Raises `CutExpired`.
+    """
+    table, supplier = context.table, context.supplier
+    kept_seconds = max(table.properties.gc_delay_seconds, table.properties.files_kept_seconds)
+    old = datetime.now(UTC) - timedelta(seconds=kept_seconds - READ_SECONDS)
+    with ExitStack() as stack:
+        if position.at < old and not is_held(supplier, table.table_id, position.snapshot, READ_SECONDS):
+            with suppress(InstanceReadOnly, InstanceForbidden):
+                held = moment_held(supplier, table.table_id, position.at, position.snapshot)
+                if not stack.enter_context(held):
+                    check_since(context, position.at)
+        yield
+
+
+def _present(context: TableContext, rows: list[Any]) -> Position:
+    if not rows:
+        raise TableNotFound.gone(context.table.name)
+    return Position(*rows[0])
+
+
+def expired_by_erasure(
+    context: TableContext, at: datetime, files: Sequence[str] | None = None
+) -> CutExpired | None:
+    """Why a moment cannot be read where files, given by names or ids, were erased since; None: they were not.
+
+    Without files, whether any were.
+    """
+    found = erased_by(context.store, files, at)
+    if found is None or found.ended_at < at:
+        return None
+    return CutExpired(
+        f"the moment {text_of(at)} of table {context.table.name!r} cannot be read any more for these keys: "
+        f"rows of then were erased for ever from {text_of(found.began_at)} on (deletion "
+        f"{found.deletion_id}), with the files that had them; other keys can be read, and these from "
+        f"{text_of(found.ended_at)} on",
+        found.ended_at.astimezone(UTC),
+        table=context.table.name,
+    )
+
+
+def _position_at(context: TableContext, at: datetime) -> Position:
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise InvalidCut(
+            f"the time {at} has no zone: give one that is aware, such as datetime.now(timezone.utc) or "
+            "at.astimezone()"
+        )
+    try:
+        at = at.astimezone(UTC)
+    except OverflowError:
+        raise InvalidCut(f"the time {at} is in no year from 1 to 9999 in UTC") from None
+    since = _when_finished(context, at)
+    what = f"the moment {text_of(at)}"
+    refuse_before(context, at, since, what)
+    [(epoch, made_at, snapshot, since, times_known, is_once)] = _rows(context, "as_of", at=at) or [
+        _raise(TableNotFound.gone(context.table.name))
+    ]
+    refuse_before(context, at, since, what)
+    if not times_known:
+        raise CutExpired(
+            f"{what} of table {context.table.name!r} cannot be told: the database does not know the times of "
+            "all commits since the last cut before it (track_commit_timestamp was off, or they are so old "
+            "that it has forgotten them): name a cut; times from the next one on can be read",
+            table=context.table.name,
+        )
+    if not is_once:
+        raise InvalidCut(
+            f"{what} of table {context.table.name!r} cannot be told: the database's clock was set back then, "
+            "so that it was that time twice; name a cut, or give a time after the next one"
+        )
+    return Position(epoch or 0, snapshot, at, made_at)
+
+
+def _when_finished(context: TableContext, at: datetime) -> datetime:
+    """Waits until all of a moment can be seen; gives the oldest that can be read."""
+    attempt, give_up = 0, float("inf")
+    while True:
+        attempt += 1
+        rows = _rows(context, "range", at=at)
+        if not rows:
+            raise TableNotFound.gone(context.table.name)
+        created, since, clock, tracked, unfinished, *replayed = rows[0]
+        _check_time(context, at, created, clock, tracked)
+        _check_replayed(at, *replayed)
+        ahead = (at - clock).total_seconds()
+        if since > clock and attempt == 1 and _corrected(context):
+            continue
+        if ahead < 0 and not unfinished:
+            return since  # type: ignore[no-any-return]
+        if ahead < 0:
+            give_up = min(give_up, time.monotonic() + UNFINISHED_SECONDS_MAX)
+            if time.monotonic() > give_up:
+                raise TableBusy(
+                    f"a transaction that may be of the moment {text_of(at)} has been changing table "
+                    f"{context.table.name!r} for {UNFINISHED_SECONDS_MAX:g} s since; try again later",
+                    table=context.table.name,
+                )
+        time.sleep(max(ahead + 0.001, backoff_seconds(min(attempt, 5))))
+
+
+def _corrected(context: TableContext) -> bool:
+    """Corrects times that a wrong clock wrote; returns whether there were any."""
+    with suppress(InstanceReadOnly, InstanceForbidden):
+        return restart_leases(context.supplier) is not None
+    return False
+
+
+def _check_time(
+    context: TableContext, at: datetime, created: datetime, clock: datetime, tracked: bool
+) -> None:
+    table = context.table.name
+    if not tracked:
+        raise InvalidCut(
+            "the database does not note the times of commits (track_commit_timestamp is off), so that a time "
+            "tells no moment: set it, restart the server, or name a cut"
+        )
+    if at < created:
+        raise InvalidCut(f"table {table!r} was made at {text_of(created)}, after {text_of(at)}")
+    if (at - clock).total_seconds() > AHEAD_SECONDS_MAX:
+        raise InvalidCut(f"the moment {text_of(at)} is in the future: it is {text_of(clock)}")
+
+
+def _check_replayed(at: datetime, is_standby: bool, replayed_at: datetime | None) -> None:
+    """A standby has what the primary committed up to some time; what it has not may be of any time since."""
+    if is_standby and (replayed_at is None or at >= replayed_at):
+        till = "no commit yet" if replayed_at is None else f"the commits till {text_of(replayed_at)}"
+        raise InvalidCut(
+            f"the moment {text_of(at)} cannot be told here: the database is a standby, which has replayed "
+            f"{till}: give an earlier time, or a cut's name, or ask the primary"
+        )
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any) -> list[Any]:
+    """What one statement gives, in one round trip."""
+    own, query = context.store.own, _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
+    if conn is None:
+        return own.looked_up(query, values, operation="find a moment")
+    return rows_of(own.on(query), {**values, "table_id": context.table.table_id})(conn)

@@ -1,0 +1,206 @@
+"""How much of a table's history is kept: truncation at a cut, and retention, which picks the cut.
+
+What lies wholly before a truncation cannot be read any more, and its files may be collected; collection alone
+deletes objects. Named cuts and consumers stand in the way: retention stops at the oldest, a truncation past
+one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dormouse.errors import CutExpired, InvalidCut, InvalidInput
+from dormouse.model.cut import Cut, Position
+from dormouse.model.properties import SECONDS_MAX
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.state.context import TableContext
+from dormouse.state.history.cuts import cut as cut_of
+from dormouse.state.history.cuts import record_if_due
+from dormouse.state.history.sizes import size_since
+
+_QUERIES = load(__package__ or "", "retention")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A named cut or a consumer (`kind`), and since when it keeps a table's history; until when, if not for
+    ever.
+    """
+
+    kind: str
+    name: str
+    since: datetime
+    until: datetime | None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What retention did, or, when `dry_run`, would do.
+
+    `truncated_at`: the cut from which on history is kept now; None when there was nothing to let go.
+    `wanted`: the cut that the limits alone would let it go up to: it is another where `held_by` are in the
+    way.
+    """
+
+    wanted: Cut | None
+    truncated_at: Cut | None
+    cuts_dropped: int
+    held_by: tuple[Holder, ...]
+    recorded: Cut | None
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationReport:
+    """What a truncation did, or, when `dry_run`, would do: where the history begins, and the cuts dropped.
+
+    `changed`, and so the report as a truth value: False when it began there already.
+    """
+
+    at: Cut
+    changed: bool
+    cuts_dropped: int
+    epochs: int
+    """Those that cannot be read any more; collection forgets them."""
+    dry_run: bool
+
+    def __bool__(self) -> bool:
+        return self.changed
+
+
+def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) -> TruncationReport:
+    """Makes what lies wholly before a cut unreadable; nothing from it on is lost.
+
+    Cuts without a name before it are dropped. Raises `InvalidCut` when it is behind the truncation, or a
+    named cut or a consumer stands before it.
+    """
+    wanted = cut_of(context, cut)
+
+    def work(conn: Any) -> TruncationReport:
+        rows = _Rows(context, conn)
+        if not dry_run:
+            rows("lock")
+        before = rows("truncation")
+        for truncated, at, _ in before:
+            if wanted.cut_id == truncated:
+                return TruncationReport(wanted, False, 0, 0, dry_run)
+            if wanted.cut_id < truncated:
+                raise InvalidCut(
+                    f"cut {wanted.cut_id} is before {at}, where table {context.table.name!r} is truncated "
+                    "already: give a later one"
+                )
+        if lost := [one for one in _holders(rows("holders")) if one.since < wanted.recorded_at]:
+            raise InvalidCut(
+                f"{', '.join(map(str, lost))} of table {context.table.name!r} would be lost: drop what is "
+                "not needed any more, or give an earlier cut"
+            )
+        if not dry_run and not rows("truncate", cut_id=wanted.cut_id):
+            raise InvalidCut(f"cut {wanted.cut_id} of table {context.table.name!r} is not there any more")
+        [(dropped,)] = rows("count_cuts" if dry_run else "forget_cuts", last=wanted.cut_id - 1)
+        return TruncationReport(wanted, True, dropped, wanted.epoch - _head_of(before), dry_run)
+
+    return run_transaction(context.supplier, work, read_only=dry_run, operation="truncate a history")
+
+
+def apply_retention(
+    context: TableContext,
+    byte_count: int | None = None,
+    seconds: float | None = None,
+    *,
+    dry_run: bool = False,
+) -> RetentionReport:
+    """Lets the history go that is beyond the limits; without any, that of `history_retention_seconds`.
+
+    Truncates at the newest cut since which at least `byte_count` bytes were ingested, and which is at least
+    `seconds` old: where both are given, both are kept. The cuts up to it without a name are dropped. Raises
+    `InvalidInput`.
+    """
+    if byte_count is None and seconds is None:
+        seconds = context.properties.history_retention_seconds
+    _check_limits(context, byte_count, seconds)
+    recorded, bytes_now = _head(context, needs_bytes=byte_count is not None, dry_run=dry_run)
+    limits = {"byte_count": byte_count, "seconds": seconds, "bytes_now": bytes_now}
+
+    def work(conn: Any) -> RetentionReport:
+        rows = _Rows(context, conn)
+        if not dry_run:
+            rows("lock")
+        found = {is_free: Cut(*cut) for *cut, is_free in rows("candidates", **limits)}
+        wanted, free = found.get(False), found.get(True)
+        held_by = [one for one in _holders(rows("holders")) if wanted and one.since < wanted.recorded_at]
+        dropped = 0
+        if free is not None:
+            if not dry_run:
+                rows("truncate", cut_id=free.cut_id)
+            [(dropped,)] = rows("count_cuts" if dry_run else "forget_cuts", last=free.cut_id)
+        return RetentionReport(wanted, free, dropped, tuple(held_by), recorded, dry_run)
+
+    return run_transaction(context.supplier, work, read_only=dry_run, operation="apply retention")
+
+
+def holders(context: TableContext) -> tuple[Holder, ...]:
+    """The named cuts and consumers that keep a table's history, the oldest first."""
+    work = rows_of(_QUERIES["holders"], {"table_id": context.table.table_id})
+    return tuple(_holders(run_lookup(context.supplier, work, operation="look up what is held")))
+
+
+def _check_limits(context: TableContext, byte_count: object, seconds: object) -> None:
+    if byte_count is not None and (type(byte_count) is not int or byte_count < 0):
+        raise InvalidInput(f"byte_count must be a whole number from 0 on, not {byte_count!r}")
+    if seconds is None:
+        return
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= SECONDS_MAX:
+        raise InvalidInput(f"seconds must be a number from 0 to {int(SECONDS_MAX)}, not {seconds!r}")
+    if seconds < context.properties.gc_delay_seconds:
+        raise InvalidInput(
+            f"retention of {seconds:g} s is shorter than the gc_delay_seconds of table "
+            f"{context.table.name!r}, {context.properties.gc_delay_seconds:g}: queries that run now need "
+            "what was there then"
+        )
+
+
+def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[Cut | None, int | None]:
+    """The cut that was recorded, as the last was old; and the bytes that were ingested till now since the
+    first.
+    """
+    recorded = None if dry_run else record_if_due(context)
+    if not needs_bytes:
+        return recorded, None
+    work = rows_of(_QUERIES["last_cut"], {"table_id": context.table.table_id})
+    rows = run_lookup(context.supplier, work, operation="look up the last cut")
+    if not rows:
+        return recorded, None
+    [(bytes_till, *position)] = rows
+    try:
+        since = size_since(context, Position(*position)).byte_count
+    except CutExpired:  # some of it was erased: so little is kept for longer
+        since = 0
+    return recorded, int(bytes_till) + since
+
+
+def _head_of(truncations: Sequence[Any]) -> int:
+    """The first epoch that was not truncated."""
+    return max((epoch for *_, epoch in truncations), default=0)
+
+
+def _holders(rows: Sequence[Any]) -> list[Holder]:
+    return [Holder(*row) for row in rows]
+
+
+class _Rows:
+    """What the queries give in one transaction."""
+
+    def __init__(self, context: TableContext, conn: Any) -> None:
+        self._table_id = context.table.table_id
+        self._conn = conn
+
+    def __call__(self, query: str, **values: Any) -> list[Any]:
+        key: Mapping[str, Any] = {**values, "table_id": self._table_id}
+        return rows_of(_QUERIES[query], key)(self._conn)

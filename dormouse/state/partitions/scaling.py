@@ -1,0 +1,345 @@
+"""Leaves are divided and merged: each change of a table's leaves is an epoch, written by one transaction.
+
+Leaves that are merged are all that lie below one partition. The new one takes that one's place, and they
+leave the tree (docs/decisions/0036). What is merged may be divided at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+
+import psycopg
+
+from dormouse.errors import (
+    ConcurrentScale,
+    InvalidRange,
+    PartitionNotActive,
+    PartitionNotFound,
+    TableNotFound,
+)
+from dormouse.model.partition_tree import Partition, Split
+from dormouse.model.text import check_text, is_text
+from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.limits import LONG
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import fetched, run_alone, run_transaction
+from dormouse.state.files.moves import Moves
+from dormouse.state.files.own_tables import OwnTables, dropped_tables
+from dormouse.state.partitions.division import (
+    Division,
+    checked_ids,
+    checked_splits,
+    counts,
+    lies_in,
+)
+from dormouse.state.partitions.rows import partition_from_row, partition_values
+
+CHUNK_EPOCHS = 1_000
+T = TypeVar("T")
+_QUERIES = load(__package__ or "", "scaling")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A partition as it is now. A root is no half of another; a leaf is not sealed."""
+
+    partition: Partition
+    is_upper: bool | None
+    sealed_epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What leaves are merged to: the partition above them, and the others below it that were divided."""
+
+    top: _Stored
+    inner: tuple[str, ...]
+
+
+class Scaling:
+    """Changes of the leaves of one table."""
+
+    def __init__(self, supplier: Supplier, own: OwnTables) -> None:
+        self._supplier = supplier
+        self._own = own
+        self._moves = Moves(own)
+
+    def create(self, conn: psycopg.Connection[Any], partitions: Sequence[Partition]) -> None:
+        """The tree of epoch 0, in which all leaves are new."""
+        uppers = {partition.child_ids[1] for partition in partitions if partition.child_ids}
+        self._add(conn, partitions, 0, uppers, None)
+        created = [partition.partition_id for partition in partitions if partition.is_leaf]
+        self._add_epoch(conn, 0, [], created)
+
+    def scale(
+        self,
+        sealed_ids: Iterable[str],
+        splits: Iterable[tuple[str, Any]],
+        request_id: str | None = None,
+        conn: psycopg.Connection[Any] | None = None,
+    ) -> list[Partition]:
+        """See `PartitionStore.scale`; with `conn`, of one leaf, in the caller's transaction."""
+        scale = _Scale(self, checked_ids(sealed_ids), checked_splits(splits), request_id)
+        if conn is not None:
+            work = partial(scale.work, conn)
+            return self._own.following(work, conn)
+        if not scale.merges:
+            return self._own.following(
+                lambda: run_transaction(self._supplier, scale.work, limits=LONG, operation="split partition")
+            )
+        isolation = Isolation(self._own.table.properties.isolation)
+        return self._own.following(
+            lambda: run_alone(
+                self._supplier, scale.work, limits=LONG, isolation=isolation, operation="merge partitions"
+            )
+        )
+
+    def _add(
+        self,
+        conn: psycopg.Connection[Any],
+        partitions: Iterable[Partition],
+        epoch: int,
+        uppers: set[str],
+        top: _Stored | None,
+    ) -> None:
+        """Adds partitions of an epoch, of which `top` is for the first what it takes the place of."""
+        table, rows = self._own.table, []
+        for each in partitions:
+            is_upper = None if each.parent_id is None else each.partition_id in uppers
+            if top is not None and each.parent_id == top.partition.parent_id:
+                is_upper = top.is_upper
+            rows.append(partition_values(table, each, epoch, None if each.is_leaf else epoch, is_upper))
+        with conn.cursor() as cursor, dropped_tables(table):
+            cursor.executemany(_QUERIES["add_partitions"].on(), rows)
+
+    def _add_epoch(
+        self,
+        conn: psycopg.Connection[Any],
+        epoch: int,
+        sealed: Sequence[str],
+        created: Sequence[str],
+        sizes: Sequence[tuple[int, int]] = (),
+        changes: tuple[int, int] = (0, 0),
+        request_id: str | None = None,
+    ) -> None:
+        self._rows(
+            conn,
+            "add_epoch",
+            epoch=epoch,
+            sealed=list(sealed),
+            created=list(created),
+            splits=changes[0],
+            merges=changes[1],
+            sealed_rows=_sum(rows for rows, _ in sizes),
+            sealed_bytes=_sum(byte_count for _, byte_count in sizes),
+            request_id=request_id,
+        )
+        if epoch and epoch % CHUNK_EPOCHS == 0:
+            self._rows(conn, "add_chunk", chunk=epoch // CHUNK_EPOCHS)
+
+    def _stored(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> list[_Stored]:
+        schema = self._own.table.schema
+        return [
+            _Stored(partition_from_row(schema, columns), is_upper, sealed_epoch)
+            for *columns, is_upper, sealed_epoch in self._rows(conn, name, **values)
+        ]
+
+    def _rows(self, conn: psycopg.Connection[Any], name: str, **values: Any) -> list[Any]:
+        query = _QUERIES[name].including(partition_and_state=_QUERIES["partition_and_state"])
+        with dropped_tables(self._own.table):
+            return fetched(conn.execute(query.on(), {**values, "table_id": self._own.table.table_id}))
+
+
+class _Scale:
+    """One request, whose transaction may run several times."""
+
+    def __init__(
+        self, scaling: Scaling, sealed_ids: list[str], splits: list[Split], request_id: str | None
+    ) -> None:
+        if request_id is not None:
+            check_text("request_id", request_id)
+        if len(sealed_ids) == 1 and not splits:
+            raise InvalidRange(
+                f"partition {sealed_ids[0]!r} alone cannot be merged: name all leaves below one partition, "
+                "or points to divide it at"
+            )
+        self._scaling = scaling
+        self._moves = scaling._moves
+        self._table = scaling._own.table
+        self._ids = sealed_ids
+        self._splits = splits
+        self._request_id = request_id
+        self._began: int | None = None
+        self.merges = len(sealed_ids) > 1
+
+    def work(self, conn: psycopg.Connection[Any]) -> list[Partition]:
+        if self.merges:
+            self._moves.keep_writers_out(conn)
+        epoch, began = self._hold(conn)
+        self._began = began if self._began is None else self._began
+        answer = self._answered(conn)
+        if answer is not None:
+            return answer
+        leaves = self._leaves(conn)
+        new_id = _new_ids(epoch + 1)
+        family = self._family(conn, leaves) if self.merges else None
+        start = leaves[0].partition
+        if family is not None:
+            start = Partition(new_id(), family.top.partition.parent_id, family.top.partition.region)
+        division = self._division(start, new_id)
+        self._write(conn, epoch + 1, [leaf.partition for leaf in leaves], start, division, family)
+        return division.leaves
+
+    def _division(self, start: Partition, new_id: Callable[[], str]) -> Division:
+        division = Division([start])
+        for split in self._splits:
+            division.divide(self._table.schema, split, new_id)
+        return division
+
+    def _write(
+        self,
+        conn: psycopg.Connection[Any],
+        epoch: int,
+        sealed: Sequence[Partition],
+        start: Partition,
+        division: Division,
+        family: _Family | None,
+    ) -> None:
+        rows = self._scaling._rows
+        divided = {each.partition_id: each for each in division.inner}.get(start.partition_id, start)
+        sizes = self._moves.sizes(conn, self._ids)
+        ended = {
+            **partition_values(self._table, start if family else divided, None, epoch, None),
+            "epoch": epoch,
+            "partition_ids": self._ids,
+            "row_counts": [row_count for row_count, _ in sizes],
+            "byte_counts": [byte_count for _, byte_count in sizes],
+            "merged_epoch": epoch if family else None,
+            "merged_id": start.partition_id if family else None,
+        }
+        del ended["table_id"]
+        new = [*division.inner, *division.leaves]
+        rows(conn, "seal", **(ended | _NO_SPLIT if family else ended))
+        if family is None:
+            new.remove(divided)
+        self._scaling._add(conn, new, epoch, division.uppers, family.top if family else None)
+        if family is not None:
+            self._take_place(conn, ended, family, start)
+        created = [leaf.partition_id for leaf in division.leaves]
+        changes = counts(sealed, division.leaves)
+        self._scaling._add_epoch(conn, epoch, self._ids, created, sizes, changes, self._request_id)
+
+    def _take_place(
+        self, conn: psycopg.Connection[Any], ended: dict[str, Any], family: _Family, start: Partition
+    ) -> None:
+        rows, top = self._scaling._rows, family.top.partition
+        rows(conn, "leave", **ended | {"partition_ids": [top.partition_id, *family.inner]})
+        if top.parent_id is not None:
+            ids = {"before": top.partition_id, "after": start.partition_id}
+            rows(conn, "take_place", partition_id=top.parent_id, **ids)
+        self._moves.move(conn, [top.partition_id, *family.inner, *self._ids], start.partition_id)
+
+    def _hold(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
+        rows = self._scaling._rows(conn, "hold")
+        if not rows:
+            raise TableNotFound.gone(self._table.name)
+        return rows[0][0], rows[0][1]
+
+    def _answered(self, conn: psycopg.Connection[Any]) -> list[Partition] | None:
+        """What this request has made, if it was done before: as it was then."""
+        if self._request_id is None:
+            return None
+        rows = self._scaling._rows(conn, "answered", request_id=self._request_id)
+        if not rows:
+            return None
+        epoch, sealed, created = rows[0]
+        if set(sealed) != set(self._ids):
+            raise self._another("of " + ", ".join(map(repr, sealed)))
+        found = {one.partition.partition_id: one.partition for one in self._by_id(conn, created)}
+        made = [replace(found[each], child_ids=(), split=None) for each in created]
+        new_id = _new_ids(epoch)
+        start_id = new_id() if self.merges else self._ids[0]
+        [start] = self._by_id(conn, [start_id])
+        with suppress(InvalidRange):
+            again = self._division(replace(start.partition, child_ids=(), split=None), new_id)
+            if [(each.partition_id, each.region) for each in again.leaves] == [
+                (each.partition_id, each.region) for each in made
+            ]:
+                return made
+        raise self._another("of the same partitions at other points")
+
+    def _another(self, what: str) -> InvalidRange:
+        return InvalidRange(
+            f"request {self._request_id!r} of table {self._table.name!r} was another, {what}: give each "
+            "request an id of its own"
+        )
+
+    def _by_id(self, conn: psycopg.Connection[Any], ids: Iterable[str]) -> list[_Stored]:
+        return self._scaling._stored(conn, "stored", partition_ids=list(filter(is_text, ids)))
+
+    def _leaves(self, conn: psycopg.Connection[Any]) -> list[_Stored]:
+        """The partitions to seal, which are leaves."""
+        found = {one.partition.partition_id: one for one in self._by_id(conn, self._ids)}
+        for partition_id in self._ids:
+            if partition_id not in found:
+                said = f"table {self._table.name!r} has no partition {partition_id!r}"
+                raise PartitionNotFound(said, table=self._table.name, partition_id=partition_id)
+            one = found[partition_id]
+            if one.sealed_epoch is None:
+                continue
+            how = "merged" if one.partition.is_leaf else "divided"
+            about = f"partition {partition_id!r} of table {self._table.name!r} was {how}"
+            if self._began is not None and one.sealed_epoch > self._began:
+                said = f"{about} by another request meanwhile; this one changed nothing"
+                raise ConcurrentScale(said, table=self._table.name, partition_id=partition_id)
+            said = f"{about} already"
+            raise PartitionNotActive(said, table=self._table.name, partition_id=partition_id)
+        return [found[partition_id] for partition_id in self._ids]
+
+    def _family(self, conn: psycopg.Connection[Any], leaves: Sequence[_Stored]) -> _Family:
+        """Where the leaves lie, which must be all that lie there, with nothing that cannot be moved."""
+        stored, wanted = self._scaling._stored, set(self._ids)
+        regions = [leaf.partition.region for leaf in leaves]
+        above = stored(conn, "above", partition_id=self._ids[0], levels=len(leaves) - 1)
+        holding = (one for one in above if all(lies_in(each, one.partition.region) for each in regions))
+        top = next(holding, None)
+        if top is None:
+            raise InvalidRange(
+                f"partitions {_named(self._ids)} of table {self._table.name!r} are not all leaves below one "
+                "partition: only such can be merged"
+            )
+        top_id = top.partition.partition_id
+        below = [one.partition for one in stored(conn, "below", partition_id=top_id, limit=2 * len(leaves))]
+        others = [each.partition_id for each in below if each.is_leaf and each.partition_id not in wanted]
+        if others or len(below) != 2 * len(leaves) - 1:
+            also = f": {others[0]!r} lies there, too" if others else ""
+            raise InvalidRange(
+                f"partitions {_named(self._ids)} of table {self._table.name!r} are not all leaves below "
+                f"{top_id!r}{also}; only all of them can be merged"
+            )
+        inner = [each.partition_id for each in below if not each.is_leaf and each.partition_id != top_id]
+        self._moves.check_movable(conn, [top_id, *inner, *self._ids], top_id)
+        return _Family(top, tuple(inner))
+
+
+def _new_ids(epoch: int) -> Callable[[], str]:
+    """Gives the ids of the partitions that an epoch makes, one after the other."""
+    return (f"{epoch}-{number}" for number in count()).__next__
+
+
+_NO_SPLIT = {"split_key": None, "split_point": None, "left_id": None, "right_id": None}
+_SUM_MAX = (1 << 63) - 1
+
+
+def _sum(numbers: Iterable[int]) -> int:
+    return min(sum(numbers), _SUM_MAX)
+
+
+def _named(ids: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, ids[:3]))
+    return shown if len(ids) <= 3 else f"{shown} and {len(ids) - 3:,} more"

@@ -1,0 +1,151 @@
+"""A round of compaction: jobs are made, run in this process or on Spark, and reported."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+
+from dormouse.model.text import plural
+from dormouse.state.context import TableContext
+from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.compaction_threads import compact_in_threads
+from dormouse.writing.engine import check_engine, choose_engine
+
+Progress = Callable[[int, int, int], None]
+RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]
+"""Takes jobs and runs them until none is due; ages are measured from a time in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """What a round did.
+
+    `jobs_run` were merged and committed; `jobs_failed` counts failed runs, also of jobs that went well later;
+    `given_up` jobs failed at their last attempt, or killed their process, for the reasons in `errors`;
+    `superseded` runs lost to another run of the same job. Rows and files are those of the committed jobs.
+    `jobs_looked` found that deletions take few rows of their files, which stay as they are.
+    """
+
+    jobs_created: int
+    jobs_run: int
+    jobs_failed: int
+    given_up: int
+    superseded: int
+    rows_read: int
+    rows_written: int
+    files_in: int
+    files_out: int
+    seconds: float
+    errors: tuple[str, ...] = ()
+    jobs_looked: int = 0
+
+
+def compact(
+    context: TableContext,
+    *,
+    engine: str = "auto",
+    create: bool = True,
+    full: bool = False,
+    progress: Progress | None = None,
+    on_spark: RunsJobs | None = None,
+) -> CompactionReport:
+    """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
+
+    `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
+    gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
+    rows read. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
+    whatever the strategy, and rewrites files that also hold other leaves' rows. It repeats this until each
+    leaf has one file of its own or no more jobs can be finished.
+    """
+    check_engine(engine)
+    started = time.monotonic()
+    with context.last_rounds.round("compaction") as current:
+        created, tally = 0, _Tally(progress, current.errors)
+        while True:
+            if create:
+                created += context.jobs.create(full=full) + context.jobs.create_of_deleted()
+                if full:
+                    leaves = (leaf.partition_id for leaf in context.partitions.leaves())
+                    created += context.jobs.create_of_shared(leaves)
+            due, before = context.jobs.due(), tally.committed
+            current.worked |= bool(created or due.jobs)
+            tally.begin(due.jobs)
+            if due.jobs:
+                run_jobs = choose_engine(
+                    engine, partial(getattr, due, "byte_count"), compact_in_threads, on_spark
+                )
+                with closing(run_jobs(context, int(time.time() * 1000))) as results:
+                    for result in results:
+                        tally.add(result)
+            if not full or tally.committed == before:
+                break
+        # readers count from here on: they cannot remember what they have counted
+        context.store.totals.bring_forward()
+        current.outcome = tally.outcome
+    return tally.report(created, time.monotonic() - started)
+
+
+def compacted(jobs: int, rows: int) -> str:
+    """What came of a round, for people."""
+    return f"{plural(jobs, 'job')}, {plural(rows, 'row')} merged"
+
+
+class _Tally:
+    """Counts results as they come, and tells of them; adds why jobs were given up to `errors`."""
+
+    def __init__(self, progress: Progress | None, errors: list[str]) -> None:
+        self._jobs = 0
+        self._progress = progress
+        self._outcomes: Counter[str] = Counter()
+        self._sums = dict.fromkeys(("rows_read", "rows_written", "files_in", "files_out"), 0)
+        self._errors = errors
+
+    def begin(self, jobs: int) -> None:
+        """Adds jobs that are run next."""
+        self._jobs += jobs
+
+    @property
+    def committed(self) -> int:
+        return self._outcomes["committed"]
+
+    def add(self, result: CompactionResult) -> None:
+        self._outcomes[result.outcome] += 1
+        if result.outcome == "looked":
+            self._tell()
+            return
+        self._sums["rows_read"] += result.rows_read
+        self._sums["rows_written"] += result.rows_written
+        self._sums["files_in"] += result.files_read
+        self._sums["files_out"] += result.filename is not None
+        if result.outcome == "given_up" and result.error:
+            self._errors.append(result.error)
+        if result.outcome != "retry":
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._progress:
+            done = self._outcomes.total() - self._outcomes["retry"]
+            self._progress(done, max(done, self._jobs), self._sums["rows_read"])
+
+    @property
+    def outcome(self) -> str:
+        failed = self._outcomes["given_up"] + self._outcomes["retry"]
+        done = compacted(self._outcomes["committed"], self._sums["rows_read"])
+        return f"{done}, {failed:,} failed" if failed else done
+
+    def report(self, created: int, seconds: float) -> CompactionReport:
+        return CompactionReport(
+            jobs_created=created,
+            jobs_run=self._outcomes["committed"],
+            jobs_failed=self._outcomes["retry"] + self._outcomes["given_up"],
+            given_up=self._outcomes["given_up"],
+            superseded=self._outcomes["superseded"],
+            seconds=seconds,
+            errors=tuple(self._errors),
+            jobs_looked=self._outcomes["looked"],
+            **self._sums,
+        )

@@ -1,0 +1,163 @@
+"""A round of splits: full leaves are divided, and references follow them down the tree, one level a round.
+
+Leaves first: then a reference that was on a leaf is on one again when the round ends, for the next
+compaction to take. References that are higher up, because a job held them while their partition was divided,
+come one level nearer in each round; no leaf is divided for them before they are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from dormouse.errors import (
+    FileNotFound,
+    FileReferenceAssignedToJob,
+    FileReferenceNotFound,
+    InvalidData,
+    ObjectNotFound,
+    PartitionNotActive,
+    SplitRequestsFailed,
+)
+from dormouse.model.file_reference import SplitFileReferenceRequest
+from dormouse.model.keys import KeyValue
+from dormouse.model.partition_tree import Partition, Split
+from dormouse.model.text import plural
+from dormouse.state.context import TableContext
+from dormouse.state.partitions.leaves import rows_to_split
+from dormouse.writing.leaf_sketches import LeafSketches, left_share
+
+logger = logging.getLogger(__name__)
+
+BATCH_REFERENCES = 1_000
+Progress = Callable[[int, int], object]
+
+
+@dataclass(frozen=True, slots=True)
+class DividedPartition:
+    """A leaf that was divided: rows whose `field` is below `point` belong to `left`."""
+
+    parent: str
+    field: str
+    point: KeyValue
+    left: str
+    right: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitReport:
+    """What a round did. With nothing in it, another round has nothing to do either.
+
+    `errors` tell of leaves that should have been divided, and could not: the next round tries again.
+    `one_key_partitions` are full leaves that cannot be divided, as all their rows have one key.
+    """
+
+    partitions_split: tuple[DividedPartition, ...]
+    references_pushed: int
+    errors: tuple[str, ...] = ()
+    one_key_partitions: tuple[str, ...] = ()
+
+
+def split(context: TableContext, *, progress: Progress | None = None) -> SplitReport:
+    """One round; `progress` is called with the full leaves looked at, and all of them.
+
+    Several rounds at once, or beside ingests and compactions, do not disturb each other: each leaf is divided
+    once.
+    """
+    with context.last_rounds.round("split") as current:
+        one_key = list[str]()
+        divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors, one_key))
+        pushed = _push_down(context)
+        current.worked = bool(divided or pushed)
+        current.outcome = f"{plural(len(divided), 'partition')} divided, {plural(pushed, 'reference')} moved"
+    return SplitReport(divided, pushed, tuple(current.errors), tuple(one_key))
+
+
+def _divide_full_leaves(
+    context: TableContext, progress: Progress, errors: list[str], one_key: list[str]
+) -> Iterator[DividedPartition]:
+    partitions = context.partitions
+    full = partitions.look_for_full_leaves()
+    for done, leaf in enumerate(partitions.full_leaves(), 1):
+        try:
+            divided = _divide(context, leaf.partition_id, one_key)
+        except (InvalidData, ObjectNotFound) as error:
+            # a file may also have been compacted and collected meanwhile
+            logger.warning("partition %s is not divided in this round: %s", leaf.partition_id, error)
+            errors.append(f"partition {leaf.partition_id} is not divided: {error}")
+        else:
+            partitions.note_one_key(leaf.partition_id, is_one_key=leaf.partition_id in one_key[-1:])
+            partitions.settle(leaf.marks)
+            if divided is not None:
+                yield divided
+        progress(done, max(done, full))
+
+
+def _divide(context: TableContext, partition_id: str, one_key: list[str]) -> DividedPartition | None:
+    """Divides a leaf when it surely has the rows, and two different keys."""
+    found = _split_point(context, partition_id, one_key)
+    if found is None:
+        return None
+    try:
+        left, right = context.partitions.split(partition_id, found.point, found.field)
+    except PartitionNotActive:
+        logger.debug("partition %s was divided or merged by another", partition_id)
+        return None
+    return DividedPartition(partition_id, found.field, found.point, left.partition_id, right.partition_id)
+
+
+def _split_point(context: TableContext, partition_id: str, one_key: list[str]) -> Split | None:
+    leaf = context.partitions.partitions_in([partition_id])[partition_id]
+    references = context.store.file_references_in([partition_id])
+    sketches = LeafSketches(context.objects, context.schema, leaf, references)
+    rows = sketches.row_count()
+    if rows < rows_to_split(context.properties):
+        logger.debug("partition %s has about %d rows and is not divided", partition_id, rows)
+        return None
+    found = sketches.split_point()
+    if found is None:
+        logger.debug("partition %s has %d rows with one key and cannot be divided", partition_id, rows)
+        one_key.append(partition_id)
+    return found
+
+
+def _push_down(context: TableContext) -> int:
+    """Moves each unassigned reference of a divided partition to the children; gives how many."""
+    pushed = 0
+    requests = context.partitions.references_above_leaves()
+    while batch := list(islice(requests, BATCH_REFERENCES)):
+        divided = context.partitions.partitions_in({r.old_reference.partition_id for r in batch})
+        pushed += len(_apply(context, [_with_shares(context, divided, request) for request in batch]))
+    return pushed
+
+
+def _apply(
+    context: TableContext, requests: list[SplitFileReferenceRequest]
+) -> tuple[SplitFileReferenceRequest, ...]:
+    """The requests that were applied; that another has moved or taken a reference is no error."""
+    try:
+        context.store.split_file_references(requests)
+    except SplitRequestsFailed as error:
+        for reason in error.errors:
+            if not isinstance(reason, FileReferenceNotFound | FileNotFound | FileReferenceAssignedToJob):
+                raise
+        return error.succeeded
+    return tuple(requests)
+
+
+def _with_shares(
+    context: TableContext, divided: Mapping[str, Partition], request: SplitFileReferenceRequest
+) -> SplitFileReferenceRequest:
+    """Each child's share of the rows as the file's sketches tell, instead of a half."""
+    old, (left, right) = request.old_reference, request.new_references
+    try:
+        share = left_share(context.objects, context.schema, divided[old.partition_id], old)
+    except (InvalidData, ObjectNotFound) as error:
+        # its partition must not wait for it: a compaction will name the file, and give it up
+        logger.warning("rows of %s are halved between two partitions: %s", old.filename, error)
+        return request
+    rows = round(old.row_count * share)
+    shares = (replace(left, row_count=rows), replace(right, row_count=old.row_count - rows))
+    return replace(request, new_references=shares)
