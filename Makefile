@@ -97,7 +97,7 @@ lambdas: $(VENV)/.installed ## Build the code of the lambdas into build/lambdas
 .PHONY: docs
 docs: $(VENV)/.installed ## Write the pages anew that are made of the code, and the picture of the stacks
 	@$(BIN)/python -m documentation
-	@$(BIN)/python -m dormouse.settings.reference
+	@$(BIN)/python -m dormouse.settings.config_file
 	@$(BIN)/python -m stacks.diagram
 
 .PHONY: site

@@ -24,8 +24,8 @@ def main() -> int:
         print("app.py takes no arguments: use npx cdk synth -c config=…", file=sys.stderr)  # noqa: T201
         return 2
     use_bundled_node()
-    from dormouse.settings.certificates import no_certificates
     from dormouse.settings.config_file import load
+    from dormouse.settings.lambdas import no_certificates
     from stacks.assets import BuiltAssets, StubAssets, refuse_deploys
     from stacks.instance import build, new_app, not_built
 

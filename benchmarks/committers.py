@@ -17,10 +17,9 @@ from benchmarks.state_tables import StateTable
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.postgres import RETRIES, ConnectionSupplier
 from dormouse.postgres.queries import Queries
-from dormouse.state.commits.apply import apply
+from dormouse.state.commits.apply import Tables, apply
 from dormouse.state.commits.outcomes import CommitOutcome
 from dormouse.state.commits.requests import Envelope
-from dormouse.state.commits.table_cache import Tables
 from dormouse.state.files import layout
 from dormouse.state.files.store import FileReferenceStore
 

@@ -20,7 +20,7 @@ from benchmarks.state_tables import BYTES_PER_FILE, StateTable, open_tables
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.durability.checking import Checker
-from dormouse.durability.unknown import Known
+from dormouse.durability.orphans import Known
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX

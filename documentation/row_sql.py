@@ -11,7 +11,8 @@ from sqlglot import exp
 from documentation import cell, made_of
 from dormouse.errors import InvalidQuery
 from dormouse.model.values import PARAMETERS_MAX
-from dormouse.rows import binding, calls, pages, sql, statements, types
+from dormouse.rows import binding, calls, pages, statements, types
+from dormouse.rows import expressions as sql
 from dormouse.rows.binding import CLAUSES, EXPRESSIONS
 from dormouse.rows.calls import AGGREGATES
 from dormouse.rows.columns import Column

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         STRUCT,
         TIMESTAMP,
     )
-    from dormouse.reading.consumer import Consumer
+    from dormouse.reading.changes import Consumer
     from dormouse.reading.deleting import ALL
     from dormouse.rows.changes import (
         AddColumn,
@@ -109,7 +109,7 @@ _TYPES = "dormouse.model.types"
 _HOMES = {
     "ALL": "dormouse.reading.deleting",
     "Column": "dormouse.rows.columns",
-    "Consumer": "dormouse.reading.consumer",
+    "Consumer": "dormouse.reading.changes",
     "Cut": "dormouse.model.cut",
     "Field": "dormouse.model.schema",
     "Files": "dormouse.sources.data_files",

@@ -13,7 +13,7 @@ from typing import Any
 
 from dormouse.aws.aws import Aws
 from dormouse.errors import InvalidInput
-from dormouse.settings.event import field
+from dormouse.settings.lambdas import field
 
 REQUESTS = ("Create", "Update", "Delete")
 ANSWER_ATTEMPTS_MAX = 5

@@ -15,9 +15,14 @@ from dormouse.errors import CommitRejected
 from dormouse.objects import ObjectStore, activity, open_store
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.limits import COMMIT
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import CommitEnvironment
-from dormouse.settings.metrics import COMMITS_APPLIED, COMMITS_DEAD, COMMITS_LATER, COMMITS_REJECTED
+from dormouse.settings.lambdas import (
+    COMMITS_APPLIED,
+    COMMITS_DEAD,
+    COMMITS_LATER,
+    COMMITS_REJECTED,
+    CommitEnvironment,
+    field,
+)
 from dormouse.state.commits import sqs_event
 from dormouse.state.commits.sqs_event import Answer
 from lambdas.database import database

@@ -12,14 +12,14 @@ from dormouse.aws.schedules import runs
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import InvalidInput, ObjectNotFound
 from dormouse.objects import activity, open_store
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import CompactionEnvironment
-from dormouse.settings.metrics import (
+from dormouse.settings.lambdas import (
     ROUNDS_FAILING,
     RUN_JOBS_FINISHED,
     RUN_JOBS_GIVEN_UP,
     RUN_JOBS_RELEASED,
     RUNS_FAILED,
+    CompactionEnvironment,
+    field,
 )
 from dormouse.state.files.last_rounds import rounds_failing
 from lambdas.database import database

@@ -11,7 +11,7 @@ from typing import Any
 
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.objects import ObjectStore
 from dormouse.objects.guarded import GuardedStore
 from dormouse.postgres import ConnectionSupplier

@@ -11,14 +11,13 @@ from typing import Any
 
 from dormouse.aws.schedules.garbage import KIND, collect
 from dormouse.aws.schedules.work import Schedule
-from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.durability.maintaining import InstanceRounds
+from dormouse.durability.orphans import Known
 from dormouse.durability.shares import checks
-from dormouse.durability.unknown import Known
 from dormouse.errors import DormouseError
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.settings.lambdas import DatabaseEnvironment
-from dormouse.settings.metrics import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING
+from dormouse.settings.lambdas import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING, DatabaseEnvironment
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.last_rounds import rounds_failing

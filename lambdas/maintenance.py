@@ -12,9 +12,7 @@ from dormouse.aws.schedules.upkeep import KIND, keep_up
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectNotFound
 from dormouse.objects import open_store
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import MaintenanceEnvironment
-from dormouse.settings.metrics import PAYLOAD_BACKLOG_DAYS, TABLES_TO_SPLIT
+from dormouse.settings.lambdas import PAYLOAD_BACKLOG_DAYS, TABLES_TO_SPLIT, MaintenanceEnvironment, field
 from lambdas.database import database
 from lambdas.services import called, tracer
 

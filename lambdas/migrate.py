@@ -34,11 +34,8 @@ from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.connection import SESSION_SETTINGS
-from dormouse.postgres.opening import LoginRefused
-from dormouse.postgres.rds_iam import by_token
-from dormouse.settings.certificates import CA_BUNDLE
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment
+from dormouse.postgres.opening import LoginRefused, by_token
+from dormouse.settings.lambdas import CA_BUNDLE, BeginMigrationEnvironment, MigrateEnvironment, field
 from dormouse.settings.resources import state_parameter
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.state.commits.outcomes import text_of

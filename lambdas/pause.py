@@ -17,9 +17,7 @@ from dormouse.aws.keeper import keep
 from dormouse.aws.query import stack, update
 from dormouse.aws.renewal import renew
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import Environment, SwitchEnvironment
-from dormouse.settings.metrics import RUNNING_WHILE_PAUSED
+from dormouse.settings.lambdas import RUNNING_WHILE_PAUSED, Environment, SwitchEnvironment, field
 from dormouse.settings.resources import state_parameter
 from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.services import called, logger, tracer

@@ -13,8 +13,7 @@ from aws_lambda_powertools import Logger, Tracer
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
 from dormouse.errors import DormouseError
-from dormouse.settings.lambdas import Environment, load_environment
-from dormouse.settings.metrics import DIMENSION, NAMESPACE, UNITS
+from dormouse.settings.lambdas import DIMENSION, NAMESPACE, UNITS, Environment, load_environment
 
 MARGIN_SECONDS = 20.0
 """Of the time that a lambda has, what it keeps to end in order."""
@@ -35,7 +34,7 @@ class Call(Generic[E]):
     _metrics: AmazonCloudWatchEMFProvider
 
     def count(self, **values: float) -> None:
-        """Adds to metrics of dormouse.settings.metrics, by their names."""
+        """Adds to metrics of dormouse.settings.lambdas, by their names."""
         for name, value in values.items():
             self._metrics.add_metric(name=name, unit=UNITS.get(name, "Count"), value=value)
 

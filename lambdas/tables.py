@@ -11,8 +11,7 @@ from typing import Any
 
 from dormouse.api.instance import connect
 from dormouse.errors import DormouseError, InstanceError
-from dormouse.settings.event import TABLE_CHANGES, TABLE_READS
-from dormouse.settings.lambdas import DatabaseEnvironment
+from dormouse.settings.lambdas import TABLE_CHANGES, TABLE_READS, DatabaseEnvironment
 from dormouse.verbs.table_requests import parsed
 from lambdas.database import connections
 from lambdas.services import Call, called, logger, tracer

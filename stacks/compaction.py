@@ -10,7 +10,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
-from dormouse.settings.engines import CompactionSettings, EmrServerlessCompaction
+from dormouse.settings.database import CompactionSettings, EmrServerlessCompaction
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
 from dormouse.settings.resources import RunResources
 from stacks.constructs.database_function import DatabaseFunction

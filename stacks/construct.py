@@ -18,9 +18,9 @@ from constructs import Construct, IConstruct
 
 import dormouse
 from dormouse.errors import InvalidInput
-from dormouse.settings.certificates import no_certificates
 from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.lambdas import no_certificates
 from stacks.assets import Assets, Builder, BuiltAssets
 from stacks.commit import CommitStack
 from stacks.compaction import SPARK_OBJECT_ACTIONS

@@ -15,7 +15,7 @@ from aws_cdk import aws_route53 as route53
 from aws_cdk import aws_route53_targets as targets
 from constructs import Construct
 
-from dormouse.settings.query import QuerySettings
+from dormouse.settings.database import QuerySettings
 from dormouse.settings.resources import QueryResources
 from stacks.acknowledge import acknowledge
 from stacks.constructs.endpoints import TASK_SERVICES, Endpoints

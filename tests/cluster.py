@@ -16,7 +16,7 @@ from typing import Literal
 import psutil
 import pyspark
 
-from dormouse.spark.java import java_home
+from dormouse.spark.session import java_home
 
 JARS = Path(pyspark.__file__).parent / "jars"
 SECONDS_MAX = 600

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dormouse.jobs import expiry
+from dormouse.jobs import claims as expiry
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log

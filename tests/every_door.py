@@ -162,7 +162,7 @@ class Python(Door):
         return page_rows(self.house.instance.row_table(table).query(sql, wait_seconds=60, **how))
 
     def rows_change(self, table: str, changes: list[dict[str, Any]], **how: Any) -> Any:
-        from dormouse.rows.changes_json import parse_changes
+        from dormouse.rows.changes import parse_changes
 
         return report(self.house.instance.row_table(table).change(parse_changes(changes), **how))
 
@@ -213,7 +213,7 @@ class Remote(Door):
         return page_rows(self.house.client.row_table(table).query(sql, wait_seconds=60, **how))
 
     def rows_change(self, table: str, changes: list[dict[str, Any]], **how: Any) -> Any:
-        from dormouse.rows.changes_json import parse_changes
+        from dormouse.rows.changes import parse_changes
 
         return report(self.house.client.row_table(table).change(parse_changes(changes), **how))
 

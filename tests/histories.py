@@ -15,9 +15,8 @@ from typing import Any
 from state import query
 from trees import below, partitions_of
 
-from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import Range, Region
+from dormouse.model.region import Range, Region, encode_value
 from dormouse.model.types import LONG
 from dormouse.state.context import TableContext
 from dormouse.state.partitions.store import PartitionStore

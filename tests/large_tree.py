@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
-from dormouse.model.keys import encode_value
+from dormouse.model.region import encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.tree_arrays import Joined, PartitionColumns, PartitionRow, TreeArrays
 from dormouse.model.types import LONG

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.embedded import base_backup, server
+from dormouse.embedded import postgres as base_backup
+from dormouse.embedded import server
 
 VARIABLE = "DORMOUSE_TEST_POSTGRES"
 

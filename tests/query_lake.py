@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.keys import KeyValue, encode_key
 from dormouse.model.properties import TableProperties
+from dormouse.model.region import KeyValue, encode_key
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import ObjectStore, open_store
@@ -25,7 +25,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.reading.planner import PlanSummary
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import Engine, Sessions
-from dormouse.reading.sql.named import Named
+from dormouse.reading.sql.wanted import Named
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts

@@ -35,7 +35,7 @@ from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 from dormouse.writing.compaction import compact
 from dormouse.writing.ingest import ingest
 from dormouse.writing.splitting import split

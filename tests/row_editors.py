@@ -13,8 +13,7 @@ from typing import Any, TextIO
 import dormouse as dm
 from dormouse.api.row_table import RowTable
 from dormouse.errors import IndexNotReady, PageExpired, RowConflict, RowNotFound
-from dormouse.rows.changes import Change, Changed
-from dormouse.rows.changes_json import changes_json
+from dormouse.rows.changes import Change, Changed, changes_json
 
 SHARED = 60
 """Names by which upserts find rows, whoever made them."""

@@ -15,7 +15,7 @@ from dormouse.errors import (
     FileReferenceNotAssignedToJob,
     FileReferenceNotFound,
 )
-from dormouse.state.files.commit import Kind
+from dormouse.state.files.operations import Kind
 from dormouse.state.files.store import FileReferenceStore
 
 KINDS: tuple[Kind, ...] = (

@@ -26,7 +26,7 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.state.files.commit import Commit, Kind, State
+from dormouse.state.files.operations import Commit, Kind, State
 from dormouse.state.files.totals import Totals
 
 Key = tuple[str, str]

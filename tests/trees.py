@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dormouse.data.quantiles import KeyQuantiles
-from dormouse.data.sketches import FileSketches, merge
+from dormouse.data.sketches import FileSketches, KeyQuantiles, merge
 from dormouse.errors import PartitionNotFound
-from dormouse.model.keys import KeyValue, decode_value, encode_value
 from dormouse.model.partition_tree import Partition, PartitionTree, Split
-from dormouse.model.region import Range, Region, compare
+from dormouse.model.region import KeyValue, Range, Region, compare, decode_value, encode_value
 from dormouse.model.schema import Schema
 from dormouse.model.tree_arrays import NONE, PartitionRow, TreeArrays
 from dormouse.reading.key_ranges import KeyRanges

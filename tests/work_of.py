@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from dormouse.postgres.each import Answer, Call, execute_each
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Statement
 from dormouse.state.files import updates
 
 _numbers = count()

@@ -18,10 +18,10 @@ from dormouse.model.file_reference import AssignJobIdRequest
 from dormouse.model.table import TableRecord
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.connection import Supplier
+from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.committer import limit_of_batch
 from dormouse.state.commits.outcomes import CommitOutcome, settle
 from dormouse.state.commits.requests import AddFiles, AssignJobIds, Envelope
-from dormouse.state.commits.table_cache import Tables
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from dormouse.state.files.store import FileReferenceStore
 

@@ -20,8 +20,8 @@ import psycopg
 from benchmarks.state_tables import StateTable
 from dormouse.postgres import ConnectionSupplier, Isolation
 from dormouse.postgres.connection import session_conninfo
-from dormouse.state.files.commit import Commit
 from dormouse.state.files.layout import layout
+from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")

@@ -18,8 +18,8 @@ from benchmarks.commits.pgbench import as_script, statement_of, values_of
 from benchmarks.committers import apply_all
 from benchmarks.state_tables import StateTable
 from dormouse.postgres import ConnectionSupplier
+from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.requests import Envelope, decode, encode
-from dormouse.state.commits.table_cache import Tables
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import psycopg
 
 from benchmarks.harness.command import Tell
 from benchmarks.state_tables import KEYS_PER_LEAF, Node, StateTable, Tables
-from dormouse.model.keys import encode_value
+from dormouse.model.region import encode_value
 from dormouse.model.types import LONG
 from dormouse.postgres import ConnectionSupplier, load
 

@@ -19,8 +19,8 @@ from psycopg.pq import Trace
 from benchmarks.history.build import AWAY, BEGAN
 from benchmarks.state_tables import StateTable
 from dormouse.model.cut import Cut
-from dormouse.model.keys import min_value
 from dormouse.model.partition_tree import Partition
+from dormouse.model.region import min_value
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

@@ -20,6 +20,7 @@ from dormouse.model.file_reference import (
     FileWithReferences,
     ReplaceFileReferencesRequest,
 )
+from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.requests import (
     AddFiles,
     AssignJobIds,
@@ -27,7 +28,6 @@ from dormouse.state.commits.requests import (
     Envelope,
     ReplaceFileReferences,
 )
-from dormouse.state.commits.table_cache import Tables
 from dormouse.state.context import TableAddress, TableContext
 
 BATCH = 100

@@ -20,9 +20,9 @@ from benchmarks.harness.report import median_ratio
 from benchmarks.state_tables import StateTable, Tables, keys_between, new_file
 from dormouse.model.file_reference import AssignJobIdRequest, FileWithReferences
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.commits import table_cache
+from dormouse.state.commits import apply as table_cache
 from dormouse.state.commits.requests import Envelope, ReplaceFileReferences
-from dormouse.state.files.commit import Commit
+from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
 
 FILES = 10

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dormouse.api.table import ShownInstance, Table
 from dormouse.api.tables import Tables, properties_asked, schema_asked, there_already
-from dormouse.durability.instance_rounds import InstanceRound, InstanceRounds
-from dormouse.durability.owner_records import FOLDER as OWNER_FOLDER
+from dormouse.durability.incarnations import FOLDER as OWNER_FOLDER
+from dormouse.durability.maintaining import InstanceRound, InstanceRounds
 from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, Ownership, check_mark
 from dormouse.errors import (
     CheckFailed,
@@ -37,8 +37,8 @@ from dormouse.errors import (
 )
 from dormouse.model.cut import When
 from dormouse.model.keyed import check_keyed
-from dormouse.model.keys import KeyValue
 from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION, TableProperties, is_edited
+from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.model.types import BOOLEAN, LONG, Field
@@ -55,7 +55,7 @@ from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.holds import Hold, holds, release
 from dormouse.state.files.round_reports import RoundReports
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -65,10 +65,8 @@ if TYPE_CHECKING:
     from dormouse.api.tables import Tables
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
-    from dormouse.durability.maintaining import Maintained, Maintenance
-    from dormouse.durability.maintenance_metrics import Number
-    from dormouse.durability.orphans import DeletedOrphans, Orphan, Orphans
-    from dormouse.durability.unknown import Known
+    from dormouse.durability.maintaining import Maintained, Maintenance, Number
+    from dormouse.durability.orphans import DeletedOrphans, Known, Orphan, Orphans
     from dormouse.jobs import JobStore
     from dormouse.model.table import TableRecord
     from dormouse.model.values import Parameters
@@ -132,7 +130,7 @@ class OwnWork:
 
     def _roll_jobs(self) -> None:
         """Makes the days that jobs will end on."""
-        from dormouse.jobs.expiry import roll
+        from dormouse.jobs.claims import roll
 
         roll(self._supplier)
 
@@ -156,10 +154,9 @@ class RowTables(OwnWork):
     @cached_property
     def row_indexes(self) -> RowIndexes:
         """The indexes of all row tables, which answer their queries."""
-        from dormouse.rows.cluster import IndexCluster
+        from dormouse.rows.cluster import IndexCluster, Placements
         from dormouse.rows.indexes import RowIndexes
         from dormouse.rows.indexing import Indexing
-        from dormouse.rows.placements import Placements
 
         given = self._settings
         cluster = IndexCluster(self._tables.dsn, given.row_indexes)
@@ -174,22 +171,22 @@ class RowTables(OwnWork):
 
     def _make_row_page_key(self) -> None:
         """Has what signs the tokens of pages be there for those who only read."""
-        from dormouse.rows.placements import Placements
+        from dormouse.rows.cluster import Placements
 
         with suppress(InstanceForbidden):  # of a role that writes other tables
             Placements(self._supplier).make_key()
 
     def _keep_row_indexes(self) -> None:
         """Drops indexes that are idle, and what is left of others, if there are any."""
-        from dormouse.rows.placements import Placements
+        from dormouse.rows.cluster import Placements
 
         if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
             self.row_indexes.upkeep()
 
     def _numbers(self) -> Iterator[Number]:
         """Yields the numbers of jobs and indexes, for Prometheus."""
-        from dormouse.durability.maintenance_metrics import Number
-        from dormouse.rows.placements import Placements
+        from dormouse.durability.maintaining import Number
+        from dormouse.rows.cluster import Placements
 
         for one in self.jobs.kinds():
             of = {"kind": one.kind}
@@ -375,7 +372,7 @@ class Durable:
             return {**kept, **checks, **self._daily()}
 
         def after_cycle(done: Maintenance) -> None:
-            from dormouse.durability.maintenance_metrics import payload_numbers, write_metrics
+            from dormouse.durability.maintaining import payload_numbers, write_metrics
 
             if metrics is not None:
                 numbers = chain(payload_numbers(self.payloads), self._numbers())
@@ -493,7 +490,7 @@ class Durable:
 
     @property
     def _known(self) -> Known:
-        from dormouse.durability.unknown import Known
+        from dormouse.durability.orphans import Known
 
         return Known(self._supplier, self._catalog, self._attempts)
 

@@ -12,27 +12,36 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidQuery, RowNotFound, names_what_is_missing
 from dormouse.model.container import Container
 from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
-from dormouse.rows.change import LOCK_WAIT_SECONDS, Asked, Find, Found, RowChanges, Written, checked_changes
-from dormouse.rows.change_digest import digest_of_changes, digest_of_upsert
+from dormouse.rows.change import (
+    LOCK_WAIT_SECONDS,
+    Asked,
+    Find,
+    Found,
+    RowChanges,
+    Written,
+    checked_changes,
+    digest_of_changes,
+    digest_of_upsert,
+    upserts,
+)
 from dormouse.rows.changes import Change, Changed, LoadCsv, Row, checked_number, checked_reference
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
 from dormouse.rows.kinds import INTEGER_MAX
 from dormouse.rows.locks import HeldLock, RowLocks
 from dormouse.rows.reading import RowReader
+from dormouse.rows.statements import INDEX_WAIT_SECONDS
 from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
-from dormouse.rows.upsert import upserts
 from dormouse.rows.values import to_python
-from dormouse.rows.waiting import INDEX_WAIT_SECONDS
-from dormouse.sources.rows_csv_format import CsvFormat, CsvOptions
+from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.api.table import Table
     from dormouse.model.values import Parameters
-    from dormouse.reading.answer import Answer
     from dormouse.reading.interruption import Interruption
+    from dormouse.reading.streams import Answer
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.columns import Column
     from dormouse.rows.indexes import RowIndexes
@@ -309,7 +318,7 @@ class RowTable(AskedTable):
     def files(self) -> CellFiles:
         """The bytes of FILE cells."""
         from dormouse.rows.cell_files import CellFiles
-        from dormouse.state.files.put_files import PutFiles
+        from dormouse.state.files.write_streams import PutFiles
 
         put_files = PutFiles(self.store.supplier, self.store.table)
         return CellFiles(self.table.context.objects, put_files, self.name)
@@ -410,7 +419,7 @@ class RowTable(AskedTable):
         updated. The rows are of one version: of now, that given, or a snapshot's. The file is there when it
         is whole. Raises `InvalidInput` and what `query` does.
         """
-        from dormouse.rows.csv_download import save_csv
+        from dormouse.rows.csv_loads import save_csv
 
         how = CsvFormat.of_file(path, separator=separator, header=header)
         which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
@@ -431,7 +440,7 @@ class RowTable(AskedTable):
 
         A query waits for the table's index for `wait_seconds`; `interruption` is as for `query`.
         """
-        from dormouse.rows.csv_download import rows_of_pages
+        from dormouse.rows.csv_loads import rows_of_pages
         from dormouse.rows.pages import PAGE_ROWS_MAX
 
         if sql is not None:

@@ -31,8 +31,8 @@ from dormouse.state.files.shapes import SchemaChange
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
+from dormouse.state.history.history import TableStatus, status_of
 from dormouse.state.history.moments import position_of
-from dormouse.state.history.status import TableStatus, status_of
 from dormouse.state.partitions.store import PartitionStore
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from dormouse.durability.erasing import EraseReport
     from dormouse.model.values import Parameters
     from dormouse.reading import PlanSummary
-    from dormouse.reading.answer import Answer
-    from dormouse.reading.consumer import Consumer
+    from dormouse.reading.changes import Consumer
     from dormouse.reading.deleting import DeleteReport, DeleteWhere
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.sql.engine import Sessions
-    from dormouse.reading.sql.live_files import LiveFile
+    from dormouse.reading.sql.views import LiveFile
+    from dormouse.reading.streams import Answer
     from dormouse.reading.where import Where
     from dormouse.state.history.history import History
     from dormouse.state.history.restore import RestoreReport
@@ -230,7 +230,7 @@ class ShapedTable:
         deletions name; `TableNotFound`, `TableBusy`.
         """
         if dry_run:
-            from dormouse.reading import reshaping
+            from dormouse.reading import schemas as reshaping
 
             return reshaping.drop_column(self._context, name, dry_run=True).schema
         return self._reshaped(lambda to: to.drop_column(self._context, name))
@@ -260,7 +260,7 @@ class ShapedTable:
         return self._context
 
     def _reshaped(self, change: Callable[[ModuleType], Any]) -> Schema:
-        from dormouse.reading import reshaping
+        from dormouse.reading import schemas as reshaping
 
         self._check_not_edited("use dm.AddColumn, dm.RenameColumn, dm.RetypeColumn or dm.DropColumn")
         with self.changing():
@@ -400,12 +400,12 @@ class Reading(ShapedTable, Container):
         file that has no digest. The table's property `verify_reads` makes every reader do so.
         """
         from dormouse.reading import query
-        from dormouse.reading.answer import Answer
+        from dormouse.reading.streams import Answer
         from dormouse.reading.where import LIMIT_MAX, checked_limit, checked_offset
 
         reading = self.reading.verifying(verify)
         if descending:
-            from dormouse.reading.sql.one_table import descending as read
+            from dormouse.reading.sql.views import descending as read
 
             sessions = sessions or self._tables.sessions()
             return Answer(read(sessions, reading, where, columns, limit, offset, interruption, as_of))
@@ -461,10 +461,10 @@ class Reading(ShapedTable, Container):
             first = [self.reading.schema.key_names[0]]
             return sum(batch.num_rows for batch in self.query(where, first, as_of=as_of, verify=verify))
         if as_of is None and self.reading.current_rows and not verify:
-            from dormouse.state.history.status import current_row_count
+            from dormouse.state.history.history import current_row_count
 
             return current_row_count(self.reading)
-        from dormouse.reading.sql.one_table import value
+        from dormouse.reading.sql.views import value
 
         return int(value(self._tables.sessions(), self.reading.verifying(verify), "count(*)", as_of))
 
@@ -475,7 +475,7 @@ class Reading(ShapedTable, Container):
         are kept for `gc_delay_seconds`. Raises `InvalidQuery` where no condition can say it, `InvalidCut` and
         `CutExpired`.
         """
-        from dormouse.reading.sql.live_files import live_files
+        from dormouse.reading.sql.views import live_files
 
         return live_files(self.reading, as_of)
 
@@ -609,7 +609,7 @@ class Table(ShownTable, Reading, Changing):
 
     def _evolved(self, data: Any, evolve: Evolve, engine: str, deletes: str | None) -> Any:
         """Adds the columns that the data has and the table lacks; returns the data to be read then."""
-        from dormouse.reading.reshaping import add_missing
+        from dormouse.reading.schemas import add_missing
 
         check_evolve(evolve)
         self._check_not_edited("use dm.AddColumn")
@@ -625,7 +625,7 @@ class Table(ShownTable, Reading, Changing):
     def _next_number(self, column: str) -> int:
         """One more than the largest of a column of running numbers, also of rows that a filter hides."""
         from dormouse.reading.executor import parts
-        from dormouse.reading.sql.one_table import value
+        from dormouse.reading.sql.views import value
         from dormouse.reading.where import question
         from dormouse.state.history.moments import kept, now
 
@@ -662,8 +662,8 @@ class Table(ShownTable, Reading, Changing):
         Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
         served.
         """
-        from dormouse.reading.answer import Answer
         from dormouse.reading.changes import changes
+        from dormouse.reading.streams import Answer
 
         start, end = span(self._context, after, till)
         return Answer(changes(self._context, start, end, columns, interruption=interruption))
@@ -675,7 +675,7 @@ class Table(ShownTable, Reading, Changing):
         the table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`:
         then it is expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
         """
-        from dormouse.reading.consumer import Consumer
+        from dormouse.reading.changes import Consumer
 
         consumers = Consumers(self._context)
         if consumers.find(name) is None:

@@ -29,17 +29,17 @@ from dormouse.state.catalog import Catalog
 from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.context import JobCommits, TableContext
 from dormouse.state.files.round_reports import RoundReports
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from dormouse.model.values import Parameters
     from dormouse.reading import PlanSummary
-    from dormouse.reading.answer import Answer
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.sql.engine import Engine, Sessions
-    from dormouse.reading.sql.named import Named
+    from dormouse.reading.sql.wanted import Named
+    from dormouse.reading.streams import Answer
     from dormouse.reading.where import Where
     from dormouse.writing.compaction_job import CompactionResult
     from dormouse.writing.ingest_commit import IngestReport
@@ -96,7 +96,7 @@ class Tables:
         from dormouse.reading.sql.statements import sql  # first: the extra that it needs is named
 
         sessions = sessions or self.sessions()
-        from dormouse.reading.answer import Answer
+        from dormouse.reading.streams import Answer
 
         return Answer(sql(sessions, self._named(verify), statement, parameters, interruption, as_of))
 
@@ -153,7 +153,7 @@ class Tables:
         return Engine(self.objects)
 
     def _named(self, verify: bool = False) -> Named:
-        from dormouse.reading.sql.named import Named
+        from dormouse.reading.sql.wanted import Named
 
         def like(names: Iterable[str]) -> dict[str, TableContext]:
             listed = list(names)
@@ -231,7 +231,7 @@ def compact_on_spark(
     context: TableContext, now_ms: int, *, run_id: str | None = None
 ) -> Generator[CompactionResult, None, None]:
     """Compaction jobs as Spark tasks, those of a run, or all that are due; Spark is imported then."""
-    from dormouse.spark import compaction_tasks
+    from dormouse.spark import tasks as compaction_tasks
 
     return compaction_tasks.compact_on_spark(context, now_ms, run_id=run_id)
 

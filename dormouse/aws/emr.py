@@ -10,8 +10,7 @@ from dormouse.aws import emr_clusters
 from dormouse.aws.aws import Aws
 from dormouse.aws.spark_submit import Run, RunState, application_arguments, serverless_parameters
 from dormouse.errors import InvalidInput
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import Engine, RunsEnvironment
+from dormouse.settings.lambdas import Engine, RunsEnvironment, field
 
 SERVERLESS = "emr-serverless"
 ENGINES = get_args(Engine)

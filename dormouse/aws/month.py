@@ -7,16 +7,118 @@ those of the query service and of the host for access.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
-from dormouse.aws.prices import HOURS_MONTH, Prices, known_regions, prices_of, vcpus
 from dormouse.errors import InvalidInput
-from dormouse.settings.database import ServerlessDatabase
-from dormouse.settings.deployment import ACCESS_HOST, DeploymentSettings
-from dormouse.settings.engines import EmrServerlessCompaction
-from dormouse.settings.query import FREE_DISK_GB
+from dormouse.settings.database import FREE_DISK_GB, EmrServerlessCompaction, ServerlessDatabase
+from dormouse.settings.deployment import ACCESS_HOST, DISK_GB, DeploymentSettings
+from dormouse.settings.resources import Resources
+
+# What AWS charges in a region, from the dated file prices.toml beside this one; no network.
+
+HOURS_MONTH = 730
+EMR_OF_FARGATE = 1.3
+"""What EMR Serverless costs by the price of Fargate: see prices.toml."""
+
+# How much of a `large` a size is; `metal` is priced by family, which the file does not have.
+_SIZES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """USD by the names of prices.toml, in which the unit stands last."""
+
+    date: date
+    source: str
+    usd: Mapping[str, float]
+    """What the region charges for everything that no instance is of."""
+
+    aurora_large_hour: Mapping[str, float]
+    """By family of instances, in us-east-1."""
+
+    ec2_xlarge_hour: Mapping[str, float]
+    """By family of instances, in us-east-1."""
+
+    def __getitem__(self, name: str) -> float:
+        return self.usd[name]
+
+    def aurora_hour(self, instance_class: str) -> float | None:
+        """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
+        family, size = _parts(instance_class)
+        price = self.aurora_large_hour.get(family)
+        return None if price is None or size is None else price * size * self["aurora_instance_factor"]
+
+    def ec2_hour(self, instance_type: str, *, with_emr: bool = True) -> float | None:
+        """Of the instance, with EMR on it or without; None when the file has no price of it."""
+        family, size = _parts(instance_type)
+        price = self.ec2_xlarge_hour.get(family)
+        if price is None or size is None:
+            return None
+        return price * size / 2 * self["ec2_factor"] * (1 + with_emr * self["emr_share_of_ec2"])
+
+    @property
+    def access_hour(self) -> float:
+        """Of the host for access with its disk, without endpoints."""
+        return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + (
+            DISK_GB * self["ebs_gb_month"] / HOURS_MONTH
+        )
+
+    def emr_vcpu_hour(self, architecture: str) -> float:
+        """Of EMR Serverless, with the 4 GB that go with a vCPU."""
+        vcpu, gb = self._emr(architecture)
+        return vcpu + 4 * gb
+
+    def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
+        """Of a task, without its disk; `cpu` is in units of which a vCPU has 1,024."""
+        vcpu, gb = self._emr(architecture)
+        return (cpu * vcpu + memory_mb * gb) / 1_024 / EMR_OF_FARGATE
+
+    def _emr(self, architecture: str) -> tuple[float, float]:
+        kind = "arm" if architecture == "arm64" else "x86"
+        return self[f"emr_{kind}_vcpu_hour"], self[f"emr_{kind}_gb_hour"]
+
+
+def prices_of(region: str) -> Prices:
+    """The prices of a region; raises InvalidInput with the regions that are known."""
+    content = _content()
+    if region not in content["regions"]:
+        raise InvalidInput(
+            f"there are no prices of the region {region}: they are known of {', '.join(known_regions())}; "
+            "name one of these with --region for an estimate"
+        )
+    families = {name: content[name] for name in ("aurora_large_hour", "ec2_xlarge_hour")}
+    return Prices(**content["about"], usd=content["everywhere"] | content["regions"][region], **families)
+
+
+def known_regions() -> list[str]:
+    return list(_content()["regions"])
+
+
+def vcpus(instance: str) -> int:
+    """The virtual CPUs of an instance of this size: 4 of `r8g.xlarge`."""
+    _, size = _parts(instance)
+    return max(2, round(2 * (size or 1)))
+
+
+def _parts(instance: str) -> tuple[str, float | None]:
+    family, _, size = instance.removeprefix("db.").partition(".")
+    if size in _SIZES:
+        return family, _SIZES[size]
+    number = size.removesuffix("xlarge")
+    return family, 2.0 * int(number) if number.isdigit() else None
+
+
+@cache
+def _content() -> dict[str, Any]:
+    text = files("dormouse.aws").joinpath("prices.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
 
 SECONDS_MONTH = HOURS_MONTH * 3_600
 ACU_LEAST = 0.5
@@ -362,3 +464,86 @@ def alarm_count(settings: DeploymentSettings) -> int:
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
     query = QUERY_ALARMS if settings.query is not None else 0
     return 5 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
+
+
+# What an hour of a deployed instance costs, as it is now.
+
+ARCHITECTURE = "arm64"
+"""An instance does not tell its own; on x86_64 the same costs about a quarter more."""
+
+
+def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
+    """What costs how much an hour, as the instance is: USD, or None where no price or measure is known.
+
+    `live` may have `database` (its status, like "available" or "stopped"), `instances` (the classes of its
+    instances, like "db.r8g.large" or "db.serverless"), `acu` (the sum of their capacities), `database_gb`,
+    `data_gb`, `rows_acu` and `rows_gb` (of the clusters that row tables have of their own, in all), `vcpus`
+    (of EMR Serverless workers now), `hosts` (the types of EMR's EC2 instances now), `query_tasks` (how many
+    tasks of the query service run), `query_sleeps` and `access_sleeps`.
+    A region without prices gives None throughout, and no error.
+    """
+    is_known = region in known_regions()
+    prices = prices_of(region if is_known else known_regions()[0])
+    return [(name, usd if is_known else None) for name, usd in _lines(resources, live, prices)]
+
+
+def _lines(
+    resources: Resources, live: Mapping[str, Any], prices: Prices
+) -> Iterator[tuple[str, float | None]]:
+    if resources.database is not None:
+        yield "database", _database_hour(prices, live)
+        yield "database storage", _storage_hour(live.get("database_gb"), prices["aurora_gb_month"])
+        if resources.database.proxy is not None:
+            yield "proxy", _proxy_hour(prices, live)
+        if resources.database.row_clusters:
+            acu = live.get("rows_acu")
+            yield "clusters of rows", None if acu is None else acu * prices["acu_hour"]
+            yield "their storage", _storage_hour(live.get("rows_gb"), prices["aurora_gb_month"])
+    if resources.storage is not None:
+        yield "objects", _storage_hour(live.get("data_gb"), prices["s3_gb_month"])
+    if resources.compaction is not None:
+        yield "runs", _runs_hour(prices, live.get("vcpus"), live.get("hosts"))
+    if (query := resources.query) is not None:
+        tasks, task = live.get("query_tasks"), prices.fargate_hour(ARCHITECTURE, query.cpu, query.memory_mb)
+        yield "query tasks", None if tasks is None else tasks * task
+        ways = prices["balancer_hour"] + query.endpoints * prices["endpoint_hour"]
+        yield "load balancer and endpoints", 0.0 if live.get("query_sleeps") else ways
+    if (access := resources.access) is not None:
+        runs = prices.access_hour + access.endpoints * prices["endpoint_hour"]
+        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else runs
+
+
+def _database_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
+    if live.get("database") in ("stopped", "stopping"):
+        return 0.0
+    instances, acu = live.get("instances"), live.get("acu")
+    if instances is None:
+        return None
+    parts = [prices.aurora_hour(one) for one in instances if one != "db.serverless"]
+    if len(parts) < len(instances):
+        parts.append(None if acu is None else acu * prices["acu_hour"])
+    return _sum(parts)
+
+
+def _proxy_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
+    instances = live.get("instances")
+    if instances is None:
+        return None
+    if "db.serverless" in instances:
+        return max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
+    return float(sum(vcpus(one) for one in instances) * prices["proxy_vcpu_hour"])
+
+
+def _runs_hour(prices: Prices, workers: float | None, hosts: list[str] | None) -> float | None:
+    if workers is None and hosts is None:
+        return None
+    usd = (workers or 0.0) * prices.emr_vcpu_hour(ARCHITECTURE)
+    return _sum([usd, *(prices.ec2_hour(host) for host in hosts or ())])
+
+
+def _storage_hour(gb: float | None, price: float) -> float | None:
+    return None if gb is None else gb * price / HOURS_MONTH
+
+
+def _sum(parts: list[float | None]) -> float | None:
+    return None if None in parts else sum(part for part in parts if part is not None)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dormouse.settings.event import field
-from dormouse.settings.lambdas import RunsEnvironment
+from dormouse.settings.lambdas import RunsEnvironment, field
 
 RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
 ENVIRONMENT = "environment"

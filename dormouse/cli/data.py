@@ -16,7 +16,7 @@ from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 from dormouse.model.text import listed
-from dormouse.objects.whole_file import whole_file
+from dormouse.objects.staging import whole_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -360,7 +360,7 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Returns the rows with values that a terminal shows."""
-    from dormouse.data.value_columns import python_values
+    from dormouse.data.export import python_values
 
     names = batch.schema.names
     return (

@@ -15,7 +15,7 @@ from dormouse.api.table import Table
 from dormouse.cli.console import count, partition_tree, stderr, stdout
 from dormouse.cli.failures import FAILED
 from dormouse.cli.verbs import Session, verb
-from dormouse.demo.report import Answer, Step
+from dormouse.demo.pipeline import Answer, Step
 
 WIDTH_MAX = 100
 LEAVES_SHOWN_MAX = 24

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dormouse.cli.console import printable
 from dormouse.cli.failures import say, stop_on_signals
 from dormouse.cli.loading import Engine
-from dormouse.cli.output import printable
 from dormouse.cli.verbs import Session, TableName, plural, verb
 from dormouse.errors import JobFailed, MaintenanceTakenOver
 
 if TYPE_CHECKING:
-    from dormouse.durability.instance_rounds import InstanceRound
-    from dormouse.durability.maintaining import Maintenance
+    from dormouse.durability.maintaining import InstanceRound, Maintenance
     from dormouse.postgres.leases import ClockJump
     from dormouse.state.files.holds import Hold
     from dormouse.state.files.last_rounds import RoundKind
-    from dormouse.state.history.status import TableStatus
+    from dormouse.state.history.history import TableStatus
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
     "compaction": ("compaction", "compact", "Files stay unmerged"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_parameters
-from dormouse.cli.rows_options import (
+from dormouse.cli.rows_files import (
     ChangeId,
     CsvChosen,
     DryRun,
@@ -87,7 +87,7 @@ def _columns(
 ) -> Sequence[Column]:
     from dormouse.rows.columns import Column
     from dormouse.rows.csv_preview import preview_csv
-    from dormouse.sources.rows_csv_format import CsvFormat
+    from dormouse.sources.rows_csv_reader import CsvFormat
 
     if like is not None:
         return preview_csv(like, CsvFormat.of_file(like, **csv_options(chosen)), whole=True).columns
@@ -251,7 +251,7 @@ def change(
 ) -> None:
     """Make a list of changes, in its order, as one transaction: all of them, or none."""
     from dormouse.cli.console import progress
-    from dormouse.rows.changes_json import parse_changes
+    from dormouse.rows.changes import parse_changes
 
     changes = parse_changes(read_json(file), path_of=str)
     with session.open() as instance, progress(f"change {table}", unit="rows") as moved:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dormouse.cli.console import printable
 from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, given_files
-from dormouse.cli.output import printable
 from dormouse.cli.parsing import parse_properties, parse_schema
 from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
@@ -210,7 +210,7 @@ def ask_tables(
 ) -> Any:
     """The answer of the instance, which is here, or deployed and asked through its lambdas."""
     if (found := deployed(session, makes=create)) is not None:
-        from dormouse.aws.tables import ask
+        from dormouse.aws.instance import ask
 
         return ask(found, request)
     from dormouse.verbs.table_requests import parsed

@@ -8,10 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode
 
-from dormouse.client.http import Http
+from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
 from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
-from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.model.container import Container
 from dormouse.model.cut import When, text_of_when
@@ -28,8 +27,8 @@ from dormouse.reading.where import Question, checked_offset, question
 from dormouse.reading.where_json import where_json
 from dormouse.state.files.last_rounds import LastRound
 from dormouse.state.history.consumers import ConsumerStatus
+from dormouse.state.history.history import TableStatus
 from dormouse.state.history.retention import Holder
-from dormouse.state.history.status import TableStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa

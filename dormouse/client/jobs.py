@@ -13,7 +13,7 @@ from dormouse.client.http import Http
 from dormouse.errors import InvalidInput
 from dormouse.jobs.job import Job, JobPlace, JobState, new_job_id
 from dormouse.model.text import path_segment
-from dormouse.objects.whole_file import whole_file
+from dormouse.objects.staging import whole_file
 
 PARQUET = "application/vnd.apache.parquet"
 

@@ -13,26 +13,24 @@ from typing import Any, Unpack
 from urllib.parse import urlencode
 
 from dormouse import errors
-from dormouse.client.http import Http
+from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
 from dormouse.client.jobs import RemoteJobs
-from dormouse.client.streams import AnswerReader, rows_of, statement_json
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
 from dormouse.model.container import Container
 from dormouse.model.properties import ROW_VERSION
 from dormouse.model.text import path_segment
 from dormouse.model.values import Parameters, given, json_value
-from dormouse.reading.parameters_json import parameters_json
+from dormouse.reading.where import parameters_json
 from dormouse.rows.cell_files import save
-from dormouse.rows.changes import Change, Changed, checked_reference
-from dormouse.rows.changes_json import changes_json
+from dormouse.rows.changes import Change, Changed, changes_json, checked_reference
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.given import as_dicts
 from dormouse.rows.pages import Page, SelectColumn
+from dormouse.rows.statements import INDEX_WAIT_SECONDS
 from dormouse.rows.store import RowChange, RowSnapshot
-from dormouse.rows.waiting import INDEX_WAIT_SECONDS
-from dormouse.sources.rows_csv_format import CsvFormat, CsvOptions
+from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
 
 CHUNK_BYTES = 1 << 20
 ROWS_ASKED_MAX = 500

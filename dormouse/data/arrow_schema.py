@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, one_line
-from dormouse.model.keys import min_value
+from dormouse.model.region import min_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
     BOOLEAN,

@@ -2,19 +2,265 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date, timedelta
 from io import BytesIO
+from math import isfinite
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from dormouse.data.value_columns import csv_column, csv_type, json_rows
+from dormouse.data.arrow_schema import is_like
 from dormouse.errors import InvalidInput
+from dormouse.model.types import BYTES, STRING
+from dormouse.model.values import base64_text, interval_text
+
+# Arrow columns as JSON and CSV, a column at a time: no Python object is made of a number or a plain text.
+
+_TEXT = pa.large_string()
+FEW_VALUES = 1_024
+_DAYS = (-719_162, 2_932_897)
+"""The first day of the year 1, and that of the year 10000, since 1970."""
+_OF_DAY = {unit: 86_400 * 1_000**power for power, unit in enumerate(("s", "ms", "us", "ns"))}
+_CYCLE_DAYS = 146_097
+"""Days of 400 years, after which the calendar repeats."""
+_CONTROL = r"[\x00-\x1f]"
+
+
+def json_rows(batch: pa.RecordBatch, ending: str = "\n") -> pa.Buffer | bytes:
+    """Each row as an object, UTF-8, with the ending after it."""
+    if not batch.num_rows:
+        return b""
+    if not batch.num_columns:
+        return f"{{}}{ending}".encode() * batch.num_rows
+    if batch.num_rows * batch.num_columns <= FEW_VALUES:
+        return _few_rows(batch, f"}}{ending}")
+    rows = _objects(batch.schema, batch.columns, f"}}{ending}")
+    _, offsets, data = rows.buffers()
+    bounds = pa.Array.from_buffers(pa.int64(), len(rows) + 1, [None, offsets])
+    return data.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
+
+
+def _few_rows(batch: pa.RecordBatch, closing: str) -> bytes:
+    """The same of so few rows that a call of Arrow's costs more than a value."""
+    parts, columns = [], []
+    for number, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
+        parts.append(("," if number else "{") + json.dumps(field.name) + ":")
+        columns.append(_few_texts(column))
+    rows = zip(*columns, strict=True)
+    return "".join(
+        text for row in rows for pair in (*zip(parts, row, strict=True), (closing,)) for text in pair
+    ).encode()
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """Returns the values as Python has them, or their texts where one is no value of Python.
+
+    Python's times are of the years 1 to 9999.
+    """
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return list((_texts if pa.types.is_nested(column.type) else plain_text)(column).to_pylist())
+
+
+def _few_texts(column: pa.Array) -> list[str]:
+    kind = column.type
+    if pa.types.is_integer(kind):
+        return ["null" if value is None else str(value) for value in column.to_pylist()]
+    if (pa.types.is_float32(kind) or pa.types.is_float64(kind)) and all(
+        value is None or isfinite(value) for value in column.to_pylist()
+    ):
+        return ["null" if text is None else text for text in column.cast(_TEXT).to_pylist()]
+    if _is_time(kind):
+        values = plain_text(column).to_pylist()
+    elif is_like(kind, STRING):
+        values = column.to_pylist()
+    else:
+        found: list[str] = json_text(column).to_pylist()
+        return found
+    return ["null" if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+
+
+def csv_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column that Arrow's CSV writer writes as we do."""
+    if pa.types.is_dictionary(kind):
+        return csv_type(kind.value_type)
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return kind if plain else _TEXT
+
+
+def csv_column(column: pa.Array) -> pa.Array:
+    """A column of its `csv_type`: numbers and truths as they are, lists as JSON, all else as plain text."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if column.type == csv_type(column.type):
+        return column
+    return _texts(column) if pa.types.is_nested(column.type) else plain_text(column)
+
+
+def json_text(column: pa.Array) -> pa.Array:
+    """A JSON text for each value; nothing is null, since null is "null"."""
+    found = _texts(column)
+    return pc.fill_null(found, "null") if found.null_count else found
+
+
+def plain_text(column: pa.Array) -> pa.Array:
+    """What JSON has no word for, as text without quotes; null where there is null."""
+    kind = column.type
+    if _is_time(kind):
+        return _time_texts(column)
+    if is_like(kind, BYTES):
+        return pa.array([None if v is None else base64_text(v) for v in column.to_pylist()], _TEXT)
+    if pa.types.is_interval(kind):
+        return pa.array([None if v is None else interval_text(v) for v in column.to_pylist()], _TEXT)
+    try:
+        return column.cast(_TEXT)
+    except pa.ArrowNotImplementedError:
+        return pa.array([None if v is None else str(v) for v in column.to_pylist()], _TEXT)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
+
+
+def _time_texts(column: pa.Array) -> pa.Array:
+    """Returns days and times in ISO 8601: with a zone Arrow writes Z, without one none."""
+    is_day = pa.types.is_date32(column.type)
+    texts = pc.replace_substring(column.cast(_TEXT), " ", "T", max_replacements=1)
+    of_day = 1 if is_day else _OF_DAY[column.type.unit]
+    counts = column.view(pa.int32() if is_day else pa.int64()).cast(pa.int64())
+    endless = (1 << (31 if is_day else 63)) - 1
+    first, end = max(_DAYS[0] * of_day, 1 - endless), min(_DAYS[1] * of_day, endless)
+    far = pc.or_(pc.less(counts, first), pc.greater_equal(counts, end))
+    if not pc.any(far).as_py():
+        return texts
+    # Arrow has no text for some years, and a wrong one for others
+    ends = "" if is_day or column.type.tz is None else "Z"
+    shown = [_far_text(one, of_day, endless, ends) for one in counts.filter(far).to_pylist()]
+    return pc.replace_with_mask(texts, pc.fill_null(far, False), pa.array(shown, _TEXT))
+
+
+def moment_texts(column: pa.Array) -> pa.Array:
+    """Returns milliseconds since 1970 in ISO 8601, in UTC; those outside the years 1 to 9999 as numbers."""
+    first, end = (days * _OF_DAY["ms"] for days in _DAYS)
+    far = pc.or_(pc.less(column, first), pc.greater_equal(column, end))
+    near = pc.if_else(far, pa.scalar(0, column.type), column)
+    return pc.if_else(far, column.cast(_TEXT), _time_texts(near.cast(pa.timestamp("ms", "UTC"))))
+
+
+def _far_text(count: int, of_day: int, endless: int, ends: str) -> str:
+    """Returns a day, or a time, in any year; years before 1 are 0, -1 and so on. Infinity is DuckDB's."""
+    if abs(count) == endless:
+        return "infinity" if count > 0 else "-infinity"
+    days, rest = divmod(count, of_day)
+    cycles, days = divmod(days, _CYCLE_DAYS)
+    day = date(1970, 1, 1) + timedelta(days)
+    year = day.year + 400 * cycles
+    text = f"{year:0{4 + (year < 0)}}-{day:%m-%d}"
+    if of_day == 1:
+        return text
+    seconds, parts = divmod(rest, of_day // 86_400)
+    digits = len(str(of_day // 86_400)) - 1
+    clock = f"{seconds // 3_600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{text}T{clock}{f'.{parts:0{digits}}' if digits else ''}{ends}"
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    for are_of, text in _KINDS:
+        if any(is_of(column.type) for is_of in are_of):
+            return text(column)
+    return _quoted(plain_text(column))
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    if pa.types.is_float16(column.type):
+        column = column.cast(pa.float32())
+    texts = column.cast(_TEXT)
+    finite = pc.is_finite(column)
+    if pc.all(finite).as_py() is not False:
+        return texts
+    named = pc.if_else(
+        pc.is_nan(column), '"NaN"', pc.if_else(pc.less(column, 0), '"-Infinity"', '"Infinity"')
+    )
+    return pc.if_else(finite, texts, named.cast(_TEXT))
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(texts, _CONTROL)).as_py():
+        named = [None if v is None else json.dumps(v, ensure_ascii=False) for v in texts.to_pylist()]
+        return pa.array(named, _TEXT)
+    for special in ("\\", '"'):
+        if pc.any(pc.match_substring(texts, special)).as_py():
+            texts = pc.replace_substring(texts, special, f"\\{special}")
+    return pc.binary_join_element_wise(_literal('"'), texts, _literal('"'), _literal(""))
+
+
+def _list(column: pa.Array) -> pa.Array:
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.list_(column.type.value_type))
+    return _bracketed(column, json_text(column.flatten()), "[", "]")
+
+
+def _map(column: pa.Array) -> pa.Array:
+    """Through its offsets: what a null holds is skipped as for lists."""
+    lists = column.cast(pa.list_(pa.struct([("k", column.type.key_type), ("v", column.type.item_type)])))
+    entries = lists.flatten()
+    keys, values = json_text(entries.field(0)), json_text(entries.field(1))
+    pairs = pc.binary_join_element_wise(
+        _literal("["), keys, _literal(","), values, _literal("]"), _literal("")
+    )
+    return _bracketed(lists, pairs, "[", "]")
+
+
+def _bracketed(lists: pa.Array, texts: pa.Array, opening: str, closing: str) -> pa.Array:
+    """The texts of each list's elements (none of null lists), joined."""
+    counts = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64())
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(counts)])
+    joined = pc.binary_join(pa.LargeListArray.from_arrays(offsets, texts), _literal(","))
+    found = pc.binary_join_element_wise(
+        _literal(opening), joined.cast(_TEXT), _literal(closing), _literal("")
+    )
+    return pc.if_else(lists.is_valid(), found, pa.scalar(None, _TEXT))
+
+
+def _struct(column: pa.Array) -> pa.Array:
+    if not column.type.num_fields:
+        return pc.if_else(column.is_valid(), _literal("{}"), pa.scalar(None, _TEXT))
+    found = _objects(column.type, column.flatten(), "}")
+    return pc.if_else(column.is_valid(), found, pa.scalar(None, _TEXT))
+
+
+def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array], closing: str) -> pa.Array:
+    """A JSON object of each row of one column or more, up to its closing."""
+    parts: list[pa.Array | pa.Scalar] = []
+    for number, (field, column) in enumerate(zip(fields, columns, strict=True)):
+        parts += [_literal(("," if number else "{") + json.dumps(field.name) + ":"), json_text(column)]
+    return pc.binary_join_element_wise(*parts, _literal(closing), _literal(""))
+
+
+def _literal(text: str) -> pa.Scalar:
+    return pa.scalar(text, _TEXT)
+
+
+# the kinds of types, and what makes their text; all others are texts in quotes
+_KINDS: tuple[tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Array], pa.Array]], ...] = (
+    ((pa.types.is_dictionary,), lambda column: _texts(column.dictionary_decode())),
+    ((pa.types.is_integer, pa.types.is_boolean, pa.types.is_null), lambda column: column.cast(_TEXT)),
+    ((pa.types.is_floating,), _numbers),
+    ((lambda kind: is_like(kind, STRING),), lambda column: _quoted(column.cast(_TEXT))),
+    ((pa.types.is_map,), _map),
+    ((pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list), _list),
+    ((pa.types.is_struct,), _struct),
+)
+
 
 RowsFormat = Literal["csv", "tsv", "json", "lines", "arrow", "parquet"]
 _FORMATS: dict[str, RowsFormat] = {

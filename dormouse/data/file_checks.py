@@ -3,27 +3,144 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
-from dormouse.data.digests import digest_of_object
-from dormouse.data.key_sort import is_ascending
-from dormouse.data.object_access import parquet_object
-from dormouse.data.region_sketches import load_sketches
+from dormouse.data.datafusion_session import parquet_object
+from dormouse.data.leaf_sorter import is_ascending
+from dormouse.data.sketches import load_sketches
 from dormouse.data.written import check_stored, written_schema
-from dormouse.errors import InvalidData, ObjectNotFound
+from dormouse.errors import DormouseError, EngineFailed, InvalidData, ObjectNotFound, one_line
 from dormouse.model.ahead import ahead
-from dormouse.model.keys import decode_key, encode_key, encode_value
-from dormouse.model.region import Region
+from dormouse.model.region import Region, decode_key, encode_key, encode_value
 from dormouse.model.schema import Schema
 from dormouse.model.table import ProblemKind
 from dormouse.objects import ObjectStore
+
+# The rows by which two arrays of equal length and type differ, nested types included.
+
+Flags = npt.NDArray[np.bool_]
+
+
+def differ(wanted: pa.Array, there: pa.Array) -> Flags:
+    """Returns for each row whether its two values differ.
+
+    Two nulls are equal, and so are two NaNs; 0.0 and -0.0 differ, as a copy of the values would.
+    """
+    kind = wanted.type
+    one_is_null = _flags(pc.xor(pc.is_null(wanted), pc.is_null(there)))
+    both = _flags(pc.and_(pc.is_valid(wanted), pc.is_valid(there)))
+    if pa.types.is_null(kind):
+        return one_is_null
+    if pa.types.is_struct(kind):
+        # flatten() gives a field of a null struct as null
+        pairs = zip(wanted.flatten(), there.flatten(), strict=True)
+        parts: Flags = np.logical_or.reduce([one_is_null, *(differ(*pair) for pair in pairs)])
+        return parts
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return one_is_null | _lists_differ(wanted, there, both)
+    differs = _flags(pc.fill_null(pc.not_equal(wanted, there), False))
+    if pa.types.is_floating(kind):
+        nan = _flags(pc.fill_null(pc.and_(pc.is_nan(wanted), pc.is_nan(there)), False))
+        same_sign = pc.equal(_sign(wanted), _sign(there))
+        differs = (differs | ~_flags(pc.fill_null(same_sign, True))) & ~nan
+    return differs | one_is_null
+
+
+def _lists_differ(wanted: pa.Array, there: pa.Array, both: Flags) -> Flags:
+    """Returns which rows are lists or maps of another length or with another element; null rows are not."""
+    counts, others = (np.diff(np.asarray(one.offsets)) for one in (wanted, there))
+    differs: Flags = both & (counts != others)
+    alike = both & ~differs
+    elements = differ(*(_elements(one, alike) for one in (wanted, there)))
+    rows = np.repeat(np.flatnonzero(alike), counts[alike])
+    differs[rows[elements]] = True
+    return differs
+
+
+def _elements(lists: pa.Array, of: Flags) -> pa.Array:
+    """Returns the elements of some rows; those of maps are structs of a key and a value."""
+    starts = np.asarray(lists.offsets)
+    counts = np.diff(starts)[of]
+    # positions of the elements: each row's first, and on from there
+    ends = np.cumsum(counts)
+    places = np.arange(counts.sum()) + np.repeat(starts[:-1][of] - (ends - counts), counts)
+    if not pa.types.is_map(lists.type):
+        return lists.values.take(pa.array(places))
+    columns = [part.take(pa.array(places)) for part in (lists.keys, lists.items)]
+    return pa.StructArray.from_arrays(columns, ["key", "value"])
+
+
+def _sign(values: pa.Array) -> pa.Array:
+    bits = values.cast(pa.float64()).view(pa.int64())
+    return pc.less(bits, 0)
+
+
+def _flags(found: pa.Array) -> Flags:
+    flags: Flags = found.to_numpy(zero_copy_only=False)
+    return flags
+
+
+# Digests of files: the XXH3-128 of their bytes.
+
+READ_BYTES = 1 << 20
+"""What fits a core's cache: hashing it again from there costs less than reading it."""
+
+
+def digest_of_file(path: Path) -> bytes:
+    """Of a file on this machine."""
+    with path.open("rb") as file:
+        return _digest(file)
+
+
+def digest_of_object(
+    objects: ObjectStore, name: str, go_on: Callable[[], object] = lambda: None
+) -> tuple[int, bytes]:
+    """Returns an object's size and digest; every byte is read, and `go_on` is called for each megabyte.
+
+    Raises `ObjectNotFound`, `ObjectStoreError`, and what `go_on` raises.
+    """
+    with objects.reader(name) as file:
+        digest = _digest(file, lambda data: go_on())
+        return file.tell(), digest
+
+
+def copied(
+    objects: ObjectStore, name: str, path: Path, go_on: Callable[[], object] = lambda: None
+) -> tuple[int, bytes]:
+    """Copies an object to a path; gives its size and digest. `go_on` is called for each megabyte."""
+    with objects.reader(name) as source, path.open("wb") as file:
+
+        def write(data: bytes) -> None:
+            go_on()
+            file.write(data)
+
+        digest = _digest(source, write)
+        return file.tell(), digest
+
+
+def _digest(file: BinaryIO, use: Callable[[bytes], object] = lambda data: None) -> bytes:
+    found = xxhash.xxh3_128()
+    while data := file.read(READ_BYTES):
+        found.update(data)
+        use(data)
+    return found.digest()
+
 
 READ_ROWS = 65_536
 Found = tuple[ProblemKind, str]
@@ -201,3 +318,76 @@ def _sketches(store: ObjectStore, name: str, schema: Schema, read: _Read) -> Ite
         sketch = sketches.keys.get(field.name)
         if bounds and (sketch is None or (sketch.min, sketch.max) != bounds):
             yield "statistics", f"its sketches have other bounds of {field.name}"
+
+
+# Files read in a process of their own, which a damaged one may end: Arrow's C++ trusts a file's footer.
+
+_OF_DAMAGE = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
+
+
+class FileReader:
+    """Asks one process, which is started when it is needed. Close it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def problems(self, store: ObjectStore, name: str, schema: Schema, written: Written) -> list[Found]:
+        """As `file_problems`; also of a file that ends the process. Raises `EngineFailed` when others do."""
+        process = self._process = self._process or _started()
+        assert process.stdin is not None  # noqa: S101 both are pipes
+        assert process.stdout is not None  # noqa: S101
+        try:
+            pickle.dump((store, name, schema, written), process.stdin)
+            process.stdin.flush()
+            answer: list[Found] | DormouseError = pickle.load(process.stdout)  # noqa: S301 of our own process
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):
+            return [("object_unreadable", _why_it_ended(self.close()))]
+        if isinstance(answer, DormouseError):
+            raise answer
+        return answer
+
+    def close(self) -> int:
+        """Ends the process; gives how it ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        with process:  # closes its pipes: it ends when there is nothing more to read
+            pass
+        return process.returncode
+
+
+def _why_it_ended(code: int) -> str:
+    if -code in _OF_DAMAGE:
+        return f"to read it ends the process that does ({signal.Signals(-code).name}): it is damaged"
+    raise EngineFailed(f"the process that reads files ended ({code}): out of memory, or somebody ended it")
+
+
+def _started() -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    # as a group of its own, it hears no Ctrl-C: it ends when its pipe is closed
+    return subprocess.Popen(
+        [sys.executable, "-m", "dormouse.data.file_checks"], stdin=pipe, stdout=pipe, process_group=0
+    )
+
+
+def _serve(asked: BinaryIO, answers: BinaryIO) -> None:
+    while True:
+        try:
+            store, name, schema, written = pickle.load(asked)  # noqa: S301 of the process that started us
+        except EOFError:
+            return
+        answer: list[Found] | DormouseError
+        try:
+            answer = file_problems(store, name, schema, written)
+        except DormouseError as error:
+            answer = error
+        except Exception as error:  # whatever damage makes of values
+            answer = [("object_unreadable", f"{type(error).__name__}: {one_line(error)}")]
+        pickle.dump(answer, answers)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what libraries print is no answer
+        _serve(sys.stdin.buffer, answers)

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,14 +15,216 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dormouse.data.datafusion_session import panics_as_errors, sorted_file, sorted_session
 from dormouse.data.expressions import column, key_order, union
-from dormouse.data.key_sort import sort_indices
+from dormouse.data.sketches import rank, repeats
 from dormouse.errors import JobFailed, one_line
 from dormouse.model.ahead import mapped_ahead
+from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.schema import Schema
+
+# Rows in the order of their keys: as numbers of 64 bits, and by Arrow where these are equal.
+
+_BITS = 64
+_BYTES_OF_TEXT = 8
+_ROWS_MIN = 1_000
+"""With fewer rows there is nothing to gain."""
+
+Words = npt.NDArray[np.uint64]
+
+
+def sort_indices(rows: pa.Table, ascending: Sequence[str], descending: Sequence[str] = ()) -> pa.Array | None:
+    """The places of rows in order, None when they are in it; rows of equal keys stay as they come.
+
+    The columns of keys, which come first and ascend, have no nulls.
+    """
+    if rows.num_rows < _ROWS_MIN:
+        return _by_arrow(rows, ascending, descending)
+    words, is_whole = _packed(rows, ascending)
+    is_whole = is_whole and not descending
+    if is_whole and bool(np.all(words[1:] >= words[:-1])):
+        return None
+    order = np.argsort(words, kind="stable")
+    if not is_whole:
+        _settle(order, words[order], rows, ascending, descending)
+    return pa.array(order)
+
+
+def is_ascending(keys: pa.RecordBatch) -> bool:
+    """Whether each row is not below the one before it, by all columns."""
+    tied: Any = None
+    for key in keys.columns:
+        values = key.cast(pa.binary()) if pa.types.is_string(key.type) else key
+        before, after = values.slice(0, len(values) - 1), values.slice(1)
+        less, more = pc.less(after, before), pc.greater(after, before)
+        if pc.any(less if tied is None else pc.and_(less, tied), min_count=0).as_py():
+            return False
+        same = pc.invert(more)
+        tied = same if tied is None else pc.and_(tied, same)
+        if not pc.any(tied, min_count=0).as_py():
+            return True
+    return True
+
+
+def _settle(
+    order: npt.NDArray[np.int64],
+    words: Words,
+    rows: pa.Table,
+    ascending: Sequence[str],
+    descending: Sequence[str],
+) -> None:
+    """Orders the rows whose numbers are equal, in their places."""
+    equal = words[1:] == words[:-1]
+    places = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+    if len(places):
+        tied = order[places]
+        columns = rows.select([*ascending, *descending]).take(pa.array(tied))
+        order[places] = tied[_by_arrow(columns, ascending, descending).to_numpy()]
+
+
+def _by_arrow(rows: pa.Table, ascending: Sequence[str], descending: Sequence[str]) -> pa.Array:
+    keys = [(name, "ascending") for name in ascending]
+    return pc.sort_indices(rows, sort_keys=[*keys, *((name, "descending") for name in descending)])
+
+
+def _packed(rows: pa.Table, names: Sequence[str]) -> tuple[Words, bool]:
+    """The front of each key as a number; whether that is all of it."""
+    words, left = np.zeros(rows.num_rows, np.uint64), _BITS
+    for name in names:
+        numbers, is_whole = _numbers(rows.column(name))
+        bits = int(numbers.max()).bit_length()
+        taken = min(bits, left)
+        if taken:  # a shift by all bits is none
+            lower = numbers >> np.uint64(bits - taken)
+            words = lower if left == _BITS else words << np.uint64(taken) | lower
+        left -= taken
+        if taken < bits or not is_whole:
+            return words, False
+    return words, True
+
+
+def _numbers(column: pa.ChunkedArray) -> tuple[Words, bool]:
+    """Numbers from 0 that order as the values do; whether equal ones mean equal values."""
+    if pa.types.is_primitive(column.type):
+        kind = np.dtype(f"int{column.type.bit_width}")
+        view = [np.frombuffer(c.buffers()[1], kind, len(c), c.offset * kind.itemsize) for c in column.chunks]
+        values = np.concatenate(view).astype(np.int64)
+        return values.view(np.uint64) - np.uint64(int(values.min()) % (1 << _BITS)), True
+    texts = column.cast(pa.large_binary()).combine_chunks()
+    return (_places(texts), True) if repeats(texts) else (_fronts(texts), False)
+
+
+def _places(texts: pa.LargeBinaryArray) -> Words:
+    """The place of each among the distinct ones."""
+    coded = texts.dictionary_encode()
+    order = pc.sort_indices(coded.dictionary).to_numpy()
+    places = np.empty(len(order), np.uint64)
+    places[order] = np.arange(len(order), dtype=np.uint64)
+    found: Words = places[coded.indices.to_numpy()]
+    return found
+
+
+def _fronts(texts: pa.LargeBinaryArray) -> Words:
+    """The bytes that follow what all begin with; none are as if they were zero."""
+    low, high = pc.min_max(texts).as_py().values()
+    shared = next((n for n, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))
+    _, offsets, content = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64, len(texts) + 1, texts.offset * np.dtype(np.int64).itemsize)
+    data = np.frombuffer(content, np.uint8) if content is not None and content.size else np.zeros(1, np.uint8)
+    starts, ends_at = bounds[:-1] + shared, bounds[1:]
+    words = np.zeros(len(texts), np.uint64)
+    for number in range(_BYTES_OF_TEXT):
+        at = starts + number
+        inside = at < ends_at
+        words = words << np.uint64(8) | np.where(inside, data[np.where(inside, at, 0)], 0).astype(np.uint64)
+    return words
+
+
+# Which leaf each row of a batch belongs to, without a Python loop over rows.
+
+Ints = npt.NDArray[np.int32]
+
+
+class LeafLookup:
+    """The leaves of a tree, and for rows their positions among them. Can be pickled.
+
+    `leaf_ids` are left before right, as two buffers rather than as so many strings.
+    """
+
+    def __init__(self, tree: PartitionTree) -> None:
+        leaves = list(tree.leaf_nodes())
+        self.leaf_ids = pa.array(map(tree.node_id, leaves), pa.large_string())
+        self._nodes = _Nodes(tree, leaves)
+
+    def indexes(self, batch: pa.RecordBatch | pa.Table) -> pa.Int32Array:
+        """For each row, the position of its leaf in `leaf_ids`.
+
+        The batch needs the row keys that the tree is split on, in their Arrow types (as `conform` gives them,
+        or large, view or dictionary forms) and without nulls.
+        """
+        return pa.array(self._nodes.find({n: batch.column(n) for n in self._nodes.points}, batch.num_rows))
+
+
+class _Nodes:
+    """The tree as arrays; leaves are the numbers ~0, ~1, … so that a child says by its sign what it is."""
+
+    def __init__(self, tree: PartitionTree, leaves: Sequence[int]) -> None:
+        arrays = tree.arrays
+        # columns as they are now, copied: an array whose memory is shared cannot grow meanwhile
+        count = len(arrays.created_epoch)
+        sealed, split_key, left, right = (
+            np.frombuffer(column[:count], column.typecode)
+            for column in (arrays.sealed_epoch, arrays.split_key, arrays.left, arrays.right)
+        )
+        inner = np.flatnonzero((sealed >= 0) & (sealed <= tree.epoch))
+        halves = np.stack([left[inner], right[inner]])
+        if arrays.replaced:
+            # of another epoch, or not in the tree any more
+            inner = np.array([n for n in inner.tolist() if tree.node(tree.node_id(n)) == n], dtype=np.intp)
+            halves = np.array([tree.children(n) for n in inner.tolist()], np.int32).reshape(-1, 2).T
+        numbers = np.zeros(count, dtype=np.int32)
+        numbers[inner] = np.arange(len(inner))
+        numbers[leaves] = ~np.arange(len(leaves))
+        self.root = numbers[tree.root_node]
+        self.left, self.right = (numbers[half] for half in halves)
+        self.points: dict[str, list[Any]] = {}
+        self.field = np.zeros(len(inner), dtype=np.int32)
+        self.rank = np.zeros(len(inner), dtype=np.int32)
+        for key in np.unique(split_key[inner]).tolist():
+            of_key = np.flatnonzero(split_key[inner] == key)
+            points = [arrays.split_point(node) for node in inner[of_key].tolist()]
+            distinct = sorted(set(points))
+            ranks = {point: position for position, point in enumerate(distinct)}
+            self.field[of_key] = len(self.points)
+            self.rank[of_key] = [ranks[point] for point in points]
+            self.points[tree.schema.row_keys[key].name] = distinct
+
+    def find(self, columns: dict[str, Any], rows: int) -> Ints:
+        if not self.points:
+            return np.zeros(rows, dtype=np.int32)
+        ranks = [rank(columns[name], points) for name, points in self.points.items()]
+        # each point of the one field divides once: as many leaves as ranks, in the same order
+        if self.is_line:
+            return ranks[0]
+        return self._descend(np.stack(ranks, axis=1))
+
+    @cached_property
+    def is_line(self) -> bool:
+        return len(self.points) == 1 and len(next(iter(self.points.values()))) == len(self.rank)
+
+    def _descend(self, ranks: Ints) -> Ints:
+        node = np.full(len(ranks), self.root, dtype=np.int32)
+        rows = np.arange(len(ranks))
+        while len(rows):
+            at = node[rows]
+            below = ranks[rows, self.field[at]] <= self.rank[at]
+            node[rows] = np.where(below, self.left[at], self.right[at])
+            rows = rows[node[rows] >= 0]
+        return ~node
+
 
 LEAF = "__leaf"  # no field's name begins with two underscores
 MEMORY_BYTES = 256 * 1024 * 1024

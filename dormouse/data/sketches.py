@@ -13,21 +13,159 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from datasketches import PyObjectSerDe, kll_items_sketch
 
-from dormouse.data.quantiles import KeyQuantiles
+from dormouse.data.datafusion_session import parquet_object
+from dormouse.data.written import written_schema
 from dormouse.errors import InvalidData
-from dormouse.model.keys import encode_value
+from dormouse.model.region import KeyValue, Range, Region, decode_value, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
+from dormouse.objects import ObjectStore
+from dormouse.objects.names import SKETCHES_SUFFIX
+
+# Where values stand among sorted points: how many points are at or below each value, vectorised.
+
+Ints = npt.NDArray[np.int32]
+_SAMPLE_ROWS = 4_096
+
+
+def rank(column: pa.Array | pa.ChunkedArray, points: Sequence[KeyValue]) -> Ints:
+    """For each value, how many of the ascending `points` are at or below it.
+
+    Integers, times and dates compare as numbers, strings and bytes by unsigned bytes (which for UTF-8 is code
+    point order).
+    """
+    if isinstance(column, pa.ChunkedArray):
+        ranks = [rank(chunk, points) for chunk in column.chunks]
+        return np.concatenate(ranks) if ranks else np.empty(0, dtype=np.int32)
+    if pa.types.is_primitive(column.type):
+        # times and dates as the numbers that they are
+        number = pa.int32() if column.type.bit_width == 32 else pa.int64()
+        values = column.view(number).to_numpy(zero_copy_only=False)
+        known = pa.array(points, column.type).view(number).to_numpy(zero_copy_only=False)
+        numbers: Ints = np.searchsorted(known, values, side="right").astype(np.int32)
+        return numbers
+    return _rank_bytes(column, points)
+
+
+def _rank_bytes(column: pa.Array, points: Sequence[KeyValue]) -> Ints:
+    sorted_points = pa.array([p.encode() if isinstance(p, str) else p for p in points], pa.large_binary())
+    if not pa.types.is_dictionary(column.type):
+        column = column.cast(pa.large_binary())
+        if not repeats(column):
+            return _search(column, sorted_points)
+        column = column.dictionary_encode()
+    ranks = _search(column.dictionary.cast(pa.large_binary()), sorted_points)
+    found: Ints = ranks[column.indices.to_numpy(zero_copy_only=False)]
+    return found
+
+
+def repeats(column: pa.Array) -> bool:
+    """Whether ranking each distinct value once saves more than finding the distinct ones costs."""
+    sample = column.slice(0, _SAMPLE_ROWS)
+    return bool(pc.count_distinct(sample).as_py() * 2 < len(sample))
+
+
+def _search(values: pa.Array, points: pa.Array) -> Ints:
+    """Binary search for all values at once."""
+    low = np.zeros(len(values), dtype=np.int32)
+    high = np.full(len(values), len(points), dtype=np.int32)
+    for _ in range(len(points).bit_length()):
+        middle = (low + high) >> 1
+        open_ = low < high
+        pivots = points.take(pa.array(np.minimum(middle, len(points) - 1)))
+        reached = pc.greater_equal(values, pivots).to_numpy(zero_copy_only=False)
+        low = np.where(open_ & reached, middle + 1, low)
+        high = np.where(open_ & ~reached, middle, high)
+    return low
+
+
+# Quantiles of a row key within a range, and where a partition is best divided.
+
+
+class KeyQuantiles:
+    """What is known of one row key of some files; ranks count the rows within a range.
+
+    `items` are encoded values, each with how many rows it stands for; `ends` has the exact smallest and
+    largest of each file, encoded.
+    """
+
+    def __init__(
+        self, type_: DataType, items: Iterable[tuple[bytes, int]], ends: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        ordered = sorted(items)
+        self._type = type_
+        self._keys = [key for key, _ in ordered]
+        # reach[i]: the rows of everything before i
+        self._reach = [0, *accumulate(weight for _, weight in ordered)]
+        lows, highs = zip(*ends, strict=True) if (ends := list(ends)) else ((), ())
+        self._ends = [min(lows), max(highs)] if lows else []
+
+    def row_count(self, within: Range) -> int:
+        """About how many rows have their key within the range."""
+        start, end = self._span(within)
+        return self._reach[end] - self._reach[start]
+
+    def rank(self, value: KeyValue, within: Range) -> float:
+        """About which fraction of the rows within the range have a key below the value."""
+        start, end = self._span(within)
+        at = min(max(bisect_left(self._keys, encode_value(self._type, value)), start), end)
+        return (self._reach[at] - self._reach[start]) / max(1, self._reach[end] - self._reach[start])
+
+    def split_point(self, within: Range) -> KeyValue | None:
+        """The value that divides the rows within the range best: some lie below it, some at or above.
+
+        About the median; a value that many rows share goes to the smaller side. None when all rows within
+        the range, or none, have the same value.
+        """
+        start, end = self._span(within)
+        ends = [key for key in self._ends if within.contains(decode_value(self._type, key))]
+        known = self._keys[start:end] + ends
+        lowest = min(known, default=b"")
+        above = [key for key in self._near_median(start, end, known) if key > lowest]
+        if not above:
+            return None
+        half = (self._reach[start] + self._reach[end]) / 2
+        best = min(above, key=lambda key: abs(self._reach[bisect_left(self._keys, key)] - half))
+        return decode_value(self._type, best)
+
+    def _near_median(self, start: int, end: int, known: list[bytes]) -> list[bytes]:
+        """The median and the next greater value; ends of the range where there is no such sample."""
+        if start == end:
+            return known
+        median = self._keys[self._at(0.5, start, end)]
+        following = [key for key in known if key > median]
+        return [median, min(following)] if following else [median]
+
+    def _at(self, fraction: float, start: int, end: int) -> int:
+        target = self._reach[start] + fraction * (self._reach[end] - self._reach[start])
+        return min(max(bisect_right(self._reach, target, start, end + 1) - 1, start), end - 1)
+
+    def _span(self, within: Range) -> tuple[int, int]:
+        """The positions of the keys within a range."""
+        start, end = 0, len(self._keys)
+        if within.min is not None:
+            low = encode_value(self._type, within.min)
+            start = (bisect_left if within.min_inclusive else bisect_right)(self._keys, low)
+        if within.max is not None:
+            high = encode_value(self._type, within.max)
+            end = (bisect_right if within.max_inclusive else bisect_left)(self._keys, high)
+        return start, max(start, end)
+
 
 SAMPLE_ROWS_MAX = 1 << 16
 SKETCHED_MAX = 1 << 12
@@ -243,3 +381,67 @@ class _BytesSerDe(PyObjectSerDe):  # type: ignore[misc]
         start = offset + _COUNT_BYTES
         size = int.from_bytes(data[offset:start], "little")
         return data[start : start + size], _COUNT_BYTES + size
+
+
+# Sketches of what a file holds within a region, read from its row keys.
+
+_READ_ROWS = 65_536
+
+
+def load_sketches(store: ObjectStore, filename: str, schema: Schema) -> FileSketches:
+    """The sketches kept beside a file; `ObjectNotFound`, or `InvalidData` when they are corrupt.
+
+    By the schema's row keys, whatever they were called when the file was written: later, too, by others.
+    """
+    name = filename + SKETCHES_SUFFIX
+    return FileSketches.from_bytes(store.get(name), name).renamed(schema)
+
+
+def read_sketches(store: ObjectStore, filename: str, schema: Schema, region: Region) -> FileSketches | None:
+    """Sketches of the file's rows in the region, from its row keys; None when it has none there.
+
+    Streams the row groups that can have such rows, twice: to count them, and to sketch them. Raises
+    `ObjectNotFound`, or `InvalidData` when the file cannot be read.
+    """
+    written = written_schema(schema, filename)
+    called = dict(zip(schema.row_key_names, written.row_key_names, strict=True))
+    there = Region({called[name]: item for name, item in region.items()})
+    with parquet_object(store, filename) as file:
+        inside = partial(_inside, file, written, there)
+        rows = sum(batch.num_rows for batch in inside())
+        return FileSketches.from_sorted(written, inside(), rows).renamed(schema) if rows else None
+
+
+def _inside(file: pq.ParquetFile, schema: Schema, region: Region) -> Iterator[pa.RecordBatch]:
+    groups = [
+        group for group in range(file.num_row_groups) if _may_have(file.metadata.row_group(group), region)
+    ]
+    columns = list(schema.row_key_names)
+    for batch in file.iter_batches(_READ_ROWS, row_groups=groups, columns=columns) if groups else ():
+        mask = np.ones(batch.num_rows, dtype=bool)
+        for name, item in region.items():
+            mask &= _within(batch.column(name), item)
+        yield batch.filter(pa.array(mask))
+
+
+def _within(column: Any, item: Range) -> npt.NDArray[np.bool_]:
+    """Which values lie in a partition's range: its minimum is part of it, its maximum is not."""
+    points = [end for end in (item.min, item.max) if end is not None]
+    if not points:
+        return np.ones(len(column), dtype=bool)
+    inside: npt.NDArray[np.bool_] = rank(column, points) == (item.min is not None)
+    return inside
+
+
+def _may_have(group: pq.RowGroupMetaData, region: Region) -> bool:
+    """Whether a row group's statistics allow rows in the region."""
+    for position in range(group.num_columns):
+        column = group.column(position)
+        item, known = region.get(column.path_in_schema), column.statistics
+        if item is None or known is None or not known.has_min_max:
+            continue
+        if (item.min is not None and known.max < item.min) or (
+            item.max is not None and known.min >= item.max
+        ):
+            return False
+    return True

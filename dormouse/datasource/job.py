@@ -26,7 +26,7 @@ from dormouse.datasource.options import TableOptions
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.reshaping import Evolve
 from dormouse.model.values import json_value
-from dormouse.spark.parquet_urls import rows_at
+from dormouse.spark.frames import rows_at
 from dormouse.spark.run import BAD_USAGE, DONE, FAILED, Stopped, until_told_to_stop
 from dormouse.spark.session import REDACTED, REDACTED_BY_SPARK
 from dormouse.spark.tasks import dormouse_error

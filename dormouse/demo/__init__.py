@@ -8,10 +8,8 @@ import time
 from pathlib import Path
 
 from dormouse.demo.flights import Flights
-from dormouse.demo.ground import claimed, remove, start_afresh
 from dormouse.demo.lineitem import Lineitem
-from dormouse.demo.pipeline import Dataset, Pipeline
-from dormouse.demo.report import DemoReport, Screen
+from dormouse.demo.pipeline import Dataset, DemoReport, Pipeline, Screen, claimed, remove, start_afresh
 from dormouse.embedded.local import local
 from dormouse.errors import not_installed
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties
+from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.types import DOUBLE, INT, LONG, STRING, TIMESTAMP
 

@@ -2,20 +2,242 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from dormouse.api.instance import Instance
-from dormouse.demo.checks import compare
+from dormouse.api.table import Table
 from dormouse.demo.dataset import Question
 from dormouse.demo.flights import Flights
 from dormouse.demo.lineitem import Lineitem
-from dormouse.demo.report import Answer, Screen, Step
-from dormouse.errors import JobFailed
+from dormouse.embedded.local import prepare
+from dormouse.embedded.running import close_lock, open_lock, try_lock
+from dormouse.errors import InstanceError, InstanceLocked, JobFailed
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
+
+# Whether an answer is DuckDB's, row for row and in the same order.
+
+HELD_ROWS_MAX = 5_000_000
+BATCH_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of it: our rows, the seconds that they took, and the first difference, if any."""
+
+    rows: int
+    seconds: float
+    difference: str | None
+
+    @property
+    def matches(self) -> bool:
+        return self.difference is None
+
+
+def compare(
+    ask: Callable[[], pa.RecordBatchReader], db: duckdb.DuckDBPyConnection, statement: str
+) -> Comparison:
+    """Asks, and then DuckDB, and goes through both answers; the time is that of the first alone."""
+    started = time.monotonic()
+    reader = ask()
+    ours = _Timed(reader, time.monotonic() - started)
+    held, rows = [], 0
+    while rows < HELD_ROWS_MAX and (batch := next(ours, None)) is not None:
+        held.append(batch)
+        rows += batch.num_rows
+    theirs = db.execute(statement).to_arrow_reader(BATCH_ROWS)
+    difference = _names_differ(reader.schema, theirs.schema) or _first_difference(
+        chain(held, ours), iter(theirs), reader.schema
+    )
+    return Comparison(ours.rows, ours.seconds, difference)
+
+
+class _Timed:
+    """Batches, the rows in them, and how long they were waited for."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], seconds: float) -> None:
+        self._batches = iter(batches)
+        self.rows = 0
+        self.seconds = seconds
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        started = time.monotonic()
+        try:
+            batch = next(self._batches)
+        finally:
+            self.seconds += time.monotonic() - started
+        self.rows += batch.num_rows
+        return batch
+
+
+def _names_differ(ours: pa.Schema, theirs: pa.Schema) -> str | None:
+    return None if ours.names == theirs.names else f"columns {ours.names}, DuckDB has {theirs.names}"
+
+
+def _first_difference(
+    ours: Iterator[pa.RecordBatch], theirs: Iterator[pa.RecordBatch], schema: pa.Schema
+) -> str | None:
+    position = 0
+    left = right = None
+    while True:
+        left, right = _more(left, ours), _more(right, theirs)
+        if left is None or right is None:
+            break
+        count = min(left.num_rows, right.num_rows)
+        if not left.slice(0, count).equals(right.slice(0, count).cast(schema)):
+            return _describe(left, right.cast(schema), count, position)
+        left, right, position = left.slice(count), right.slice(count), position + count
+    if left is None and right is None:
+        return None
+    return f"{'more' if right is None else 'fewer'} rows than DuckDB, which has {position:,} of ours"
+
+
+def _more(batch: pa.RecordBatch | None, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    """The batch, or the next one that has rows; None at the end."""
+    while batch is None or batch.num_rows == 0:
+        batch = next(batches, None)
+        if batch is None:
+            return None
+    return batch
+
+
+def _describe(left: pa.RecordBatch, right: pa.RecordBatch, count: int, position: int) -> str:
+    for row in range(count):
+        mine, other = left.slice(row, 1).to_pylist(), right.slice(row, 1).to_pylist()
+        if mine != other:
+            return f"row {position + row:,} is {mine[0]}, DuckDB has {other[0]}"
+    return f"rows {position:,} to {position + count:,} differ"
+
+
+# What the demo did, and what tells a person of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The table after a step. Rows of divided files are estimates until they are compacted."""
+
+    step: str
+    rows: int
+    rows_exact: bool
+    partitions: int
+    leaves: int
+    files: int
+    references: int
+    unreferenced_files: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question's answer, as it compares with DuckDB's."""
+
+    question: str
+    text: str
+    rows: int
+    seconds: float
+    files_read: int
+    files_total: int
+    matches_duckdb: bool
+    difference: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """All that a demo did."""
+
+    data: str
+    rows: int
+    folder: str
+    steps: tuple[Step, ...]
+    answers: tuple[Answer, ...]
+    seconds: float
+
+    @property
+    def all_match(self) -> bool:
+        return all(answer.matches_duckdb for answer in self.answers)
+
+
+class Screen(Protocol):
+    """What a person looks at while the demo runs."""
+
+    def say(self, text: str = "") -> None: ...
+
+    def working(self, text: str) -> AbstractContextManager[Callable[[str], None]]: ...
+
+    def steps_begin(self) -> None: ...
+
+    def step(self, step: Step) -> None: ...
+
+    def tree(self, table: Table) -> None: ...
+
+    def answers(self, answers: list[Answer]) -> None: ...
+
+
+# The folder of a demo: one demo at a time, in an instance of its own.
+
+# an instance's folder may have files of this prefix
+LOCK = ".dormouse-demo.lock"
+OWN = ".dormouse-demo.own"
+WORK = ".dormouse-demo"
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[Path]:
+    """Holds the folder for this demo alone; gives a scratch folder in it, which is removed at the end.
+
+    The lock is the kernel's, so it goes with the process, however that ends. Raises `InstanceLocked`.
+    """
+    prepare(folder, read_only=False)
+    lock = open_lock(folder / LOCK)
+    try:
+        if not try_lock(lock):
+            raise InstanceLocked(
+                f"another demo is running in {folder}: wait for it, or give this one another --folder"
+            )
+        work = folder / WORK
+        shutil.rmtree(work, ignore_errors=True)  # of a demo that was killed
+        work.mkdir()
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    finally:
+        close_lock(lock)
+
+
+def start_afresh(instance: Instance, folder: Path, names: Sequence[str]) -> None:
+    """Drops the demo's tables of an earlier run, in an instance that is the demo's own; else refuses."""
+    tables = [table.name for table in instance.tables()]
+    if tables and not (folder / OWN).exists():
+        raise InstanceError(
+            f"the instance of {folder} has tables that are not a demo's ({', '.join(tables[:3])}…): "
+            "give the demo a --folder of its own"
+        )
+    (folder / OWN).touch()
+    for name in tables:
+        if name in names:
+            instance.drop_table(name)
+
+
+def remove(instance: Instance, folder: Path, names: Sequence[str]) -> bool:
+    """Drops the demo's tables; whether nothing else is left, so that the folder can go once it is closed."""
+    for table in instance.tables():
+        if table.name in names:
+            instance.drop_table(table.name)
+    return not instance.tables()
+
 
 ROUNDS_MAX = 64
 Dataset = Flights | Lineitem

@@ -14,15 +14,14 @@ from typing import Any
 import psycopg
 
 from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
-from dormouse.durability.incarnations import on_disk
+from dormouse.durability.incarnations import FOLDER, NOW, on_disk
 from dormouse.durability.job_objects import is_answer
-from dormouse.durability.owner_records import FOLDER, NOW
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.model.properties import is_edited
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
-from dormouse.payloads.objects import written as payload_objects
+from dormouse.payloads.pack import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
@@ -30,8 +29,8 @@ from dormouse.state.catalog import Catalog
 from dormouse.state.commits.pointers import OBJECT_PREFIX, object_of
 from dormouse.state.commits.requests import attempt_of, decode, names_of_new_files
 from dormouse.state.files.holds import held
-from dormouse.state.files.put_files import PutFiles
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.write_streams import PutFiles
 
 PAGE_FILES = 10_000
 PAGE_MESSAGES = 100

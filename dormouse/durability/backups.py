@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import xxhash
 
-from dormouse.data.digests import copied
+from dormouse.data.file_checks import copied
 from dormouse.durability.abandoned_backups import BEGUN, MANIFEST, NAME, SWEPT, has_object, remove, sweep
 from dormouse.errors import (
     BackupDamaged,
@@ -37,7 +37,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.objects import ObjectStore
-from dormouse.objects.private_folder import shut_out_others
+from dormouse.objects.staging import shut_out_others
 
 FORMAT = 1
 FORMAT_DAMAGED = 2

@@ -10,7 +10,7 @@ from dormouse.model.properties import is_edited
 from dormouse.model.table import Problem, TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.state.files.put_files import PutFile, PutFiles
+from dormouse.state.files.write_streams import PutFile, PutFiles
 
 PROBLEMS_MAX = 1_000
 CHUNK_BYTES = 1 << 20

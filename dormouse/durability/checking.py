@@ -17,9 +17,8 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.durability.cell_file_checks import cell_file_problems
-from dormouse.durability.orphans import is_quarantined
+from dormouse.durability.orphans import Known, is_quarantined, is_there
 from dormouse.durability.payload_checks import payload_problems
-from dormouse.durability.unknown import Known, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.model.keyed import stored_schema
 from dormouse.model.region import Region
@@ -35,7 +34,7 @@ from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
 
 if TYPE_CHECKING:
-    from dormouse.data.file_reader import FileReader
+    from dormouse.data.file_checks import FileReader
 
 # A listing of objects in the order in which the database reads files: by the ids of their names.
 
@@ -179,7 +178,7 @@ class Checker:
         self._deep = deep
         self._apart: FileReader | None = None
         if deep:
-            from dormouse.data.file_reader import FileReader
+            from dormouse.data.file_checks import FileReader
 
             self._apart = FileReader()
         self._supplier = supplier
@@ -322,7 +321,7 @@ class _TableObjects:
 
     def _note_digests(self) -> None:
         """Of files that have none, and were read without a problem."""
-        from dormouse.data.digests import digest_of_object
+        from dormouse.data.file_checks import digest_of_object
 
         found = {}
         for file in self._without:

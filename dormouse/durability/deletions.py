@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from dormouse.durability.owner_records import new_deletion_name, records
-from dormouse.durability.processes import Process, this_process
+from dormouse.durability.incarnations import Process, new_deletion_name, records, this_process
 from dormouse.errors import InstanceLocked, ObjectNotFound
 from dormouse.objects import ObjectStore
 

@@ -10,16 +10,135 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from dormouse.durability.instance_rounds import Alone, InstanceRounds
-from dormouse.errors import InstanceReadOnly, MaintenanceTakenOver, TableNotFound, one_line
+import psycopg
+
+from dormouse.errors import (
+    InstanceError,
+    InstanceLocked,
+    InstanceReadOnly,
+    MaintenanceTakenOver,
+    TableNotFound,
+    not_installed,
+    one_line,
+)
 from dormouse.model.properties import TableProperties
+from dormouse.payloads.status import STATES
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.partitions.leaves import REST_SECONDS, of_one_key
+
+if TYPE_CHECKING:
+    from dormouse.payloads import PayloadStore
+    from dormouse.postgres.leases import SessionLock
+
+# Rounds of maintenance that are of the instance, not of a table: when they are due, and how they ended.
+
+AGAIN_SECONDS = 3_600.0
+"""After which a round that failed is tried again."""
+
+_QUERIES = load(__file__, "maintaining")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRound:
+    """How the last round of a kind ended; `error` is why it failed, `well_at` when one went well last."""
+
+    kind: str
+    began_at: datetime
+    ended_at: datetime
+    error: str | None
+    well_at: datetime | None
+
+
+class Alone:
+    """The right to maintain the instance. It ends with a session of the database, which may be lost."""
+
+    def __init__(self, lock: SessionLock) -> None:
+        self._lock = lock
+
+    def check(self) -> None:
+        """Takes the right anew when the session that had it was lost.
+
+        Raises `MaintenanceTakenOver` when another process has it now, and `InstanceError` when the database
+        cannot be reached.
+        """
+        if not self._lock.is_held() and not self.take():
+            raise MaintenanceTakenOver(
+                "the database was lost for a moment, and another process maintains this instance since: one "
+                "is enough, so this one ends"
+            )
+
+    def take(self) -> bool:
+        """Tries once to get the right, and returns whether this process has it; raises `InstanceError`."""
+        try:
+            return self._lock.take()
+        except (psycopg.OperationalError, psycopg.InternalError) as error:
+            raise InstanceError(f"the database ended the session: {one_line(error)}") from error
+
+
+class InstanceRounds:
+    """The rounds of an instance."""
+
+    def __init__(self, supplier: Supplier) -> None:
+        self._supplier = supplier
+
+    def read(self) -> list[InstanceRound]:
+        """How the last of each kind ended."""
+        rows = run_lookup(self._supplier, rows_of(_QUERIES["rounds"]), operation="look at rounds")
+        return [InstanceRound(*row) for row in rows]
+
+    def is_due(self, kind: str, every_seconds: float) -> bool:
+        """Whether so long has passed since the last one, or an hour since one that failed."""
+        values = {"kind": kind, "every_seconds": every_seconds, "again_seconds": AGAIN_SECONDS}
+        work = rows_of(_QUERIES["is_due"], values)
+        return bool(run_lookup(self._supplier, work, operation="look at rounds")[0][0])
+
+    def run(self, kind: str, work: Callable[[], object]) -> None:
+        """Runs one, and remembers how it ended."""
+        began = time.monotonic()
+        try:
+            work()
+        except Exception as error:
+            self._record(kind, began, one_line(error))
+            raise
+        self._record(kind, began, None)
+
+    def divide(self, kind: str, into: Sequence[str]) -> None:
+        """Ends a kind for others: what failed of it failed of each of them, until it is done."""
+        values = {"kind": kind, "into": list(into)}
+        run_transaction(self._supplier, rows_of(_QUERIES["divide"], values), operation="divide a round")
+
+    @contextmanager
+    def alone(self) -> Iterator[Alone]:
+        """Keeps other processes from maintaining the instance until the end.
+
+        Raises `InstanceLocked` when another process does it.
+        """
+        from dormouse.postgres.leases import SessionLock
+
+        lock = SessionLock(self._supplier, _QUERIES["alone"])
+        try:
+            alone = Alone(lock)
+            if not alone.take():
+                raise InstanceLocked("another process maintains this instance: one is enough")
+            yield alone
+        finally:
+            lock.release()
+
+    def _record(self, kind: str, began: float, error: str | None) -> None:
+        values = {"kind": kind, "seconds": time.monotonic() - began, "error": error}
+        run_transaction(self._supplier, rows_of(_QUERIES["record"], values), operation="remember a round")
+
 
 CYCLE_SECONDS = 30.0
 COLLECTION_SECONDS = 600.0
@@ -168,3 +287,94 @@ class Maintainer:
             self.done.failed += 1
             self.done.failures = [*self.done.failures[-(LINES_MAX - 1) :], f"{what}: {error}"]
             self._tell(self.done.failures[-1])
+
+
+# What maintenance leaves behind and what fails, as a file for the textfile collector of Prometheus.
+
+_OF_A_TABLE = {
+    "files": "Files that are referred to.",
+    "references": "References of files in partitions.",
+    "unreferenced_files": "Files that wait for collection.",
+    "compaction_jobs": "Compaction jobs that are not done.",
+    "jobs_given_up": "Compaction jobs that were given up.",
+}
+_OF_PAYLOADS = {
+    "backlog_days": "Days of payloads that are over and not offloaded.",
+    "backlog_rows": "About how many payloads wait to be offloaded.",
+    "backlog_bytes": "Bytes in PostgreSQL that wait to be offloaded.",
+    "failing_days": "Days of payloads whose last work failed.",
+    "postgres_bytes": "Bytes of payloads in PostgreSQL.",
+    "object_bytes": "Bytes of objects of payloads.",
+    "orphaned_bytes": "Bytes of objects of payloads that wait for their deletion.",
+    "mismatches": "Payloads that this process read and that were not what was written.",
+}
+
+
+class Number(NamedTuple):
+    """A number of an instance: its name without the prefix, what it is, its value, its labels."""
+
+    name: str
+    what: str
+    value: float
+    labels: Mapping[str, str] = MappingProxyType({})
+
+
+def payload_numbers(payloads: PayloadStore) -> Iterator[Number]:
+    """Yields the numbers of the payloads of an instance."""
+    now = payloads.status()
+    for name, what in _OF_PAYLOADS.items():
+        yield Number(f"payload_{name}", what, getattr(now, name))
+    days = (now.open_days, now.offloaded_days, now.folding_days, now.folded_days)
+    for state, count in zip(STATES, days, strict=True):
+        yield Number("payload_days", "Days of payloads, by state.", count, {"state": state})
+
+
+def write_metrics(
+    path: Path,
+    tables: Iterable[Any],
+    rounds: Iterable[InstanceRound],
+    done: Maintenance,
+    others: Iterable[Number] = (),
+) -> None:
+    """Replaces the file as a whole; `tables` are their status. Raises `DependencyMissing`, `OSError`."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+    except ImportError:
+        raise not_installed("prometheus-client", "service") from None
+    registry = CollectorRegistry()
+
+    def gauge(name: str, what: str, *labels: str) -> Any:
+        return Gauge(f"dormouse_{name}", what, labels, registry=registry)
+
+    gauge("maintenance_cycles", "Cycles since the process began.").set(done.cycles)
+    gauge("maintenance_failures", "What failed since the process began.").set(done.failed)
+    numbers = {name: gauge(f"table_{name}", what, "table") for name, what in _OF_A_TABLE.items()}
+    failing = gauge("round_failing", "Whether the last round failed.", "table", "kind")
+    well = gauge("round_well_timestamp_seconds", "When one of the instance went well last.", "kind")
+    behind = {
+        unit: gauge(
+            f"consumer_{unit}_behind", f"How far a consumer is behind, in {unit}.", "table", "consumer"
+        )
+        for unit in ("rows", "seconds")
+    }
+    expired = gauge("consumer_expired", "Whether a consumer's files are kept no more.", "table", "consumer")
+    for table in tables:
+        for one in table.consumers:
+            expired.labels(table.name, one.name).set(one.is_expired)
+            for unit, lag in behind.items():
+                if not one.is_expired:
+                    lag.labels(table.name, one.name).set(getattr(one, f"{unit}_behind"))
+        for name, one in numbers.items():
+            one.labels(table.name).set(getattr(table, name))
+        for last in table.rounds:
+            failing.labels(table.name, last.kind).set(last.error is not None)
+    for each in rounds:
+        failing.labels("", each.kind).set(each.error is not None)
+        if each.well_at is not None:
+            well.labels(each.kind).set(each.well_at.timestamp())
+    gauges: dict[str, Any] = {}
+    for name, what, value, labels in others:
+        if name not in gauges:
+            gauges[name] = gauge(name, what, *labels)
+        (gauges[name].labels(*labels.values()) if labels else gauges[name]).set(value)
+    write_to_textfile(str(path), registry)

@@ -15,6 +15,7 @@ disk: one that is behind the store's last is the same database as it was before,
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,15 +25,21 @@ from typing import Any
 import psycopg
 
 from dormouse.durability.deletions import announced, take_back, take_back_dead, wait_for_deletions
-from dormouse.durability.incarnations import KEPT, Incarnation, Reason, intend, known, last_adopted, settle
-from dormouse.durability.milestones import Milestones
-from dormouse.durability.owner_records import (
+from dormouse.durability.incarnations import (
     FOLDER,
+    KEPT,
+    Incarnation,
+    Reason,
     Records,
     incarnation_name,
+    intend,
+    known,
+    last_adopted,
     milestone_name,
+    on_disk,
     read_record,
     records,
+    settle,
     written_now,
 )
 from dormouse.errors import (
@@ -51,6 +58,66 @@ from dormouse.objects.names import INCOMING, RECORDS, STAGING
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+
+# Milestones: how far a database has come under its incarnation, as the object store has it, too.
+
+logger = logging.getLogger(__name__)
+
+
+class Milestones:
+    """Those of a database, and the store's."""
+
+    def __init__(self, supplier: Supplier, objects: ObjectStore) -> None:
+        self._supplier = supplier
+        self._objects = objects
+        self._last: tuple[str, str] | None = None
+
+    def id_of(self, number: int, milestone: int) -> str:
+        """Of one that the store has; `ObjectNotFound` when it has a later one."""
+        name = milestone_name(number, milestone)
+        if self._last is None or self._last[0] != name:
+            self._last = (name, read_record(self._objects, name, "milestone_id")[0])
+        return self._last[1]
+
+    def pass_next(self, mine: Incarnation, seen: Records, seconds_min: float) -> bool:
+        """Passes one, if the database has moved on, and the last one is so old.
+
+        False: the store has it of another database. What goes wrong is logged.
+        """
+        try:
+            if mine.milestone > seen.milestone:  # its process died, or could not write
+                return self._give(mine.number, mine.milestone, str(mine.milestone_id), seen)
+            if not (mine.confirmed and mine.moved and mine.seconds >= seconds_min):
+                return True
+            uuid = self._passed(mine)
+            return uuid is None or self._give(mine.number, mine.milestone + 1, uuid, seen)
+        except DormouseError as error:
+            logger.warning(
+                "no milestone was passed, so a database that is put back is not noticed: %s", error
+            )
+            return True
+
+    def _passed(self, mine: Incarnation) -> str | None:
+        """The next one's id, which is on the database's disk; None: another process was faster."""
+
+        def work(conn: psycopg.Connection[Any]) -> str | None:
+            on_disk(conn)
+            values = {"number": mine.number, "milestone": mine.milestone}
+            row = conn.execute(_QUERIES["pass"].on(), values).fetchone()
+            return None if row is None else str(row[0])
+
+        return run_transaction(self._supplier, work, operation="pass a milestone")
+
+    def _give(self, number: int, milestone: int, uuid: str, seen: Records) -> bool:
+        """Gives it to the store, and takes earlier ones away; False: the store has it of another database."""
+        said = {"milestone_id": uuid, "made": written_now()}
+        with suppress(ObjectAlreadyExists):
+            self._objects.put(milestone_name(number, milestone), json.dumps(said).encode())
+        if self.id_of(number, milestone) != uuid:
+            return False
+        self._objects.delete([milestone_name(*one) for one in seen.milestones if one < (number, milestone)])
+        return True
+
 
 MARKER = "instance.json"
 CHECK_SECONDS = 10.0

@@ -9,7 +9,7 @@ from itertools import islice
 from dormouse.errors import ObjectNotFound
 from dormouse.model.table import Problem
 from dormouse.objects import ObjectStore
-from dormouse.payloads.objects import FOLDER, written
+from dormouse.payloads.pack import FOLDER, written
 from dormouse.postgres.connection import Supplier
 
 PROBLEMS_MAX = 1_000

@@ -13,8 +13,8 @@ from functools import partial
 
 from dormouse.durability.checking import Checker
 from dormouse.durability.incarnations import last_adopted
-from dormouse.durability.instance_rounds import InstanceRounds
-from dormouse.durability.unknown import Known
+from dormouse.durability.maintaining import InstanceRounds
+from dormouse.durability.orphans import Known
 from dormouse.errors import CheckFailed, DormouseError
 from dormouse.model.table import Problem, TableRecord
 from dormouse.objects import ObjectStore

@@ -72,8 +72,7 @@ def _with_own_server(
     folder: Path, settings: Settings, *, read_only: bool, committer: bool, goes_on: bool = False
 ) -> Instance:
     try:
-        from dormouse.embedded.base_backup import base_backup
-        from dormouse.embedded.postgres import EmbeddedPostgres
+        from dormouse.embedded.postgres import EmbeddedPostgres, base_backup
     except ModuleNotFoundError as error:
         raise not_installed(str(error.name), "local") from None
     server = EmbeddedPostgres(folder)

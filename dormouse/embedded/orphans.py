@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from dormouse.durability.processes import namespace
+from dormouse.durability.incarnations import namespace
 
 PROGRAM = "postgres"
 _TITLE_OF_A_BACKEND = "postgres: "

@@ -31,13 +31,12 @@ from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
 from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
-from dormouse.embedded.base_backup import extract
 from dormouse.embedded.local import is_instance, mark
-from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
 from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.whole_file import sync
+from dormouse.objects.staging import sync
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts

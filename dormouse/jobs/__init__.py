@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from dormouse.jobs.job import Job, JobState, KindOfJob
-from dormouse.jobs.progress import Progress
+from dormouse.jobs.runs import Progress
 from dormouse.jobs.store import JobStore
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from dormouse.errors import (
     PayloadExpired,
     PayloadNotFound,
 )
-from dormouse.jobs import documents
+from dormouse.jobs import answers as documents
 from dormouse.jobs.answers import compared
-from dormouse.jobs.claims import Claims
-from dormouse.jobs.expiry import expire
+from dormouse.jobs.claims import Claims, expire
 from dormouse.jobs.job import (
     ENDED_STATES,
     Job,

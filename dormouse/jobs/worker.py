@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from dormouse.durability.processes import this_process
+from dormouse.durability.incarnations import this_process
 from dormouse.errors import (
     CommitOutcomeUnknown,
     ConnectionsExhausted,
@@ -39,13 +39,11 @@ from dormouse.errors import (
     TooManyRetries,
     one_line,
 )
-from dormouse.jobs import documents
+from dormouse.jobs import answers as documents
 from dormouse.jobs.claims import AGAIN_SECONDS, CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim
-from dormouse.jobs.progress import Progress
-from dormouse.jobs.pulse import Pulse
-from dormouse.jobs.runs import JobFunction, Run, refused, unkept
-from dormouse.model.backoff import backoff_seconds
+from dormouse.jobs.runs import JobFunction, Progress, Pulse, Run, refused, unkept
+from dormouse.model.ahead import backoff_seconds
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore

@@ -5,11 +5,29 @@ All are to be closed, which waits for what is being made.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
+
+# How long to wait before another attempt.
+
+BACKOFF_SECONDS_MIN = 0.005
+BACKOFF_SECONDS_MAX = 1.0
+
+
+def backoff_seconds(
+    attempt: int, seconds_min: float = BACKOFF_SECONDS_MIN, seconds_max: float = BACKOFF_SECONDS_MAX
+) -> float:
+    """Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+
+    From 0 to twice `seconds_min` after the first attempt, to twice as much after each, at most `seconds_max`.
+    """
+    ceiling = min(seconds_max, seconds_min * 2 ** min(attempt, 20))
+    return random.uniform(0, ceiling)  # noqa: S311
+
 
 S = TypeVar("S")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import total_ordering
 from typing import NamedTuple, TypeAlias
 
-from dormouse.model.keys import number_of_value
+from dormouse.model.region import number_of_value
 
 
 @total_ordering

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotFound
-from dormouse.model.keys import KeyValue, check_key, encode_value, min_value
-from dormouse.model.region import Range, Region, compare
+from dormouse.model.region import KeyValue, Range, Region, check_key, compare, encode_value, min_value
 from dormouse.model.schema import Schema
 from dormouse.model.tree_arrays import NONE, TreeArrays
 

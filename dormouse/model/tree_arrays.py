@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
-from dormouse.model.keys import KeyValue, decode_value
+from dormouse.model.region import KeyValue, decode_value
 from dormouse.model.schema import Schema
 
 NONE = -1

@@ -1,6 +1,6 @@
 """Values of rows, keys and answers as JSON and as text, and back; docs/reference/values.md has the table.
 
-Arrow columns are written by `dormouse.data.value_columns`, after the same rules.
+Arrow columns are written by `dormouse.data.export`, after the same rules.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,15 +20,76 @@ from obstore import exceptions
 from obstore.store import S3Store as Client
 
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, ObjectStoreError
-from dormouse.objects.aws_credentials import provider
 from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
 from dormouse.objects.forks import ForkGuard
 from dormouse.objects.names import check_name, check_prefix, pinned_name
-from dormouse.objects.private_folder import private_folder, private_folders
-from dormouse.objects.staging import StagingArea
+from dormouse.objects.staging import StagingArea, private_folder, private_folders
+from dormouse.settings import environment
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
+
+# AWS credentials from wherever AWS's own tools take them: profiles, SSO, roles of containers and machines.
+
+_OF_READERS = {"region", "access_key_id", "secret_access_key", "session_token", "endpoint"}
+
+
+def provider(options: Mapping[str, str]) -> dict[str, Any]:
+    """Options of an obstore client: what renews credentials, and the region; {} leaves it to obstore."""
+    credentials = _found(options)
+    if credentials is None:
+        return {}
+    return {"credential_provider": _renewing(credentials), **_region(options)}
+
+
+def current(options: Mapping[str, str]) -> dict[str, str]:
+    """Credentials as they are now, as options; {} where the reader finds them itself."""
+    credentials = _found(options)
+    if credentials is None:
+        return {}
+    keys = credentials.get_frozen_credentials()
+    found = {"access_key_id": keys.access_key, "secret_access_key": keys.secret_key, **_region(options)}
+    return found | ({"session_token": keys.token} if keys.token else {})
+
+
+def s3_options(options: Mapping[str, str]) -> dict[str, str]:
+    """What a reader of S3 is given; the rest it takes from AWS's variables, as the store itself does."""
+    return current(options) | {key: value for key, value in options.items() if key in _OF_READERS}
+
+
+def _found(options: Mapping[str, str]) -> Any:
+    if "access_key_id" in options or "AWS_ACCESS_KEY_ID" in environment():
+        return None  # both know these themselves, and botocore takes a while to load
+    session = _session()
+    return None if session is None else session.get_credentials()
+
+
+def _renewing(credentials: Any) -> Callable[[], dict[str, Any]]:
+    def give() -> dict[str, Any]:
+        keys = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": getattr(credentials, "_expiry_time", None),
+        }
+
+    return give
+
+
+def _region(options: Mapping[str, str]) -> dict[str, str]:
+    found = None if "region" in options else _session().get_config_variable("region")
+    return {"region": found} if found else {}
+
+
+@cache
+def _session() -> Any:
+    try:
+        import botocore.session
+    except ImportError:
+        return None
+    return botocore.session.get_session()
+
 
 SINGLE_PUT_BYTES_MAX = 32 * 2**20
 PART_BYTES_MIN = 8 * 2**20

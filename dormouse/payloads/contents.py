@@ -10,8 +10,7 @@ from dormouse.errors import DormouseError, ObjectNotFound, PayloadCorrupt
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Payload
 from dormouse.payloads.keys import PayloadKey
-from dormouse.payloads.objects import DayObject, PayloadObjects
-from dormouse.payloads.pack import Damaged, Entry, Places
+from dormouse.payloads.pack import Damaged, DayObject, Entry, PayloadObjects, Places
 from dormouse.payloads.reading import Pointer, Reader
 
 READ_BYTES_MAX = 4 * 2**20

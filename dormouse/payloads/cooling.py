@@ -6,16 +6,54 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from functools import partial
+from typing import Any
 
 import psycopg
 
 from dormouse.errors import InstanceError, InvalidInput, PayloadDayBusy, PayloadExpired, one_line
+from dormouse.payloads.exchange import Names
 from dormouse.payloads.fold import fold_day
 from dormouse.payloads.lease import Lease, Work, leased, read
 from dormouse.payloads.offload import Tools, is_empty, offload_day
+from dormouse.payloads.pack import PayloadObjects
 from dormouse.payloads.rows import DAYS
-from dormouse.payloads.status import PayloadDay
-from dormouse.payloads.warming import warm_day
+from dormouse.payloads.status import PayloadDay, days
+from dormouse.payloads.verifying import warm_day
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+
+# Days that are past their retention: first the partition, then its objects.
+
+TRIES = 20
+_QUERIES = load(__package__ or "", "cooling")
+
+
+def expire(supplier: Supplier, before: date, *, dry_run: bool = False) -> tuple[list[date], list[date]]:
+    """Drops the days before one; gives them, and those that are worked on or used all the time, and stay."""
+    due = [one.day for one in days(supplier, 0) if one.day < before]
+    if dry_run:
+        return due, []
+    gone, busy = list[date](), list[date]()
+    for day in due:
+        try:
+            done = DAYS.attempt(supplier, partial(_drop, day=day), attempts=TRIES)
+        except PayloadDayBusy:
+            done = False
+        (gone if done else busy).append(day)
+    return gone, busy
+
+
+def _drop(conn: psycopg.Connection[Any], day: date) -> None:
+    names = Names(day)
+    if not conn.execute(_QUERIES["expire"].on(), {"day": day, "name": names.day}).fetchall():
+        raise PayloadDayBusy(f"payloads of {day}: somebody works on the day")
+    if conn.execute(_QUERIES["is_partition"].on(), {"name": names.day}).fetchall()[0][0]:
+        DAYS.drop(conn, day)
+    conn.execute(_QUERIES["drop_work"].on(copy=names.copy, written=names.written, old=names.old))
+    conn.execute(_QUERIES["drop_mirror"].on(mirror=names.mirror))
+    PayloadObjects.change(conn, day, ["live", "staged", "block", "pending"], "dead")
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ import zstandard
 
 from dormouse.payloads.keys import PayloadKey, columns, place_values
 from dormouse.payloads.lease import Lease, mark_reader
-from dormouse.payloads.objects import PayloadObjects
-from dormouse.payloads.pack import Entry, Packed, Packer, Row, compressed
+from dormouse.payloads.pack import Entry, Packed, Packer, PayloadObjects, Row, compressed
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.limits import IDLE, PAGED, PEER_OF_PAGES

@@ -20,9 +20,8 @@ from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
 from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
 from dormouse.payloads.keys import PayloadKey, columns, place_values
 from dormouse.payloads.lease import Lease, reading
-from dormouse.payloads.objects import DayObject, PayloadObjects
 from dormouse.payloads.offload import Slice, Tools, check_objects
-from dormouse.payloads.pack import checksum
+from dormouse.payloads.pack import DayObject, PayloadObjects, checksum
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction

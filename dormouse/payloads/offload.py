@@ -16,7 +16,7 @@ from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Pages, PayloadOptions, Step, Unit, Units, Uploads, commit_pointers
 from dormouse.payloads.exchange import Exchange
 from dormouse.payloads.lease import Lease
-from dormouse.payloads.objects import DayObject, PayloadObjects
+from dormouse.payloads.pack import DayObject, PayloadObjects
 from dormouse.payloads.status import PayloadDay, days, has_rows
 from dormouse.postgres.connection import Supplier
 

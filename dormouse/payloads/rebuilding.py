@@ -22,9 +22,19 @@ from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Unit, add_pointers
 from dormouse.payloads.keys import columns
 from dormouse.payloads.lease import Lease, leased
-from dormouse.payloads.objects import FOLDER, PAGE_OBJECTS, DayObject, PayloadObjects, written
 from dormouse.payloads.offload import Tools
-from dormouse.payloads.pack import Damaged, Entry, Index, Packed, index_start
+from dormouse.payloads.pack import (
+    FOLDER,
+    PAGE_OBJECTS,
+    Damaged,
+    DayObject,
+    Entry,
+    Index,
+    Packed,
+    PayloadObjects,
+    index_start,
+    written,
+)
 from dormouse.payloads.reading import Reader
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier

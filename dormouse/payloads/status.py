@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from dormouse.payloads.objects import PayloadObjects
+from dormouse.payloads.pack import PayloadObjects
 from dormouse.payloads.reading import ColdReads
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier

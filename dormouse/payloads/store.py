@@ -2,33 +2,278 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from dormouse.errors import DormouseError, InvalidInput
+import psycopg
+from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from dormouse.errors import (
+    DormouseError,
+    InstanceForbidden,
+    InvalidInput,
+    InvalidPayload,
+    ObjectStoreError,
+    PayloadCorrupt,
+    PayloadExpired,
+    PayloadNotFound,
+    one_line,
+)
 from dormouse.model.properties import SECONDS_MAX
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
-from dormouse.payloads.application import ApplicationPayloads
-from dormouse.payloads.content import encode_given
-from dormouse.payloads.cooling import OffloadReport
-from dormouse.payloads.copying import PayloadOptions
-from dormouse.payloads.expiry import expire
-from dormouse.payloads.keys import PayloadKey, checked
-from dormouse.payloads.lookup import Lookup
-from dormouse.payloads.objects import KEPT_SECONDS, CollectedObjects, PayloadObjects
+from dormouse.payloads.content import decode, encode_given
+from dormouse.payloads.cooling import OffloadReport, expire
+from dormouse.payloads.copying import Payload, PayloadOptions
+from dormouse.payloads.keys import PayloadKey, checked, columns
 from dormouse.payloads.offload import Progress, Tools, within
-from dormouse.payloads.reading import Reader
+from dormouse.payloads.pack import KEPT_SECONDS, CollectedObjects, Damaged, Entry, PayloadObjects
+from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rebuilding import recover_pointers
+from dormouse.payloads.rows import DAYS, Place, batches, in_order, make_days
 from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
 from dormouse.payloads.upkeep import PayloadRound
-from dormouse.payloads.verifying import PayloadVerification, verify
+from dormouse.payloads.verifying import PayloadVerification, verify, warm
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import rows_of, run_lookup
 
 if TYPE_CHECKING:
     import psycopg
+
+# Finds payloads: inline, then by pointers, then in blocks.
+
+TRIES = 3
+"""A day that is folded or made hot again meanwhile has other objects."""
+Find = Callable[[Iterable[PayloadKey]], Iterator[tuple[PayloadKey, Place | None]]]
+
+
+class Lookup:
+    """Looks payloads up in one instance."""
+
+    def __init__(self, supplier: Supplier, reader: Reader) -> None:
+        self._supplier = supplier
+        self._reader = reader
+        self.cold_reads = ColdReads()
+
+    def contents(self, wanted: Mapping[PayloadKey, None], find: Find | None = None) -> dict[PayloadKey, Any]:
+        """Returns the content of each key, or the error, in their order.
+
+        `find` looks the keys up in a transaction that is not ours; objects are read outside of it.
+        """
+        found: dict[PayloadKey, Any] = dict(wanted)
+        again: Iterable[PayloadKey] = wanted
+        before: dict[PayloadKey, Place] = {}
+        for _ in range(TRIES):
+            places = dict(rows.places(self._supplier, again) if find is None else find(again))
+            # one that is where it was is read no better
+            todo = {
+                key: place for key, place in places.items() if before.get(key) != place or key not in before
+            }
+            found |= self._at(todo)
+            again = [key for key in todo if isinstance(found[key], PayloadCorrupt)]
+            if not again:
+                break
+            before = {key: place for key in again if (place := places[key]) is not None}
+        self.cold_reads.corrupt += sum(isinstance(one, PayloadCorrupt) for one in found.values())
+        return found
+
+    def warm(self, wanted: Mapping[PayloadKey, None]) -> int:
+        """Has those be inline that are not; gives how many. Raises what is in place of a payload."""
+        cold: dict[PayloadKey, tuple[Pointer, bool]] = {}
+        for key, place in rows.places(self._supplier, wanted):
+            if place is None:
+                raise rows.expired(key)
+            if place.content is not None:
+                continue
+            pointer = self._pointer(key, place)
+            if isinstance(pointer, DormouseError):
+                raise pointer
+            cold[key] = pointer, place.byte_start is None
+        contents = self._reader.read({key: pointer for key, (pointer, _) in cold.items()}) if cold else {}
+        for day, keys in groupby(sorted(cold, key=lambda key: (key.day, key.place)), key=lambda key: key.day):
+            portion = []
+            for key in keys:
+                if isinstance(content := contents[key], DormouseError):
+                    raise content
+                pointer, in_block = cold[key]
+                portion.append((Payload(key, None, pointer.object_key, pointer.entry, in_block), content))
+            warm(self._supplier, day, portion)
+        return len(cold)
+
+    def _at(self, places: Mapping[PayloadKey, Place | None]) -> dict[PayloadKey, Any]:
+        began = time.monotonic()
+        found: dict[PayloadKey, Any] = {}
+        pointers: dict[PayloadKey, Pointer] = {}
+        for key, place in places.items():
+            if place is None:
+                found[key] = rows.expired(key)
+            elif place.content is not None:
+                found[key] = decode(place.content)
+            elif isinstance(pointer := self._pointer(key, place), DormouseError):
+                found[key] = pointer
+            else:
+                pointers[key] = pointer
+        for key, content in self._reader.read(pointers).items() if pointers else ():
+            found[key] = content if isinstance(content, DormouseError) else decode(content)
+        if pointers:
+            self.cold_reads.took_ms.append(1_000 * (time.monotonic() - began))
+        return found
+
+    def _pointer(self, key: PayloadKey, place: Place) -> Pointer | DormouseError:
+        """Where it is in an object; or that there is none, or that it cannot be told."""
+        object_key, dictionaries = place.object_key, place.dictionaries or {}
+        if object_key is None:
+            return PayloadNotFound(f"there is no payload {key}")
+        if place.byte_start is not None and place.byte_length is not None and place.checksum is not None:
+            entry: Entry | None = Entry(key, place.byte_start, place.byte_length, place.checksum)
+        else:
+            try:
+                index = self._reader.index(object_key, place.index_start, place.byte_count)
+                if not index.covers(key):  # which is another answer than that it has none
+                    raise Damaged("it has another object's payloads")
+            except (Damaged, ObjectStoreError) as error:
+                return problem(key, object_key, error)
+            entry, dictionaries = index.find(key), index.dictionaries
+        if entry is None:
+            return PayloadNotFound(f"there is no payload {key}")
+        return Pointer(object_key, entry, dictionaries)
+
+
+# Payloads in the transaction of an application, which commits them with its own rows, or neither.
+
+_QUERIES = load(__package__ or "", "store")
+_FUNCTIONS = {
+    "put": "dormouse.put_payload, dormouse.put_payloads",
+    "find": "dormouse.find_payloads",
+    "delete": "dormouse.delete_payloads",
+}
+"""The functions that an application needs, by the name of the query that calls one of them."""
+
+
+class ApplicationPayloads:
+    """Payloads of one instance, read and written in transactions that are not its own."""
+
+    def __init__(self, supplier: Supplier) -> None:
+        self._supplier = supplier
+        self._instance: str | None = None
+        self._days_made: set[date] = set()
+
+    def put(self, conn: psycopg.Connection[Any], contents: Mapping[PayloadKey, str]) -> None:
+        """Keeps payloads when the transaction of `conn` commits; an error leaves it as it was before.
+
+        Raises `InvalidInput` for a connection that has no transaction or is to another database,
+        `InstanceForbidden`, `PayloadExpired`, and the errors of psycopg that end a transaction, such as
+        `SerializationFailure`, as the application has to run it again.
+        """
+        check_connection(conn)
+        self._make_days({key.day for key in contents})
+        instance = self._instance_id()
+        with _savepoint(conn, "put") as cursor:
+            for batch in batches(in_order(contents), contents):
+                values = {**columns(batch), "contents": [contents[key] for key in batch]}
+                cursor.execute(_QUERIES["put"].on(), {**values, "instance": instance})
+
+    def places(
+        self, conn: psycopg.Connection[Any], keys: Iterable[PayloadKey]
+    ) -> Iterator[tuple[PayloadKey, Place | None]]:
+        """Yields where each payload is, as the transaction of `conn` sees it; None for a day that is gone.
+
+        Raises as `put`.
+        """
+        check_connection(conn)
+        wanted = list(keys)
+        for key, (expired, *found) in zip(wanted, self._rows(conn, "find", columns(wanted)), strict=True):
+            place = Place(*found)
+            # as text: the application may have psycopg read JSON in its own way
+            dictionaries: Any = None if place.dictionaries is None else json.loads(str(place.dictionaries))
+            yield key, None if expired else place._replace(dictionaries=dictionaries)
+
+    def delete(self, conn: psycopg.Connection[Any], keys: Iterable[PayloadKey]) -> None:
+        """Deletes payloads when the transaction of `conn` commits. Raises as `put`."""
+        check_connection(conn)
+        self._rows(conn, "delete", columns(in_order(keys)))
+
+    def _rows(
+        self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
+    ) -> list[Sequence[Any]]:
+        """Executes a query, whose name is that of what is done."""
+        values = {**values, "instance": self._instance_id()}
+        with _savepoint(conn, name) as cursor:
+            return list(cursor.execute(_QUERIES[name].on(), values).fetchall())
+
+    def _make_days(self, days: set[date]) -> None:
+        if missing := days - self._days_made:
+            make_days(self._supplier, missing - set(DAYS.days(self._supplier)))
+            self._days_made |= missing
+
+    def _instance_id(self) -> str:
+        if self._instance is None:
+            [(self._instance,)] = run_lookup(
+                self._supplier, rows_of(_QUERIES["instance"]), operation="look at the instance"
+            )
+        return self._instance
+
+
+def check_connection(conn: object) -> None:
+    """Raises `InvalidInput` unless what is put by a connection belongs to a transaction of its user."""
+    if not isinstance(conn, psycopg.Connection):
+        raise InvalidInput(
+            f"conn must be a psycopg.Connection, not {type(conn).__qualname__}: by another driver, call the "
+            "SQL function dormouse.put_payload in its transaction"
+        )
+    if conn.autocommit and conn.info.transaction_status == TransactionStatus.IDLE:
+        raise InvalidInput(
+            "conn is in autocommit mode, and has begun no transaction: call this within "
+            "'with conn.transaction():', or leave conn out"
+        )
+
+
+@contextmanager
+def _savepoint(conn: psycopg.Connection[Any], name: str) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
+    """Gives a cursor; after an error the transaction of `conn` goes on as it was before.
+
+    `name` is that of the query that is executed.
+    """
+    # the connection may be set to cursors and rows of another kind
+    cursor = psycopg.Cursor(conn, row_factory=tuple_row)
+    try:
+        if conn.info.transaction_status == TransactionStatus.IDLE:
+            # else the block would be the whole transaction, and commit it
+            cursor.execute(_QUERIES["begin"].on())
+        with conn.transaction():
+            yield cursor
+    except psycopg.Error as error:
+        raise _told(conn, name, error) from error
+
+
+def _told(conn: psycopg.Connection[Any], name: str, error: psycopg.Error) -> Exception:
+    said = error.diag.message_primary or one_line(error)
+    match error:
+        case pg.InvalidParameterValue():
+            return InvalidPayload(said)
+        case pg.InsufficientPrivilege():
+            role = conn.info.user
+            return InstanceForbidden(
+                f"{name} payloads: {said}; as the owner of the schema: grant usage on schema dormouse to "
+                f"{role}; as the owner of the functions, the role that made or migrated the instance: grant "
+                f"execute on function {_FUNCTIONS[name]} to {role}"
+            )
+        case pg.UndefinedFunction() | pg.InvalidSchemaName():
+            return InvalidInput(
+                f"the database {conn.info.dbname!r} of conn is not the one of the instance: {said}"
+            )
+    if error.sqlstate == "DM002":
+        return PayloadExpired(said)
+    return InvalidInput(said) if error.sqlstate == "DM003" else error
 
 
 class PayloadStore:

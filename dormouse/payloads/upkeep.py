@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from dormouse.errors import PayloadRoundFailed, one_line
 from dormouse.payloads import cooling
-from dormouse.payloads.expiry import expire
+from dormouse.payloads.cooling import expire
 from dormouse.payloads.offload import Tools
 from dormouse.payloads.rebuilding import recover_pointers, was_adopted_lately
 from dormouse.payloads.rows import DAYS

@@ -7,8 +7,9 @@ from dormouse.postgres.connection import (
 )
 from dormouse.postgres.migrate import MIGRATIONS, Migration, migrate
 from dormouse.postgres.queries import Queries, Query, load
-from dormouse.postgres.retries import RETRIES, Retries
 from dormouse.postgres.transaction import (
+    RETRIES,
+    Retries,
     rows_of,
     run_lookup,
     run_statement,

@@ -29,10 +29,17 @@ from dormouse.postgres.limits import (
     peer_parameters,
     peer_settings,
 )
-from dormouse.postgres.opening import Connection, Unavailable, connect, describe, is_alive, parameters
+from dormouse.postgres.opening import (
+    Connection,
+    Unavailable,
+    connect,
+    describe,
+    is_alive,
+    is_by_rds_proxy,
+    parameters,
+)
 from dormouse.postgres.pool import Pool, PoolClosed, PoolTimeout
 from dormouse.postgres.queries import load
-from dormouse.postgres.rds_iam import is_by_rds_proxy
 
 logger = logging.getLogger(__name__)
 

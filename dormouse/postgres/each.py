@@ -19,7 +19,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ExecStatus
 
 from dormouse.postgres.opening import PREPARED_MAX
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Statement
 
 Call = tuple[Statement, Mapping[str, Any]]
 Key = tuple[bytes, tuple[int, ...]]

@@ -9,17 +9,105 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from functools import cache
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
-from dormouse.postgres.arrays import Uuids, UuidsDumper, UuidsTextDumper
 from dormouse.postgres.limits import SessionLimits
-from dormouse.postgres.rds_iam import to_conninfo, with_token
+from dormouse.postgres.queries import Uuids, UuidsDumper, UuidsTextDumper
+from dormouse.settings.lambdas import CA_BUNDLE
+
+# Aurora with IAM authentication: `rds-iam://user@host:5432/database?region=eu-west-1` as a DSN.
+
+SCHEME = "rds-iam"
+TOKEN_SECONDS = 900
+_PLACEHOLDER = "rds-iam in "
+_BY_PROXY = " by proxy"
+_DEFAULT_PORT = "5432"
+
+
+def to_conninfo(dsn: str) -> str:
+    """The DSN as libpq knows it, with the region in place of the password; any other DSN as it is."""
+    if not dsn.startswith(f"{SCHEME}://"):
+        return dsn
+    from dormouse.settings.section import CONNECT_SECONDS_MAX  # loads the models of a deployment's settings
+
+    parts = urlsplit(dsn)
+    query = dict(parse_qsl(parts.query))
+    region, by_proxy = query.pop("region", ""), query.pop("proxy", "false") == "true"
+    if not (region and parts.username and parts.hostname and not parts.password):
+        raise InvalidInput(f"the DSN must be like {SCHEME}://user@host:5432/database?region=eu-west-1")
+    defaults = {
+        "sslmode": "verify-full",
+        "sslrootcert": str(CA_BUNDLE),
+        "connect_timeout": str(CONNECT_SECONDS_MAX),
+    }
+    plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode({**defaults, **query}), ""))
+    return make_conninfo(plain, password=_PLACEHOLDER + region + _BY_PROXY * by_proxy)
+
+
+def by_token(conninfo: str, region: str) -> str:
+    """The connection string with tokens in place of its password."""
+    return make_conninfo(conninfo, password=_PLACEHOLDER + region)
+
+
+def with_token(conninfo: str) -> str:
+    """The connection string to connect with now; raises InstanceError without AWS credentials."""
+    if _PLACEHOLDER not in conninfo:
+        return conninfo
+    given = conninfo_to_dict(conninfo)
+    password = str(given.get("password") or "")
+    if not password.startswith(_PLACEHOLDER):
+        return conninfo
+    host, port, user = given["host"], given.get("port") or _DEFAULT_PORT, given["user"]
+    region = password.removeprefix(_PLACEHOLDER).removesuffix(_BY_PROXY)
+    given["password"] = _token(str(host), str(port), str(user), region)
+    if password.endswith(_BY_PROXY):
+        given.pop("options", None)
+    return make_conninfo("", **given)
+
+
+def is_by_rds_proxy(conninfo: str) -> bool:
+    """Whether an RDS Proxy is between, which keeps each client's prepared statements apart."""
+    return _PLACEHOLDER in conninfo and _BY_PROXY in conninfo
+
+
+def _token(host: str, port: str, user: str, region: str) -> str:
+    from botocore.model import ServiceId
+    from botocore.signers import RequestSigner
+
+    session = _session()
+    credentials = session.get_credentials()
+    if credentials is None:
+        raise InstanceError(
+            f"there are no AWS credentials to connect to {host} with: set AWS_PROFILE, or log in"
+        )
+    emitter = session.get_component("event_emitter")
+    signer = RequestSigner(ServiceId("RDS"), region, "rds-db", "v4", credentials, emitter)
+    request = {
+        "method": "GET",
+        "url": f"https://{host}:{port}/?{urlencode({'Action': 'connect', 'DBUser': user})}",
+        "body": {},
+        "headers": {},
+        "context": {},
+    }
+    url = signer.generate_presigned_url(request, operation_name="connect", expires_in=TOKEN_SECONDS)
+    return str(url).removeprefix("https://")
+
+
+@cache
+def _session() -> Any:
+    """It keeps credentials, and refreshes them."""
+    import botocore.session
+
+    return botocore.session.get_session()
+
 
 POSTGRES_VERSION_MIN = 150000
 """PostgreSQL 15, as `server_version_num` writes it."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.postgres.cutting import cut_in_time
 from dormouse.postgres.opening import Connection, Unavailable
 

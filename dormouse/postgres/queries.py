@@ -11,13 +11,125 @@ and percent sign is SQL's own and stays as it is written, so that a query can be
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
+from struct import pack
+from typing import Any
 
+import psycopg
 from psycopg import sql
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+# Statements that run often: with numbered parameters, and prepared by the server.
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
+
+
+WALKS_ARRAYS = 17_00_00
+"""Since PostgreSQL 17 one walk through an index finds all of an array, whatever statistics say."""
+
+
+class Statement:
+    """A query translated once; psycopg translates a long one with named parameters at each execution.
+
+    `older` is what servers before `WALKS_ARRAYS` are asked, with the same parameters in the same order.
+    """
+
+    def __init__(self, query: sql.Composable, *, older: sql.Composable | None = None) -> None:
+        self._text, self._names = _numbered(query)
+        self._older = self._text if older is None else _numbered(older)[0]
+
+    def execute(self, conn: psycopg.Connection[Any], values: Mapping[str, Any]) -> psycopg.Cursor[Any]:
+        """Runs it with the values that it names."""
+        cursor = psycopg.RawCursor(conn)
+        return cursor.execute(self.text(conn), self.given(values), prepare=True)
+
+    def given(self, values: Mapping[str, Any]) -> list[Any]:
+        """Of the values those that it names, by number."""
+        return [values[name] for name in self._names]
+
+    def text(self, conn: psycopg.Connection[Any]) -> bytes:
+        """What this server is asked."""
+        return self._text if conn.pgconn.server_version >= WALKS_ARRAYS else self._older
+
+
+def _numbered(query: sql.Composable) -> tuple[bytes, tuple[str, ...]]:
+    """The query's text, and the names of its parameters in their order."""
+    numbers: dict[str, int] = {}
+
+    def numbered(match: re.Match[str]) -> str:
+        return f"${numbers.setdefault(match[1], len(numbers) + 1)}" if match[1] else "%"
+
+    return _PLACEHOLDER.sub(numbered, query.as_string(None)).encode(), tuple(numbers)
+
+
+# Python values as PostgreSQL arrays: far quicker than an element at a time.
+
+_UUID = psycopg.adapters.types["uuid"]
+_UUID_BYTES = pack("!i", 16)
+_NULL = pack("!i", -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Uuids:
+    """An array of UUIDs, each as its 16 bytes, or null."""
+
+    values: Sequence[bytes | None]
+
+    def __str__(self) -> str:
+        """As a literal."""
+        return "{" + ",".join(["null" if v is None else v.hex() for v in self.values]) + "}"
+
+
+class UuidsTextDumper(Dumper):
+    """As a literal, where a query is sent with its values in it."""
+
+    oid = _UUID.array_oid
+
+    def dump(self, obj: Uuids) -> bytes:
+        return str(obj).encode()
+
+
+class UuidsDumper(Dumper):
+    """As `array_recv` reads it: dimensions, whether there are nulls, type; length, lower bound; elements."""
+
+    format = Format.BINARY
+    oid = _UUID.array_oid
+
+    def dump(self, obj: Uuids) -> bytes:
+        values = obj.values
+        if not values:
+            return pack("!iiI", 0, 0, _UUID.oid)
+        head = pack("!iiIii", 1, None in values, _UUID.oid, len(values), 1)
+        return head + b"".join([_NULL if v is None else _UUID_BYTES + v for v in values])
+
+
+def texts(values: Sequence[str]) -> str:
+    """Of any text; also of array literals, for an array of them."""
+    joined = '","'.join(values)
+    if values and "\\" not in joined and joined.count('"') == 2 * (len(values) - 1):
+        return f'{{"{joined}"}}'  # there is nothing to escape
+    quoted = ['"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values]
+    return "{" + ",".join(quoted) + "}"
+
+
+def integers(values: Sequence[int | None]) -> str:
+    if None not in values:
+        return "{" + ",".join(map(str, values)) + "}"
+    return "{" + ",".join(["null" if v is None else str(v) for v in values]) + "}"
+
+
+def booleans(values: Iterable[bool]) -> str:
+    return "{" + ",".join(["t" if v else "f" for v in values]) + "}"
+
+
+def bytes_(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join(["null" if v is None else f'"\\\\x{v.hex()}"' for v in values]) + "}"
+
 
 IdentifierPath = str | tuple[str, ...]
 """A name, or a name qualified by its schema: `("dormouse", "file_17")`."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import psycopg
 from psycopg import errors, sql
@@ -22,13 +24,50 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
 from dormouse.postgres.cutting import cut_in_time
 from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits
 from dormouse.postgres.opening import is_alive, limits_of
 from dormouse.postgres.queries import Query
-from dormouse.postgres.retries import RETRIES, Retries
+
+# Counts of the transactions that were tried again, given up or left unknown.
+
+RetryEvent = Literal["retries", "exhausted", "unknown"]
+RETRY_EVENTS: tuple[RetryEvent, ...] = get_args(RetryEvent)
+"""Tried again; given up after the last attempt; died between the commit and its answer."""
+
+
+class Retries:
+    """How often work was tried again, given up or left unknown, by operation. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, Counter[str]] = {}
+
+    def add(self, operation: str, event: RetryEvent = "retries") -> None:
+        with self._lock:
+            self._counts.setdefault(operation, Counter())[event] += 1
+
+    def count(self, operation: str | None = None, event: RetryEvent = "retries") -> int:
+        """The retries, or other events, of one operation, or of all."""
+        with self._lock:
+            counts = self._counts.values() if operation is None else [self._counts.get(operation, Counter())]
+            return sum(counter[event] for counter in counts)
+
+    def by_operation(self) -> dict[str, int]:
+        """The retries of each operation that had one."""
+        return {name: events["retries"] for name, events in self.snapshot().items() if events["retries"]}
+
+    def snapshot(self) -> dict[str, dict[RetryEvent, int]]:
+        """For metrics: of each operation that met any, its retries, its give-ups, its unknown outcomes."""
+        with self._lock:
+            return {name: {e: counter[e] for e in RETRY_EVENTS} for name, counter in self._counts.items()}
+
+
+RETRIES = Retries()
+"""The retries of this process."""
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dormouse.reading.planner import PlanSummary
 
 if TYPE_CHECKING:
-    from dormouse.reading.answer import Answer
     from dormouse.reading.executor import query
+    from dormouse.reading.streams import Answer
     from dormouse.reading.table_view import explain
 
 __all__ = ["Answer", "PlanSummary", "explain", "query"]

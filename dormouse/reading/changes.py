@@ -10,37 +10,119 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from datafusion import ExecutionPlan, Expr
+from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
 from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.expressions import column, key_order
-from dormouse.data.stored import reshaped
 from dormouse.data.transform import Transform
-from dormouse.errors import InvalidQuery
-from dormouse.model.cut import Position
+from dormouse.data.written import reshaped
+from dormouse.errors import InvalidCut, InvalidInput, InvalidQuery
+from dormouse.model.cut import Position, milliseconds_at
 from dormouse.model.keyed import is_keyed
 from dormouse.model.portions import portions
 from dormouse.model.schema import Schema
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.deletions import Deletion, deletions_of
-from dormouse.reading.differences import COUNT, Restored, one_each
-from dormouse.reading.failures import named_failures
-from dormouse.reading.interruptible import interruptible
-from dormouse.reading.interruption import Interruption
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.interruption import Interruption, interruptible
+from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.predicates import is_of
-from dormouse.reading.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
+from dormouse.reading.scan_session import (
+    FILES_A_SCAN,
+    is_of,
+    key_session,
+    named_failures,
+    planned,
+    rows,
+    stored_rows,
+)
 from dormouse.reading.streams import batches_ahead
-from dormouse.reading.table_view import gone_of_moment, plan_query
+from dormouse.reading.table_view import differing_groups, gone_of_moment, plan_query
 from dormouse.reading.where import question
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import ChangedFile, pages_between
-from dormouse.state.history.events import PastDeletion, PastEvent, PastRestore, events_between
-from dormouse.state.history.moments import kept
+from dormouse.state.history.consumers import Consumers, ConsumerState
+from dormouse.state.history.moments import kept, now
+from dormouse.state.history.retention import PastDeletion, PastEvent, PastRestore, events_between, touched
+
+# The rows that a restore changed: those by which the moments just before and just after it differ.
+
+COUNT = "_change"
+"""No column of a table whose changes are read: how many rows of these values came; below 0: went."""
+BATCH_ROWS = 8_192
+
+
+class Restored:
+    """What one restore changed, as `Transform` has rows: rows that the filter hides are told of neither side.
+
+    Where rows of equal key are merged, it is the merged rows that differ. They are read with the columns of
+    then, and told with those of the context.
+    """
+
+    def __init__(self, context: TableContext, past: PastRestore) -> None:
+        self._schema = context.schema
+        self._then = context.as_of(past.before)
+        self._transform = Transform.parse(self._then.schema, self._then.properties)
+        self._past = past
+        self._now_ms = milliseconds_at(past.before)
+
+    def groups(self) -> Iterator[tuple[list[Scan], list[Scan]]]:
+        """The scans of just before and of just after it, side by side, as far as they are to be read."""
+        ranges = self._ranges()
+        if ranges is None:
+            return
+        past = self._past
+        for before, after in differing_groups(self._then, ranges, past.before, past.after):
+            if self._transform.aggregates:
+                # a row of one may be merged of rows that both have
+                yield before, after
+            else:
+                same = set(before).intersection(after)
+                yield [one for one in before if one not in same], [one for one in after if one not in same]
+
+    def frame(self, ctx: SessionContext, before: Sequence[Scan], after: Sequence[Scan]) -> DataFrame:
+        """The rows of which one side has more, each once, with `COUNT`; in key order, as all is read."""
+        schema = self._schema
+        sides = [self._rows(ctx, scans, sign) for scans, sign in ((before, -1), (after, 1)) if scans]
+        keys = key_order(schema.key_names)
+        if len(sides) == 1:
+            return sides[0].sort(*keys)
+        count: list[Expr] = [functions.sum(column(COUNT)).alias(COUNT)]
+        # over what is sorted by the keys, only the rows of one key are in memory
+        found = sides[0].union(sides[1]).sort(*keys).aggregate([column(name) for name in schema.names], count)
+        return found.filter(column(COUNT) != literal(0))
+
+    def _rows(self, ctx: SessionContext, scans: Sequence[Scan], sign: int) -> DataFrame:
+        found = rows(ctx, self._then.objects, self._transform, scans, self._now_ms)
+        # before they are counted: rows that differ by a column that was dropped are the same
+        found = reshaped(found, self._then.schema, self._schema)
+        return found.with_column(COUNT, literal(pa.scalar(sign, pa.int64())))
+
+    def _ranges(self) -> KeyRanges | None:
+        """Around all rows that it may have changed; None: there are none."""
+        partition_ids, conditions = touched(self._then, self._past)
+        parts = [deletion.ranges for deletion in deletions_of(self._then.schema, conditions)]
+        if partition_ids:
+            tree = self._then.partitions.at(self._past.before.epoch)
+            regions = (tree[partition_id].region for partition_id in partition_ids)
+            parts += [KeyRanges({name: (item,) for name, item in region.items()}) for region in regions]
+        return united(parts) if parts else None
+
+
+def one_each(batch: pa.RecordBatch, counts: pa.Array) -> Iterator[pa.RecordBatch]:
+    """Each row as often as its count says."""
+    ends = np.cumsum(pc.abs(counts).to_numpy(zero_copy_only=False))
+    total = int(ends[-1]) if len(ends) else 0
+    if total == len(ends):
+        yield batch
+        return
+    for start in range(0, total, BATCH_ROWS):
+        places = np.arange(start, min(start + BATCH_ROWS, total))
+        yield batch.take(pa.array(np.searchsorted(ends, places, side="right")))
+
 
 CHANGE = COUNT
 """The column that says what became of a row: "insert", "upsert", or "delete" of one that was there."""
@@ -350,3 +432,72 @@ def _is_whole(parts: Sequence[ChangedFile]) -> bool:
 
 def _slice(part: ChangedFile) -> KeyRanges:
     return KeyRanges({name: (item,) for name, item in (part.region or {}).items()})
+
+
+# A consumer, as users hold it: no change is missed, and none comes twice.
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read last: from where, up to which moment, and whether to its last row."""
+
+    start: ConsumerState
+    till: Position
+    is_whole: bool = False
+
+    def end(self) -> None:
+        self.is_whole = True
+
+
+class Consumer:
+    """A named position in a table's life; made by `Table.consumer`. Of one thread at a time."""
+
+    def __init__(self, context: TableContext, name: str, check_writable: Callable[[], None]) -> None:
+        self.name = name
+        self._context = context
+        self._consumers = Consumers(context)
+        self._check_writable = check_writable
+        self._read: _Read | None = None
+
+    def __repr__(self) -> str:
+        return f"Consumer({self._context.table.name!r}, {self.name!r})"
+
+    def read(
+        self, columns: Sequence[str] | None = None, *, interruption: Interruption | None = None
+    ) -> pa.RecordBatchReader:
+        """The changes since the position, up to now, as `Table.changes` gives them.
+
+        Until they are acknowledged, the next `read` gives them again, and what came since. Raises
+        `ConsumerExpired`, `InvalidInput` when the consumer was dropped, `InvalidCut` when an old
+        Dormouse restored the table since, and what `Table.changes` raises.
+        """
+        self._read = None
+        self._context = self._context.followed()
+        start = self._consumers.get(self.name)
+        position = self._consumers.checked(start)
+        self._read = read = _Read(start, now(self._context, position))
+        try:
+            return changes(
+                self._context, position, read.till, columns, interruption=interruption, at_end=read.end
+            )
+        except InvalidCut as error:
+            how = self._consumers.how_to_go_on(self.name)
+            raise InvalidCut(f"consumer {self.name!r} cannot go on: {error}. {how}") from None
+
+    def acknowledge(self) -> None:
+        """Moves the position to the moment up to which was read last: once its rows are safe where they go.
+
+        Raises `InvalidInput` when not all of them were read, `ConsumerOvertaken` when another reader has
+        acknowledged since: what was made of these rows is then to be dropped; and `ConsumerExpired`.
+        """
+        self._check_writable()
+        read = self._read
+        if read is None:
+            raise InvalidInput(f"consumer {self.name!r}: nothing was read since the last acknowledge")
+        if not read.is_whole:
+            raise InvalidInput(
+                f"consumer {self.name!r}: not all rows of the last read were taken, and acknowledging would "
+                "skip the others: read them to the end first"
+            )
+        self._consumers.acknowledge(read.start, read.till)
+        self._read = None

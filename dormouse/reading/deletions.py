@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.kept_conditions import as_now, kept
-from dormouse.model.keys import encode_value
+from dormouse.model.properties import as_now, kept
+from dormouse.model.region import encode_value
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Shape
 from dormouse.reading.key_ranges import KeyRanges

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dormouse.data.written import written_schema
-from dormouse.model.keys import KeyValue, decode_key
-from dormouse.model.region import Range, compare
+from dormouse.model.region import KeyValue, Range, compare, decode_key
 from dormouse.model.reshaping import is_as_stored
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore

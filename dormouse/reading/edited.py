@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.datafusion_session import sorted_session
 from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
-from dormouse.reading.predicates import meets
+from dormouse.reading.scan_session import meets
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 

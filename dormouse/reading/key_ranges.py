@@ -6,8 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dormouse.model.keys import KeyValue
-from dormouse.model.region import Range, end_of, start_of
+from dormouse.model.region import KeyValue, Range, end_of, start_of
 
 Ranges = tuple[Range, ...]
 

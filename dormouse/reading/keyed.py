@@ -26,8 +26,7 @@ from dormouse.objects import ObjectStore
 from dormouse.reading.deletions import Deletion
 from dormouse.reading.keyed_facts import WHOLE_NUMBERS, NewestBounds, newest_bounds
 from dormouse.reading.planner import Scan
-from dormouse.reading.predicates import meets, remains
-from dormouse.reading.scan_session import stored_rows
+from dormouse.reading.scan_session import meets, remains, stored_rows
 from dormouse.reading.where import Condition
 
 # Which files of a keyed table may have the same keys, so that of their rows the newest must be told.

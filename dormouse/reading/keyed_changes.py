@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.differing import Flags, differ
 from dormouse.data.expressions import column
+from dormouse.data.file_checks import Flags, differ
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
@@ -28,16 +28,15 @@ from dormouse.model.portions import portions
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.reading.deletions import deletions_of
-from dormouse.reading.failures import named_failures
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.keyed import KeyedScans
 from dormouse.reading.planner import Scan
-from dormouse.reading.scan_session import FILES_A_SCAN, key_session, planned, stored_rows
+from dormouse.reading.scan_session import FILES_A_SCAN, key_session, named_failures, planned, stored_rows
 from dormouse.reading.table_view import plan_query
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import BEFORE_ALL
-from dormouse.state.history.events import PastEvent, PastRestore
+from dormouse.state.history.retention import PastEvent, PastRestore
 
 UPSERT, DELETE = "upsert", "delete"
 KEYS_AT_ONCE = 32_768

@@ -14,8 +14,7 @@ from threading import Lock
 from typing import Any
 
 from dormouse.objects import ObjectStore
-from dormouse.reading.page_index import TAIL_BYTES, Pages, RowGroup, footer_bytes, row_groups
-from dormouse.reading.thrift import NotUnderstood
+from dormouse.reading.page_index import TAIL_BYTES, NotUnderstood, Pages, RowGroup, footer_bytes, row_groups
 from dormouse.settings.process import machine_bytes
 
 KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)

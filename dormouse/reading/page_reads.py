@@ -20,12 +20,13 @@ import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import DormouseError
-from dormouse.model.keys import KeyValue
+from dormouse.model.region import KeyValue
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from dormouse.objects import ObjectStore
 from dormouse.reading.known_files import KEPT, KnownFile, Source, opened
 from dormouse.reading.page_index import (
     Chunk,
+    NotUnderstood,
     Pages,
     Part,
     RowGroup,
@@ -35,7 +36,6 @@ from dormouse.reading.page_index import (
     small_file,
 )
 from dormouse.reading.page_values import coded_page, values_of_dictionary
-from dormouse.reading.thrift import NotUnderstood
 
 PAGES_MAX = 4
 """Of a column, for one key: more rows are better read by an engine."""

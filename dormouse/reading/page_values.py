@@ -11,8 +11,15 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dormouse.reading.page_index import BYTE_ARRAY, Chunk, page_header, struct_of
-from dormouse.reading.thrift import NotUnderstood, Struct, read_varint
+from dormouse.reading.page_index import (
+    BYTE_ARRAY,
+    Chunk,
+    NotUnderstood,
+    Struct,
+    page_header,
+    read_varint,
+    struct_of,
+)
 
 TEXTS_MAX = 256
 _CODED = (2, 8)

@@ -17,9 +17,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.errors import MetadataDamaged
-from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import Range, compare
+from dormouse.model.region import KeyValue, Range, compare
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.reach import Reach, corners_of, may_hold
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from dormouse.model.keys import KeyValue, decode_key, encode_key
-from dormouse.model.region import Range
+from dormouse.model.region import KeyValue, Range, decode_key, encode_key
 from dormouse.model.schema import Schema
 from dormouse.reading.key_ranges import KeyRanges
 

@@ -5,30 +5,167 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from operator import and_, or_
 from threading import Lock
+from typing import Any
 
 import pyarrow as pa
-from datafusion import DataFrame, ExecutionPlan, RuntimeEnvBuilder, SessionContext
+from datafusion import DataFrame, ExecutionPlan, Expr, RuntimeEnvBuilder, SessionContext, functions, literal
 from datafusion.expr import SortExpr
 from datafusion.plan import LogicalPlan
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.datafusion_session import check_not_forked, open_session
-from dormouse.data.expressions import key_order, union
-from dormouse.data.object_access import credentials, register
-from dormouse.data.stored import reshaped
+from dormouse.data.datafusion_session import (
+    check_not_forked,
+    credentials,
+    open_session,
+    panics_as_errors,
+    register,
+)
+from dormouse.data.expressions import among, between, column, joined, key_order, union, value
 from dormouse.data.transform import Transform
-from dormouse.model.schema import Schema
+from dormouse.data.written import reshaped
+from dormouse.errors import DormouseError, InvalidQuery
+from dormouse.model.region import KeyValue, Range
+from dormouse.model.schema import Field, Schema
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
-from dormouse.reading.checked_files import check_there, checked_sizes
+from dormouse.reading.checked_files import check_bytes, check_there, checked_sizes
 from dormouse.reading.deletions import Deletion
-from dormouse.reading.failures import MEMORY_BYTES_MAX
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.predicates import in_slices, remains
+from dormouse.reading.where import Condition, is_nan
 from dormouse.state.context import TableContext
+
+# What queries ask of columns as DataFusion expressions, which prune row groups.
+
+Bounds = Sequence[Range]
+
+
+def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Expr | None:
+    """Whether a row lies in any of the slices; None when every row does."""
+    parts = [_in_slice(schema, ranges) for ranges in slices]
+    whole = [part for part in parts if part is not None]
+    return joined(whole, or_) if len(whole) == len(parts) else None
+
+
+def meets(condition: Condition) -> Expr:
+    """Whether a row meets a condition."""
+    name, found = column(condition.field.name), _in_ranges(condition.field, condition.ranges)
+    if found is None:
+        return literal(True) if condition.or_null else name.is_not_null()
+    return found | name.is_null() if condition.or_null else found
+
+
+def remains(schema: Schema, deletions: Sequence[Deletion]) -> Expr:
+    """Whether a row is none that a deletion is of, of which there is at least one."""
+    gone = joined([is_of(schema, deletion) for deletion in deletions], or_)
+    return ~functions.coalesce(gone, literal(False))
+
+
+def is_of(schema: Schema, deletion: Deletion) -> Expr:
+    """Whether a deletion is of a row; null where that is not known."""
+    inside = in_slices(schema, [deletion.ranges])
+    parts = [*([] if inside is None else [inside]), *map(meets, deletion.conditions)]
+    return joined(parts, and_) if parts else literal(True)
+
+
+def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:
+    """Whether a row comes after a key in the order of these fields, or has it, if `inclusive`."""
+    first, reached = column(fields[0].name), value(fields[0], key[0])
+    if len(fields) == 1:
+        return first >= reached if inclusive else first > reached
+    rest = from_key(fields[1:], key[1:], inclusive=inclusive)
+    # said apart, the bound of the first field prunes row groups
+    return (first >= reached) & ((first > reached) | rest)
+
+
+def _in_slice(schema: Schema, ranges: KeyRanges) -> Expr | None:
+    fields = [field for field in schema.row_keys if field.name in ranges]
+    parts = [part for field in fields if (part := _in_ranges(field, ranges[field.name])) is not None]
+    return reduce(and_, parts) if parts else None
+
+
+def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
+    if not ranges:
+        return literal(False)
+    exact: list[Any] = [item.min for item in ranges if item.is_exact]
+    if len(exact) > 1 and field.type.is_floating and 0.0 in exact:
+        # a long list is looked up by its bits, in which one zero is not the other
+        exact += [0.0, -0.0]
+    others = [_in_range(field, item) for item in ranges if not item.is_exact]
+    if len(exact) == 1:
+        others.append(column(field.name) == value(field, exact[0]))
+    elif exact:
+        # bounds beside the list, because a long list alone prunes no row group
+        bounds = _in_range(field, Range(min(exact), max(exact), max_inclusive=True))
+        listed = among(field, exact)
+        others.append(listed if bounds is None else bounds & listed)
+    parts = [part for part in others if part is not None]
+    return joined(parts, or_) if len(parts) == len(others) else None
+
+
+def _in_range(field: Field, item: Range) -> Expr | None:
+    found = between(field, item)
+    if not field.type.is_floating or found is None:
+        return found
+    # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
+    nan = functions.isnan(column(field.name))
+    if is_nan(item.min):
+        return nan
+    return found | nan if item.max is None else found & ~nan
+
+
+# What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
+
+MEMORY_BYTES_MAX = 2 * 1024**3
+_PREFIXES = (
+    "DataFusion error: ",
+    "Error during planning: ",
+    "Schema error: ",
+    "SQL error: ",
+    "Arrow error: ",
+    "Cast error: ",
+    "Parser error: ",
+)
+_CAUSED_BY = "\ncaused by\n"
+
+
+@contextmanager
+def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
+    """Turns what fails while these files are read into one line, which names the file or sum at fault."""
+    try:
+        with panics_as_errors():
+            yield
+    except DormouseError:
+        raise
+    except Exception as error:
+        raise transform.overflow(str(error)) or _failure(context, scans, error) from error
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of what caused an error, without the names of DataFusion's layers."""
+    cause = str(error).rpartition(_CAUSED_BY)[2]
+    text = (cause.splitlines() or [type(error).__name__])[0]
+    while prefix := next((p for p in _PREFIXES if text.startswith(p)), None):
+        text = text.removeprefix(prefix)
+    return text.strip()
+
+
+def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> DormouseError:
+    text = _one_line(error)
+    if "Resources exhausted" in text:
+        return DormouseError(f"the query needs more than the {MEMORY_BYTES_MAX:,} bytes of memory it may use")
+    try:
+        check_there(context, scans)
+        check_bytes(context, scans)
+    except DormouseError as found:
+        return found
+    return InvalidQuery(f"the query of table {context.table.name!r} failed: {text}")
+
 
 # One scan of many Parquet files: DataFusion's Python API has it for whole folders and for single files only.
 

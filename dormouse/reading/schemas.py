@@ -2,15 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dormouse.errors import InvalidInput, InvalidSchema, QueryOvertaken, TableBusy
+from dormouse.data.transform import Transform
+from dormouse.errors import (
+    InvalidInput,
+    InvalidKey,
+    InvalidProperties,
+    InvalidQuery,
+    InvalidSchema,
+    QueryOvertaken,
+    TableBusy,
+)
 from dormouse.errors.moved import SchemaMoved
-from dormouse.model.reshaping import seen_with
+from dormouse.model.properties import as_now
+from dormouse.model.reshaping import (
+    added,
+    dropped,
+    following,
+    properties_naming,
+    renamed,
+    seen_with,
+    widened,
+    with_properties,
+)
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableRecord
+from dormouse.model.types import DataType, Field
+from dormouse.reading.where import value_of
 from dormouse.state.context import TableContext
+from dormouse.state.files.shapes import Change, NextShape
+
+if TYPE_CHECKING:
+    import psycopg
+
+# Changes of a table's columns, each one row in the database: no file is rewritten, and none waits.
+
+
+def add_column(context: TableContext, field: Field, default: Any = None) -> TableContext:
+    """Adds a value. Rows of files that were written without it have the default."""
+    if not isinstance(field, Field):
+        raise InvalidSchema(f"a column is a dm.Field, not {field!r}")
+    value = None if default is None else _checked_default(field, default)
+
+    def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
+        schema = added(table.schema, field, value)
+        shown = "" if value is None else f", by default {value!r}"
+        null = " null" if field.nullable else ""
+        said = f"added {field.name}: {field.type}{null}{shown}"
+        return NextShape(_fitting(table, schema), said)
+
+    return _changed(context, change)
+
+
+def add_missing(context: TableContext, columns: Mapping[str, DataType]) -> TableContext:
+    """Adds those of the columns that the table lacks, as values that may be null; see `add_column`.
+
+    Another writer may add the same ones meanwhile.
+    """
+    context = context.followed()
+    for name, kind in columns.items():
+        if name in context.schema:
+            continue
+        try:
+            context = add_column(context, Field(name, kind, nullable=True))
+        except InvalidSchema:
+            context = context.followed()
+            if name not in context.schema:
+                raise
+    return context
+
+
+def rename_column(context: TableContext, name: str, new_name: str) -> TableContext:
+    """Gives a column another name, also in the properties that name it."""
+
+    def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
+        schema = renamed(table.schema, name, new_name)
+        changes = following(table.properties, lambda known: new_name if known == name else known)
+        properties = with_properties(table.properties, changes)
+        return NextShape(
+            _fitting(replace(table, properties=properties), schema), f"renamed {name} to {new_name}"
+        )
+
+    return _changed(context, change)
+
+
+def widen_column(context: TableContext, name: str, to: DataType) -> TableContext:
+    """Gives a value a type that has all of its values, and more."""
+
+    def change(table: TableRecord, _: psycopg.Connection[Any]) -> NextShape:
+        before = table.schema.field(name).type if name in table.schema else None
+        schema = widened(table.schema, name, to)
+        return NextShape(_fitting(table, schema), f"widened {name} from {before} to {to}")
+
+    return _changed(context, change)
+
+
+def drop_column(context: TableContext, name: str, *, dry_run: bool = False) -> TableContext:
+    """Drops a value that no property and no pending deletion names."""
+
+    def change(table: TableRecord, conn: psycopg.Connection[Any]) -> NextShape:
+        schema = dropped(table.schema, name)
+        if named := properties_naming(table.properties, name):
+            raise InvalidSchema(
+                f"column {name!r} of table {table.name!r} is named by {' and '.join(named)}: change "
+                f"{'this property' if len(named) == 1 else 'these properties'} first (dormouse table set)"
+            )
+        for deletion_id, condition in context.shapes.pending_conditions(conn):
+            if name in as_now(table.schema, condition):
+                raise InvalidSchema(
+                    f"column {name!r} of table {table.name!r} is named by deletion {deletion_id}, of which "
+                    "rows are left: compact the table and collect its garbage first, until 'dormouse table "
+                    "deletions' has it no more"
+                )
+        return NextShape(_fitting(table, schema), f"dropped {name}")
+
+    if dry_run:
+        context.shapes.try_change(change)
+        return context
+    return _changed(context, change)
+
+
+def _changed(context: TableContext, change: Change) -> TableContext:
+    return replace(context, table=context.shapes.change(change))
+
+
+def _fitting(table: TableRecord, schema: Schema) -> TableRecord:
+    """The table with a schema that its properties fit; else `InvalidSchema`."""
+    try:
+        Transform.check(schema, table.properties)
+    except InvalidProperties as error:
+        raise InvalidSchema(f"a property of table {table.name!r} does not fit then: {error}") from None
+    return replace(table, schema=schema)
+
+
+def _checked_default(field: Field, default: Any) -> Any:
+    if field.type.is_nested:
+        raise InvalidSchema(f"column {field.name!r} is {field.type}, which has no default: make it nullable")
+    try:
+        return value_of(field, default)
+    except (InvalidQuery, InvalidKey) as error:
+        raise InvalidSchema(f"the default does not fit: {error}") from None
+
 
 T = TypeVar("T")
 SCHEMAS_CHASED_MAX = 20

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
@@ -270,3 +270,45 @@ def _result(made: Future[T]) -> T:
     while not made.done():
         wait([made], SIGNALS_SECONDS)
     return made.result()
+
+
+# Answers as users hold them: a stream of batches that other libraries take in one call.
+
+
+class Answer(Frames):
+    """A `pyarrow.RecordBatchReader`, with `arrow()`, `df()` and `pl()` for all of its rows.
+
+    Arrow makes no readers of other classes than its own: this one passes on what it
+    is asked, and counts as one for `isinstance`.
+    """
+
+    def __init__(self, reader: pa.RecordBatchReader) -> None:
+        self._reader = reader
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return pa.RecordBatchReader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *dir(self._reader)})
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._reader.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return shown_reader(self._reader.schema)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._reader)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()

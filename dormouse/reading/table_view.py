@@ -22,8 +22,8 @@ from dormouse.errors import (
 )
 from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import Position, When
-from dormouse.model.keys import number_of_value
 from dormouse.model.partition_tree import PartitionTree
+from dormouse.model.region import number_of_value
 from dormouse.model.schema import Schema
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.reading.checked_files import FileGone

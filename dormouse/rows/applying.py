@@ -10,17 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
-from dormouse.data.differing import differ
+from dormouse.data.file_checks import differ
 from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
 from dormouse.model.properties import ROW_ID
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.cell_files import Targets
 from dormouse.rows.columns import Column
 from dormouse.rows.locks import HeldLock
 from dormouse.rows.ranges import Flags, Ints, Ranges, concatenated, replaced, runs, spans
 from dormouse.rows.reading import RowReader
 from dormouse.rows.reshape import ColumnPlan, Retyped, converted
 from dormouse.rows.store import Recorded, RowStore
-from dormouse.rows.targets import Targets
 from dormouse.rows.values import with_default
 
 Cells = dict[int, pa.Array]

@@ -9,8 +9,7 @@ from sqlglot import exp
 from dormouse.errors import InvalidQuery
 from dormouse.model.text import plural
 from dormouse.rows import types
-from dormouse.rows.expressions import Apply, Expression, Function, Kind, Operator, Value
-from dormouse.rows.sql import ELSEWHERE
+from dormouse.rows.expressions import ELSEWHERE, Apply, Expression, Function, Kind, Operator, Value
 
 Operands = Sequence[Expression]
 ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}

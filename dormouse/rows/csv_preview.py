@@ -17,8 +17,7 @@ from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, check_column_name
 from dormouse.rows.kinds import ColumnType
 from dormouse.rows.values import of_text
-from dormouse.sources.rows_csv_format import CsvFormat
-from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile
+from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
 
 LOOK_BYTES_MAX = 64 * 1024 * 1024
 """Of a file, unless all of it is wanted."""

@@ -29,19 +29,25 @@ from dormouse.errors import (
 from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows import page_tokens, pages, paging
-from dormouse.rows.answering import Asked, bound, build_of, count_of, page_at_once, page_of
-from dormouse.rows.builds import TYPES, Build, BuildBusy, Unsure
-from dormouse.rows.cluster import QUERY_SECONDS_MAX
-from dormouse.rows.column_indexes import SlowColumns
+from dormouse.rows.builds import TYPES, Build, BuildBusy, SlowColumns, Unsure
+from dormouse.rows.cluster import QUERY_SECONDS_MAX, Looked
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.emit import column_name
 from dormouse.rows.index_worker import IndexWorker
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
-from dormouse.rows.placements import Looked
-from dormouse.rows.statements import Given, given
-from dormouse.rows.waiting import Wait
+from dormouse.rows.statements import (
+    Asked,
+    Given,
+    Wait,
+    bound,
+    build_of,
+    count_of,
+    given,
+    page_at_once,
+    page_of,
+)
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress
@@ -278,7 +284,7 @@ class RowIndexes:
 
     def _older(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page:
         """A page of a version that is read from the files."""
-        from dormouse.rows.older import OlderRows
+        from dormouse.rows.reading import OlderRows
 
         older = OlderRows(partial(asked.table.current, asked.version), asked.columns, interruption)
         rows = pages.read(

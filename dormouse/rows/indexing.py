@@ -24,10 +24,8 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.postgres.connection import DAMAGES
-from dormouse.rows.builds import Build, BuildBusy, Builds
-from dormouse.rows.cluster import IndexCluster, IndexForbidden
-from dormouse.rows.column_indexes import ColumnIndexes
-from dormouse.rows.placements import Looked, Placed, Placements
+from dormouse.rows.builds import Build, BuildBusy, Builds, ColumnIndexes
+from dormouse.rows.cluster import IndexCluster, IndexForbidden, Looked, Placed, Placements
 
 if TYPE_CHECKING:
     import pyarrow as pa

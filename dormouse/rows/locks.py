@@ -25,7 +25,7 @@ import psycopg
 from psycopg import errors
 
 from dormouse.errors import DormouseError, RowLockHeld, TableNotFound
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import MARGIN_SECONDS, ROW_LOCK_SECONDS, restart_leases

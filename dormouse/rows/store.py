@@ -14,9 +14,8 @@ from psycopg.types.json import Jsonb
 from dormouse.errors import CommitIdReused, RowLockLost, SnapshotExists, SnapshotNotFound, TableNotFound
 from dormouse.model.table import TableRecord
 from dormouse.model.text import check_printed
-from dormouse.postgres.arrays import booleans, integers
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import booleans, integers, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.rows.columns import Column, from_jsonb, to_jsonb
 

@@ -5,27 +5,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+import fastapi_offline
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dormouse import __version__
 from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError
-from dormouse.objects.hiding import hiding
+from dormouse.objects.names import hiding
 from dormouse.reading.sql.workers import WorkerLimits, Workers
 from dormouse.service.declared import Served
-from dormouse.service.docs_page import docs
 from dormouse.service.documents import ProblemDocument
-from dormouse.service.heads import Heads, methods_of
 from dormouse.service.health import Readiness
 from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
@@ -35,10 +39,103 @@ from dormouse.service.routes import Service, health, queries, tables
 from dormouse.service.rows import row_files, row_queries, rows
 from dormouse.service.running import Runner
 from dormouse.service.security import Guard
-from dormouse.service.terms import PAYLOADS, Place, open_paths
+from dormouse.service.terms import PAYLOADS, Place, Right, open_paths, served
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.verbs.long_work import KINDS
+
+# HEAD where GET is served: the same answer without its body, which the server's protocol leaves out.
+
+
+class Heads:
+    """Has the app within answer HEAD as GET; `is_head` of the state says that no body is wanted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        scope["state"]["is_head"] = True
+        within = {**scope, "method": "GET"}
+        try:
+            await self._app(within, receive, send)
+        finally:
+            scope["route"] = within.get("route")
+
+
+def methods_of(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
+    """Returns the methods that a path takes; each of them is a route of its own."""
+    routes = (route for router in routers for route in router.routes if isinstance(route, APIRoute))
+    found = {
+        method for route in routes if route.matches(scope)[0] != Match.NONE for method in route.methods or ()
+    }
+    return sorted(found | ({"HEAD"} if "GET" in found else set()))
+
+
+# /docs: a form for the API. Its scripts come from here: a page that takes a token has no others.
+
+_FOLDER = Path(fastapi_offline.__file__).parent / "static"
+_HEADERS = {
+    # Swagger UI sets the style of elements that it makes, and has pictures of its own
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>Dormouse</title><link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/swagger-ui.css"></head>
+<body><div id="form"></div>
+<script src="docs/swagger-ui-bundle.js"></script><script src="docs/begin.js"></script></body>
+</html>
+"""
+_BEGIN = (
+    'SwaggerUIBundle({url: "openapi.json", dom_id: "#form", deepLinking: true, validatorUrl: null, '
+    "queryConfigEnabled: false});"
+)
+
+
+docs = APIRouter(include_in_schema=False, route_class=Served)
+
+
+@docs.get("/openapi.json")
+@served(Right.PUBLIC, Place.LOOP)
+async def description(request: Request) -> Response:
+    """Returns the API's description."""
+    return JSONResponse(request.app.openapi())
+
+
+@docs.get("/docs")
+@served(Right.PUBLIC, Place.LOOP)
+async def page() -> Response:
+    return HTMLResponse(_PAGE, headers=_HEADERS)
+
+
+@docs.get("/docs/begin.js")
+@served(Right.PUBLIC, Place.LOOP)
+async def begin() -> Response:
+    return Response(_BEGIN, media_type="text/javascript", headers=_HEADERS)
+
+
+def _file(name: str, media_type: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    @served(Right.PUBLIC, Place.LOOP)
+    async def file() -> Response:
+        return Response(_bytes(name), media_type=media_type, headers=_HEADERS)
+
+    return file
+
+
+@cache
+def _bytes(name: str) -> bytes:
+    return (_FOLDER / name).read_bytes()
+
+
+docs.add_api_route("/docs/swagger-ui.css", _file("swagger-ui.css", "text/css"))
+docs.add_api_route("/docs/swagger-ui-bundle.js", _file("swagger-ui-bundle.js", "text/javascript"))
+
 
 # A line for each request: method, path, status, rows, milliseconds; no query, no header, no secret.
 

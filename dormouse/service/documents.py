@@ -7,9 +7,52 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from dormouse.api.table import Table
+from dormouse.model.partition_tree import Partition
+from dormouse.model.region import decode_key
+from dormouse.model.schema import Schema as TableSchema
+from dormouse.model.values import json_value
 from dormouse.reading.where import LIMIT_MAX
+from dormouse.rows.statements import INDEX_WAIT_SECONDS
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
+from dormouse.state.files.reads import FileFacts
+from dormouse.state.history.history import TableStatus
+
+# Tables, partitions and files as JSON: values of keys as rows have them.
+
+
+def table(found: Table, schema: TableSchema, status: TableStatus | None) -> dict[str, Any]:
+    described = {
+        "name": found.name,
+        "layout": found.layout,
+        "schema": schema.to_json(),
+        "schema_id": schema_id(found, schema),
+        "properties": found.properties.model_dump(),
+    }
+    return described if status is None else {**described, "counts": json_value(status)}
+
+
+def schema_id(found: Table, schema: TableSchema) -> str:
+    """Which columns of which table these are: another once either is another."""
+    return f"{found.context.table.uuid}.{schema.version}"
+
+
+def partition(found: Partition) -> dict[str, Any]:
+    return {**json_value(found), "is_leaf": found.is_leaf}
+
+
+def file(schema: TableSchema, found: FileFacts) -> dict[str, Any]:
+    keys = {"min_key": _key(schema, found.min_key), "max_key": _key(schema, found.max_key)}
+    return {**json_value(found), **keys}
+
+
+def _key(schema: TableSchema, encoded: bytes | None) -> Any:
+    if encoded is None:
+        return None
+    decoded = decode_key(schema.row_keys, encoded)
+    return json_value(dict(zip(schema.row_key_names, decoded, strict=False)))
+
 
 _WHERE = {
     "carrier": ["AA", "UA"],
@@ -360,3 +403,82 @@ CSV_ROWS: dict[int | str, dict[str, Any]] = {
 CSV_BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {CSV: {"schema": {"type": "string", "format": "binary"}}}}
 }
+
+
+# What requests and answers about row tables look like.
+
+
+class RowQueryRequest(Request):
+    """A query of one row table, or where one goes on."""
+
+    sql: str | None = Field(
+        default=None,
+        description="SELECT from the table, with WHERE, GROUP BY, ORDER BY, LIMIT",
+        examples=["select name, n from samples where n > $1 order by n"],
+    )
+    parameters: list[Any] | dict[str, Any] | None = Field(
+        default=None, description="a list for $1, $2, …, an object for $name", examples=[[3]]
+    )
+    page: str | None = Field(default=None, description="the `next_page` of the page before")
+    page_rows: int | None = Field(default=None, description="how many rows a page has at most")
+    version: int | None = Field(default=None, description="the rows as of a version")
+    snapshot: str | None = Field(default=None, description="the rows of a snapshot")
+    count: bool = Field(default=False, description="also count the rows of all pages")
+    wait_seconds: float = Field(
+        default=INDEX_WAIT_SECONDS, ge=0, le=60, description="how long the query waits for the index"
+    )
+
+
+class RowTableList(AnswerDocument):
+    """Row tables by name; `next` goes on from here as `after`, null at the end."""
+
+    tables: list[dict[str, Any]]
+    next: str | None
+
+
+class RowTableDescription(AnswerDocument):
+    """A row table: its columns and its newest version, 0 when it was never changed; its snapshots."""
+
+    name: str
+    version: int
+    changed_at: datetime
+    columns: list[dict[str, Any]]
+    snapshots: list[dict[str, Any]]
+
+
+class RowPage(AnswerDocument):
+    """Rows of a query; `next_page` goes on as `page`, at the version of this one. Null at the end."""
+
+    columns: list[dict[str, Any]]
+    rows: list[list[Any]]
+    row_ids: list[int] | None
+    row_versions: list[int] | None
+    next_page: str | None
+    max_rows: int
+    version: int
+    changed_at: datetime
+    count: int | None = None
+
+
+class RowHistory(AnswerDocument):
+    """Changes of a row table, the newest first."""
+
+    changes: list[dict[str, Any]]
+    next: int | None
+
+
+class PutFile(AnswerDocument):
+    """What a FILE cell is to hold."""
+
+    file: str
+
+
+class CsvLook(AnswerDocument):
+    """What a CSV file seems to hold: columns for a table, the names of its cells, its first rows."""
+
+    columns: list[dict[str, Any]]
+    names: list[str]
+    rows: list[list[str | None]]
+    row_count: int
+    is_whole: bool
+    has_row_ids: bool

@@ -19,12 +19,12 @@ from dormouse.jobs.answers import ANSWERING, SENT
 from dormouse.jobs.job import JobPlace
 from dormouse.model.text import path_segment
 from dormouse.model.values import json_value
-from dormouse.objects.hiding import hiding, without_paths
+from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
-from dormouse.service.parts import Part, entity_tag, wanted_part
+from dormouse.service.formats import Part, entity_tag, wanted_part
 from dormouse.service.running import Answer
 from dormouse.service.security import SEGMENT
 from dormouse.service.terms import Place, Right, check_may, served

@@ -46,7 +46,7 @@ from dormouse.errors import (
     TableNotFound,
     TooManyRetries,
 )
-from dormouse.objects.hiding import without_paths
+from dormouse.objects.names import without_paths
 
 MEDIA_TYPE = "application/problem+json"
 DETAIL_LENGTH_MAX = 2_000

@@ -4,16 +4,103 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
+import resource
+import socket
 import struct
 import termios
+import typing
 from contextlib import suppress
 from enum import Enum
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dormouse.service.connections import Connections
+from dormouse.errors import InstanceError
 from dormouse.service.problems import MEDIA_TYPE, http_problem
+
+# The socket that a service listens on.
+
+CONNECTIONS_WAITING_MAX = 1_024
+
+
+def listening(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Bound, and not listening yet; several processes may have the same when `shared`. `InstanceError`."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            found.bind(address[:2])
+        except OSError:
+            found.close()
+            raise
+    except OSError as error:
+        raise InstanceError(f"cannot listen on {host}:{port}: {_reason(error)}") from None
+    return found
+
+
+def _reason(error: OSError) -> str:
+    """Without what `socket` adds; what a name does not resolve to is no error of the system."""
+    return str(error.strerror) if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+
+
+# How many connections there are at once, of whom; within the file descriptors that the process may have.
+
+FILES_OF_OTHERS = 128
+"""File descriptors that queries need: of files, of the database, of processes that run SQL."""
+
+
+class Connection(typing.Protocol):
+    """What can be dropped."""
+
+    def abort(self) -> None: ...
+
+
+class Connections:
+    """Those of a server. When there are too many, the oldest goes that was not let in yet, or the newest."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._all: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}
+
+    def add(self, connection: Connection) -> None:
+        self._all.add(connection)
+        self._strangers[connection] = None
+        if len(self._all) > self._count_max:
+            oldest = next(iter(self._strangers))
+            self.discard(oldest)
+            oldest.abort()
+
+    def let_in(self, connection: Connection) -> None:
+        self._strangers.pop(connection, None)
+
+    def discard(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._strangers.pop(connection, None)
+
+
+def connections_possible(wanted: int) -> int:
+    """So many, or as many as the process may have files, whose limit is raised as far as it may be.
+
+    As many again may have come and not been counted yet.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * wanted + FILES_OF_OTHERS
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(min(wanted, (soft - FILES_OF_OTHERS) // 2), 1)
+
 
 HEADER_BYTES_MAX = 32 * 1024
 WRITE_BUFFER_BYTES_MAX = 64 * 1024

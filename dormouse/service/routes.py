@@ -14,12 +14,13 @@ from dormouse.api.table import Table
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
-from dormouse.objects.hiding import without_paths
+from dormouse.objects.names import without_paths
 from dormouse.reading.interruption import Interruption
-from dormouse.reading.parameters_json import parse_parameters
 from dormouse.reading.sql.engine import Sessions
+from dormouse.reading.where import parse_parameters
 from dormouse.reading.where_json import parse_where
-from dormouse.service import documents, wire
+from dormouse.service import documents
+from dormouse.service import documents as wire
 from dormouse.service.bodies import JsonRoute
 from dormouse.service.declared import Served
 from dormouse.service.documents import ANSWERS, PLANS, READS, STREAMS, problems

@@ -28,22 +28,23 @@ from dormouse.errors import (
 from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
 from dormouse.model.values import json_value
-from dormouse.objects.private_folder import private_folder
+from dormouse.objects.staging import private_folder
 from dormouse.reading.interruption import Interruption
-from dormouse.reading.parameters_json import parse_parameters
-from dormouse.rows.csv_download import with_moments
+from dormouse.reading.where import parse_parameters
+from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.pages import PAGE_ROWS
 from dormouse.service import documents
 from dormouse.service.bodies import JsonRoute, parse_json
 from dormouse.service.declared import Served
-from dormouse.service.documents import CSV_BODY, CSV_ROWS, LOOKS, PAGES, PARTS, ROWS, SENDS, problems
-from dormouse.service.formats import CsvAnswer
-from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
-from dormouse.service.parts import entity_tag, wanted_part
-from dormouse.service.problems import Refused
-from dormouse.service.routes import After, Here, MaybeLimit, page_by_name, page_of
-from dormouse.service.row_documents import (
+from dormouse.service.documents import (
+    CSV_BODY,
+    CSV_ROWS,
+    LOOKS,
+    PAGES,
+    PARTS,
+    ROWS,
+    SENDS,
     CsvLook,
     PutFile,
     RowHistory,
@@ -51,12 +52,17 @@ from dormouse.service.row_documents import (
     RowQueryRequest,
     RowTableDescription,
     RowTableList,
+    problems,
 )
+from dormouse.service.formats import CsvAnswer, entity_tag, wanted_part
+from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
+from dormouse.service.problems import Refused
+from dormouse.service.routes import After, Here, MaybeLimit, page_by_name, page_of
 from dormouse.service.running import Answer, disconnected
 from dormouse.service.security import SEGMENT
 from dormouse.service.terms import UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
-from dormouse.sources.rows_csv_format import CsvFormat
+from dormouse.sources.rows_csv_reader import CsvFormat
 from dormouse.verbs.long_work import check_request
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.

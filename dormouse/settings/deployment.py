@@ -10,10 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Literal
 
-from dormouse.settings.certificates import no_certificates
-from dormouse.settings.database import DatabaseSettings, ServerlessDatabase
-from dormouse.settings.engines import CompactionSettings
-from dormouse.settings.query import QuerySettings
+from dormouse.settings.database import CompactionSettings, DatabaseSettings, QuerySettings, ServerlessDatabase
+from dormouse.settings.lambdas import no_certificates
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
     DRAIN_SECONDS,

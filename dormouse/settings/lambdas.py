@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import ssl
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, Json, model_validator
@@ -10,6 +15,108 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.process import PREFIX, load
+
+# The fields of what a lambda is called with: each is there and of its kind, or one line names it.
+
+T = TypeVar("T")
+_KINDS: dict[type, str] = {str: "text", int: "a whole number", list: "a list", dict: "an object"}
+
+TABLE_READS = ("describe", "list", "show")
+TABLE_CHANGES = (
+    "add-column", "convert-layout", "create", "drop", "drop-column", "rename", "rename-column", "set",
+    "widen-column",
+)  # fmt: skip
+"""What the two lambdas for tables do: the first changes nothing."""
+
+
+def field(event: Any, path: str, kind: type[T], what: str = "the event") -> T:
+    """What the event (`what` names it) has at a path such as `run.run_id`, of this kind of JSON.
+
+    Raises `InvalidInput` with the path when nothing is there (or null, or empty), or another kind.
+    """
+    found, name = event, what
+    for part in path.split("."):
+        if not isinstance(found, Mapping):
+            raise InvalidInput(f"{name} must be an object of JSON, not {_shown(found)}")
+        found, name = found.get(part), f"{part!r} of {name}"
+        if found is None or found in ("", [], {}):
+            raise InvalidInput(f"{what} has no {path!r}")
+    if not isinstance(found, kind) or isinstance(found, bool):
+        raise InvalidInput(f"{path!r} of {what} must be {_KINDS[kind]}, not {_shown(found)}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    names = {type(None): "null", bool: "true or false", float: "a fraction", **_KINDS}
+    return names.get(type(value), type(value).__name__)
+
+
+# The metrics of the lambdas in CloudWatch: all have one dimension, the instance.
+
+NAMESPACE = "Dormouse"
+DIMENSION = "instance"
+
+COMMITS_APPLIED = "CommitsApplied"
+COMMITS_REJECTED = "CommitsRejected"
+COMMITS_LATER = "CommitsLater"
+"""Tries of requests that are delivered again."""
+
+COMMITS_DEAD = "CommitsDead"
+"""Messages that name no commit, left to the dead letters."""
+
+FILES_DELETED = "FilesDeleted"
+ORPHANED_BYTES = "OrphanedBytes"
+"""Of files that nothing refers to, after a round of garbage collection."""
+
+TABLES_TO_SPLIT = "TablesToSplit"
+PAYLOAD_BACKLOG_DAYS = "PayloadBacklogDays"
+"""Days that are over and whose payloads are not offloaded yet, after a round of maintenance."""
+
+RUN_JOBS_FINISHED = "RunJobsFinished"
+RUN_JOBS_RELEASED = "RunJobsReleased"
+"""Compaction jobs that a run on Spark was handed and did not finish; their files wait for the next."""
+
+RUN_JOBS_GIVEN_UP = "RunJobsGivenUp"
+"""Compaction jobs of a run's tables that failed at every attempt while it ran; their files stay."""
+
+ROUNDS_FAILING = "RoundsFailing"
+"""Of all tables, compaction, splits and collections whose last round failed; `dormouse status` names them."""
+
+RUNS_FAILED = "RunsFailed"
+"""Runs on Spark that failed or were cancelled."""
+
+RUNNING_WHILE_PAUSED = "RunningWhilePaused"
+"""1 when something of a paused instance runs, or AWS does not tell; else 0. It is told every hour."""
+
+Unit = Literal["Count", "Bytes"]
+UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
+"""Those that are no counts."""
+
+
+# The certificates that a database on AWS is checked against, and the regions that they are of.
+
+CA_BUNDLE = Path(__file__).parents[1] / "postgres" / "rds-ca-bundle.pem"
+_AUTHORITY = re.compile(r"Amazon RDS ([a-z]{2}(?:-[a-z]+)+-\d) Root CA .*")
+
+
+def no_certificates(region: str) -> str | None:
+    """A line that says so, and what to do, if an instance in this region could not be trusted; else None."""
+    if region in _regions(CA_BUNDLE):
+        return None
+    return (
+        f"the certificates of Amazon RDS in {region} are not in {CA_BUNDLE.name}: "
+        "append AWS's bundle of this region (docs/how-to/deploy.md, Regions), or choose another region"
+    )
+
+
+@cache
+def _regions(bundle: Path) -> frozenset[str]:
+    """The regions that have an authority in a bundle."""
+    certificates = ssl.create_default_context(cafile=bundle).get_ca_certs()
+    subjects = [dict(pair for part in one["subject"] for pair in part) for one in certificates]  # type: ignore[misc]
+    found = (_AUTHORITY.fullmatch(str(one.get("commonName", ""))) for one in subjects)
+    return frozenset(one[1] for one in found if one)
+
 
 _OF_THE_SERVICE = {"region", "function_name"}
 NonEmpty = Annotated[str, Field(min_length=1)]

@@ -6,20 +6,178 @@ where a row stands, and which row has bytes that are no text.
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict, Unpack
 from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from dormouse.errors import InvalidData, one_line
-from dormouse.sources.rows_csv_format import CsvFormat
-from dormouse.sources.rows_csv_head import CsvHead, cells_of, read_head
+from dormouse.data.export import format_of_name
+from dormouse.errors import InvalidData, InvalidInput, one_line
+from dormouse.model.text import plural
+
+# How a CSV file is written: its separator, its quotes, whether it has a header.
+
+NAMED = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}
+SKIP_LINES_MAX = 10_000
+
+
+class CsvOptions(TypedDict, total=False):
+    """The fields of a `CsvFormat`."""
+
+    separator: str | None
+    quote: str | None
+    escape: str | None
+    header: bool
+    skip_lines: int
+    null: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """RFC 4180 unless it is said otherwise. `InvalidInput` names what cannot be.
+
+    `escape` is a character before a quote, a separator or itself; two quotes in a row are one quote anyway.
+    `skip_lines` are lines before the header, or before the first row where there is no header. `null` is
+    a text that stands for nothing, like NA, where it is not quoted; a cell without anything does anyway.
+    """
+
+    separator: str = ","
+    quote: str | None = '"'
+    escape: str | None = None
+    header: bool = True
+    skip_lines: int = 0
+    null: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separator", NAMED.get(str(self.separator), self.separator))
+        given = {"separator": self.separator, "quote": self.quote, "escape": self.escape}
+        for name, character in given.items():
+            if character is None and name != "separator":
+                continue
+            if not (isinstance(character, str) and len(character) == 1 and character.isascii()):
+                raise InvalidInput(f"{name} must be one ASCII character, not {character!r}")
+            if character in "\r\n\0":
+                raise InvalidInput(f"{name} must not be {character!r}, which ends a row or is no text")
+        used = [character for character in given.values() if character is not None]
+        if len(set(used)) < len(used):
+            raise InvalidInput(f"separator, quote and escape must differ: {', '.join(map(repr, used))}")
+        if type(self.header) is not bool:
+            raise InvalidInput(f"header must be True or False, not {self.header!r}")
+        if type(self.skip_lines) is not int or not 0 <= self.skip_lines <= SKIP_LINES_MAX:
+            raise InvalidInput(f"skip_lines must be from 0 to {SKIP_LINES_MAX:,}, not {self.skip_lines!r}")
+        if self.null is not None and (not isinstance(self.null, str) or not self.null):
+            raise InvalidInput(f"null must be a text, like NA, not {self.null!r}")
+
+    @classmethod
+    def like(cls, given: Any) -> CsvFormat:
+        """That of something which has all of its fields."""
+        return cls(**{field.name: getattr(given, field.name) for field in fields(cls)})
+
+    @classmethod
+    def of_file(cls, path: str | PathLike[str], **given: Unpack[CsvOptions]) -> CsvFormat:
+        """With the separator that a file's name tells (tabs of .tsv and .tab), unless one is given."""
+        if given.get("separator") is None:
+            given["separator"] = "\t" if format_of_name(path) == "tsv" else ","
+        return cls(**given)  # type: ignore[arg-type]
+
+
+# The beginning of a CSV file: its encoding, the lines to skip, the cells of its first row.
+
+HEAD_BYTES_MAX = 1 << 20
+"""What is skipped and the header, or the first row of a file without one, are within so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CsvHead:
+    """Where rows begin, in bytes; the cells of the header, or None without one; how many cells a row has."""
+
+    start: int
+    names: tuple[str, ...] | None
+    width: int
+
+
+def read_head(file: BinaryIO, name: str, how: CsvFormat) -> CsvHead:
+    """Reads the beginning of a file. `InvalidData` for one that is empty or no text of UTF-8."""
+    head = file.read(HEAD_BYTES_MAX)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InvalidData(f"{name} is UTF-16: save it as UTF-8")
+    start = len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0
+    for line in range(how.skip_lines):
+        if start >= len(head):
+            raise InvalidData(
+                f"{name} has {plural(line, 'line')}: there is nothing after the {how.skip_lines:,} to skip"
+            )
+        start = _end(head, start)
+    first = "header" if how.header else "first row"
+    while (end := _end(head, start, how)) > start and not head[start:end].strip(b"\r\n"):
+        start = end
+    if end == start:
+        raise InvalidData(f"{name} is empty: it has no {first}")
+    if end == len(head) == HEAD_BYTES_MAX:
+        raise InvalidData(
+            f"the {first} of {name} is longer than {HEAD_BYTES_MAX:,} bytes: is a quote opened "
+            "in it that is never closed?"
+        )
+    cells = _cells(head[start:end], f"the {first} of {name}", how)
+    return CsvHead(end, tuple(cells), len(cells)) if how.header else CsvHead(start, None, len(cells))
+
+
+def _end(data: bytes, start: int, how: CsvFormat | None = None) -> int:
+    """Where the next record begins, or without a format the next line; the data's end if this is the last.
+
+    As Arrow reads: a quote opens at the beginning of a cell alone.
+    """
+    quote, escape, separator = (
+        -1 if how is None or mark is None else ord(mark)
+        for mark in ((how.quote, how.escape, how.separator) if how else (None, None, None))
+    )
+    is_quoted, at = False, start
+    while at < len(data):
+        byte = data[at]
+        if byte == escape or (is_quoted and data[at : at + 2] == bytes([byte]) * 2 and byte == quote):
+            at += 1
+        elif byte == quote and (is_quoted or at == start or data[at - 1] == separator):
+            is_quoted = not is_quoted
+        elif byte in b"\r\n" and not is_quoted:
+            return at + 2 if data[at : at + 2] == b"\r\n" else at + 1
+        at += 1
+    return len(data)
+
+
+def _cells(record: bytes, what: str, how: CsvFormat) -> list[str]:
+    try:
+        text = record.rstrip(b"\r\n").decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = record[error.start : error.start + 1]
+        raise InvalidData(f"{what} is not UTF-8 text: {repr(wrong)[1:]} at byte {error.start + 1}") from None
+    return cells_of(text, what, how)
+
+
+def cells_of(text: str, what: str, how: CsvFormat) -> list[str]:
+    """The cells of one row; `InvalidData` says what cannot be read."""
+    lines = csv.reader(
+        io.StringIO(text, newline=""),
+        delimiter=how.separator,
+        quotechar=how.quote,
+        escapechar=how.escape,
+        quoting=csv.QUOTE_MINIMAL if how.quote else csv.QUOTE_NONE,
+        strict=True,
+    )
+    try:
+        return next(lines)
+    except csv.Error as error:
+        unclosed = "a quote is opened in it and never closed" if "unexpected end" in str(error) else error
+        raise InvalidData(f"{what} cannot be read: {unclosed}") from None
+
 
 BLOCK_BYTES = (1 << 20, 8 << 20, 64 << 20)
 """What is parsed at once; a larger block is tried where a row does not fit one, up to the last."""

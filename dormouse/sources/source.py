@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as kinds
 
 from dormouse.data.arrow_schema import arrow_field, check_columns, conform
-from dormouse.errors import InvalidData
+from dormouse.errors import InvalidData, ObjectStoreError, one_line
 from dormouse.model.ahead import chained_ahead, mapped_ahead
 from dormouse.model.portions import portions
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Shape
 from dormouse.model.types import LONG, Field
 from dormouse.sources.data_files import Files, are_paths, find_files
-from dormouse.sources.given_rows import INDEX, as_arrow
-from dormouse.sources.sorted_files import sorted_keys
 from dormouse.sources.source_files import (
     BATCH_ROWS,
     FilePart,
@@ -30,7 +31,231 @@ from dormouse.sources.source_files import (
     parts_of,
     prepared,
     read_file,
+    sorted_keys,
 )
+
+# A digest of the data of a load, by which the same ingest id with other data is noticed.
+
+DIGEST_BYTES = 16
+NO_ROWS = hashlib.blake2b(b"no rows", digest_size=DIGEST_BYTES).digest()
+"""Digest of data without rows, of whatever kind it is."""
+STREAM = hashlib.blake2b(b"stream", digest_size=DIGEST_BYTES).digest()
+"""Stands for a stream of rows, which is read only once: it is other data than none, and is not recorded."""
+PIECE_BYTES, PIECES_MAX = 64 * 1024, 64
+"""A file of up to 4 MiB is read whole; of a larger one, pieces that are spread evenly over it."""
+PIECES_MIN, PIECES_IN_ALL = 2, 16_384
+ROWS_AT_ONCE = 65_536
+TABLE_BYTES_MAX = 64 * 2**20
+"""A table of more bytes is compared by its size, its columns, and its first and last rows."""
+
+
+class Hash(Protocol):
+    """A digest that is being made."""
+
+    def update(self, data: Any, /) -> None: ...
+
+
+class GivenData:
+    """The data of one load, which is found, copied here or converted once, for its digest or to be read."""
+
+    def __init__(self, data: Any, deletes: str | None = None) -> None:
+        self.data = data
+        self._deletes = deletes
+
+    def digest(self) -> bytes | None:  # noqa: PLR0911 one a kind
+        """Returns 16 bytes; `STREAM` for a stream of rows, and None for files that are not there.
+
+        Sets `data` to what is left to load. Raises `InvalidData` for rows that Arrow cannot hold.
+        """
+        found = hashlib.blake2b(repr(self._deletes).encode(), digest_size=DIGEST_BYTES)
+        if are_paths(self.data):
+            try:
+                files = find_files(self.data)
+                add_files(found, [(file.path, file.folders) for file in files])
+            except (InvalidData, ObjectStoreError, OSError):
+                return None
+            given = self.data if isinstance(self.data, Files) else Files(self.data)
+            self.data = replace(given, found=files)
+            return found.digest()
+        rows, is_frame = as_arrow(self.data), is_of(self.data, "polars")
+        if isinstance(rows, pa.RecordBatchReader) and is_frame:
+            rows = rows.read_all()
+        if isinstance(rows, pa.RecordBatchReader):
+            self.data, has_rows = _peeked(rows)
+            self.data = pa.RecordBatchReader.from_batches(rows.schema, self.data)
+            return STREAM if has_rows else NO_ROWS
+        if rows is None:
+            if not isinstance(self.data, Iterable) or isinstance(self.data, bytes):
+                return None
+            self.data, has_rows = _peeked(self.data)
+            return STREAM if has_rows else NO_ROWS
+        self.data = rows
+        if not rows.num_rows:
+            return NO_ROWS
+        _add_table(found, rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows]))
+        return found.digest()
+
+
+def is_same(given: bytes | None, recorded: bytes) -> bool:
+    """Returns whether data with a digest may be the data whose digest was recorded."""
+    return given in (None, recorded) or (given == STREAM and recorded != NO_ROWS)
+
+
+def _peeked(batches: Iterable[Any]) -> tuple[Iterator[Any], bool]:
+    """Returns the batches, and whether any has rows; reads up to the first that has."""
+    others = iter(batches)
+    empty: list[Any] = []
+    for batch in others:
+        if getattr(batch, "num_rows", 1):
+            return chain(empty, [batch], others), True
+        empty.append(batch)
+    return iter(empty), False
+
+
+def add_files(found: Hash, files: Sequence[tuple[Path, object]]) -> None:
+    """Adds each file's size and content, and what else is known of it; `OSError`."""
+    pieces = max(PIECES_MIN, min(PIECES_MAX, PIECES_IN_ALL // max(1, len(files))))
+    for path, known in files:
+        size = path.stat().st_size
+        found.update(repr((size, known)).encode())
+        with path.open("rb") as source:
+            for start in _starts(size, pieces):
+                source.seek(start)
+                found.update(source.read(PIECE_BYTES))
+
+
+def _starts(size: int, pieces: int) -> Iterator[int]:
+    """Yields where the pieces of a file begin: the first at its beginning, the last ends with it."""
+    if size <= pieces * PIECE_BYTES:
+        yield from range(0, size, PIECE_BYTES)
+        return
+    for number in range(pieces):
+        yield number * (size - PIECE_BYTES) // (pieces - 1)
+
+
+def _add_table(found: Hash, table: pa.Table) -> None:
+    if table.nbytes > TABLE_BYTES_MAX and table.num_rows > 2 * ROWS_AT_ONCE:
+        found.update(repr(table.num_rows).encode())
+        last = table.slice(table.num_rows - ROWS_AT_ONCE)
+        table = pa.concat_tables([table.slice(0, ROWS_AT_ONCE), last])
+    names = table.column_names
+    for number in sorted(range(len(names)), key=names.__getitem__):
+        name, column = names[number], table.column(number)
+        found.update(repr((name, str(column.type), len(column))).encode())
+        for start in range(0, len(column), ROWS_AT_ONCE):
+            piece = column.slice(start, ROWS_AT_ONCE)
+            _add_values(found, pa.concat_arrays(piece.chunks))
+
+
+def _add_values(found: Hash, values: pa.Array) -> None:
+    """Adds which values are null, and the others; never the bytes behind a null, which can be anything."""
+    found.update(np.packbits(values.is_valid().to_numpy(zero_copy_only=False)))
+    kind, there = values.type, values.drop_null()
+    if kinds.is_dictionary(kind):
+        _add_values(found, there.dictionary_decode())
+    elif kinds.is_struct(kind):
+        for part in there.flatten():
+            _add_values(found, part)
+    elif kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_map(kind):
+        ends = there.offsets.to_numpy()
+        found.update(np.diff(ends))
+        for part in [there.keys, there.items] if kinds.is_map(kind) else [there.values]:
+            _add_values(found, part.slice(ends[0], ends[-1] - ends[0]))
+    else:
+        if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
+            there = there.cast(pa.large_binary())
+        found.update(pa.record_batch([there], ["values"]).serialize())
+
+
+# Rows in memory, whatever holds them, as Arrow.
+
+Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
+INDEX = "__index_level_"
+"""What pandas calls an index that has no name."""
+_FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
+
+
+def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noqa: PLR0911 one a kind
+    """A dict of columns, a list of dicts, a DataFrame of pandas or Polars, a dataset, or what speaks Arrow.
+
+    None for what is none of these. A dict of a list that lacks a column has its default. Of pandas an index
+    comes as a column if it has a name. Raises `InvalidData` where values of one column have no common type.
+    """
+    if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
+        return data
+    if isinstance(data, Mapping):
+        return _of_columns(data)
+    if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
+        return _of_dicts(data, defaults)
+    if is_of(data, "pandas") and hasattr(data, "columns"):
+        return _of_pandas(data)
+    if is_of(data, "polars") and hasattr(data, "collect"):
+        data = data.collect()
+    if is_of(data, "pyarrow") and hasattr(data, "scanner"):
+        return data.scanner().to_reader()
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(data)
+    return None
+
+
+def without_index(found: Rows) -> Rows:
+    """Without the indexes that pandas gave no name."""
+    if isinstance(found, pa.RecordBatchReader) or not any(n.startswith(INDEX) for n in found.schema.names):
+        return found
+    return found.select([name for name in found.schema.names if not name.startswith(INDEX)])
+
+
+def is_of(data: Any, package: str) -> bool:
+    """Returns whether a package made the data; it is not imported for that."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(data).__mro__)
+
+
+def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
+    arrays = [_array(name, values) for name, values in columns.items()]
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        raise InvalidData(f"the columns of the dict are of different lengths: {sorted(lengths)}")
+    return pa.table(dict(zip(map(str, columns), arrays, strict=True)))
+
+
+def _of_dicts(rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> pa.Table:
+    """The columns of all rows, not of the first alone; the default, or null, where a row has none."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pa.table(
+        {str(name): _array(name, [row.get(name, defaults.get(name)) for row in rows]) for name in names}
+    )
+
+
+def _array(name: Any, values: Iterable[Any]) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidData(f"column {name!r} of the dict is {values!r}: give a list of values for each column")
+    try:
+        if hasattr(values, "__arrow_c_stream__"):
+            return pa.chunked_array(values)
+        return pa.array(values if hasattr(values, "__len__") else list(values))
+    except _FAILED as error:
+        raise _mixed(name, error) from None
+
+
+def _of_pandas(frame: Any) -> pa.Table:
+    try:
+        return without_index(pa.Table.from_pandas(frame))
+    except _FAILED as error:
+        failed = error
+    for number, name in enumerate(frame.columns):
+        try:
+            pa.array(frame.iloc[:, number], from_pandas=True)
+        except _FAILED as error:
+            raise _mixed(name, error) from None
+    raise InvalidData(f"the DataFrame cannot be read: {one_line(failed)}")
+
+
+def _mixed(name: Any, error: Exception) -> InvalidData:
+    return InvalidData(
+        f"column {name!r} has values of several types ({one_line(error)[:200]}): make them one, "
+        "e.g. by .astype(str)"
+    )
+
 
 # Many files, or parts of them, as one stream: the next are read while the rows of the last are used.
 

@@ -2,37 +2,269 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Protocol
+from operator import and_, or_
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.functions import coalesce, col, date_from_unix_date, lit, timestamp_micros, unhex
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type, to_arrow_type
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
 
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.expressions import joined
 from dormouse.data.transform import Transform
 from dormouse.model.cut import Position, When
 from dormouse.model.keyed import is_keyed
-from dormouse.model.types import DataType
+from dormouse.model.region import Range, number_of_value
+from dormouse.model.schema import Field, Schema
+from dormouse.model.types import BYTES, DATE, TIMESTAMP
+from dormouse.model.types import DataType as ColumnType
 from dormouse.objects.names import schema_version_of
 from dormouse.reading.checked_files import checked_sizes
 from dormouse.reading.deletions import Deletion
 from dormouse.reading.executor import Part, columns_of, parts
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.where import Question, Where, question
-from dormouse.spark.conditions import backquoted, in_slices, meets, remains
-from dormouse.spark.parquet_urls import AS_WRITTEN
-from dormouse.spark.shuffle import stage
+from dormouse.reading.where import Condition, Question, Where, question
+from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name, stage
 from dormouse.spark.worker import on_worker
 from dormouse.state.context import TableAddress, TableContext
 from dormouse.state.history.moments import now, now_together, position_of
 
 if TYPE_CHECKING:
     from dormouse.writing.ingest_commit import IngestReport
+
+# Parquet files as Spark's own reader has them, whatever the session says of its reads.
+
+AS_WRITTEN = {
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+}
+"""No day is moved to another calendar, and no file is left out unsaid."""
+
+_CANNOT_MERGE = "[CANNOT_MERGE_SCHEMAS]"
+_WIDENED = (
+    (ByteType(), ShortType(), IntegerType(), LongType()),
+    (ByteType(), ShortType(), IntegerType(), DoubleType()),
+    (FloatType(), DoubleType()),
+)
+"""Spark reads a column of files as a later type of such a row, but finds no such type by itself."""
+_PATTERN = re.compile(r"[*?\[\]{}\\]")
+_VECTORIZED = (
+    "spark.sql.parquet.enableVectorizedReader",
+    "spark.sql.parquet.enableNestedColumnVectorizedReader",
+)
+"""Settings of a session. Spark's other reader gives null for a default when tasks read at once."""
+_DEFAULT = "EXISTS_DEFAULT"
+"""The metadata of a column by which Spark knows, as SQL, the value of rows of files that lack it."""
+
+
+def rows_at(spark: SparkSession, urls: Sequence[str]) -> DataFrame:
+    """The rows of files and folders, with the columns of every file, and not those of one for all.
+
+    Of numbers that are wider in some files all are so wide.
+    """
+    reader = spark.read.options(**AS_WRITTEN)
+    merging = spark.read.options(**AS_WRITTEN, mergeSchema="true")
+    try:
+        return merging.parquet(*urls)
+    except Exception as failure:
+        if _CANNOT_MERGE not in str(failure):
+            raise
+    files = sorted(map(plain_name, reader.parquet(*urls).inputFiles()))
+    return reader.schema(_merged(merging, [_PATTERN.sub(r"\\\g<0>", file) for file in files])).parquet(*urls)
+
+
+def _merged(merging: DataFrameReader, files: Sequence[str]) -> StructType:
+    """The columns of all files: of those that Spark does not merge, those of each half."""
+    try:
+        return merging.parquet(*files).schema
+    except Exception as failure:
+        if len(files) == 1 or _CANNOT_MERGE not in str(failure):
+            raise
+        half = len(files) // 2
+        merged = {field.name: field for field in _merged(merging, files[:half])}
+        for field in _merged(merging, files[half:]):
+            two = merged.setdefault(field.name, field).dataType, field.dataType
+            kinds = next((row for row in _WIDENED if {*two} <= {*row}), None)
+            if kinds is not None:
+                merged[field.name].dataType = max(two, key=kinds.index)
+            elif two[0] != two[1]:
+                raise
+        return StructType([*merged.values()])
+
+
+def with_defaults(spark: SparkSession, frame: DataFrame, urls: Sequence[str], schema: Schema) -> DataFrame:
+    """Returns the rows that `rows_at` gave, with the table's defaults where a file lacks a column."""
+    fields = [_with_default(field, schema) for field in frame.schema]
+    if not any(_DEFAULT in field.metadata for field in fields):
+        return frame
+    if any(spark.conf.get(name) != "true" for name in _VECTORIZED):
+        spark = spark.newSession()
+        for name in _VECTORIZED:
+            spark.conf.set(name, "true")
+    found = spark.read.options(**AS_WRITTEN).schema(StructType(fields)).parquet(*urls)
+    pairs = zip(frame.schema, fields, strict=True)
+    as_text = [one.name for one, read in pairs if one.dataType == BinaryType() != read.dataType]
+    quoted = {name: f"`{name.replace('`', '``')}`" for name in as_text}
+    return found.withColumns({name: found[column].cast(BinaryType()) for name, column in quoted.items()})
+
+
+def _with_default(field: StructField, schema: Schema) -> StructField:
+    default = schema.default(field.name)
+    if default is None:
+        return field
+    kind = arrow_type(schema.field(field.name).type)
+    # what all files that have it have may be narrower than the default
+    found = field.dataType if _holds(field.dataType, pa.scalar(default, kind)) else from_arrow_type(kind)
+    if found == BinaryType():
+        found = StringType()  # Spark's vectorized reader has no default of bytes, and a string is any bytes
+    return StructField(field.name, found, field.nullable, {**field.metadata, _DEFAULT: _sql(default, found)})
+
+
+def _holds(found: DataType, value: pa.Scalar) -> bool:
+    """Returns whether a type has a value exactly."""
+    try:
+        return bool(value.cast(to_arrow_type(found)).cast(value.type).equals(value))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+
+
+def _sql(value: Any, kind: DataType) -> str:
+    # what a string literal escapes is a setting of the session
+    encoded = value.encode() if isinstance(value, str) else value
+    text = f"X'{encoded.hex()}'" if isinstance(encoded, bytes) else f"'{value}'"
+    return f"CAST({text} AS {kind.simpleString()})"
+
+
+def in_order(spark: SparkSession, frame: DataFrame, urls: Sequence[str]) -> tuple[DataFrame, dict[str, int]]:
+    """What `rows_at` gave, and last of which file each row is, and its place there; with the files' numbers.
+
+    These are in the order of the URLs, and of a folder in that of the names. Spark by itself begins with the
+    largest file.
+    """
+    reader = spark.read.options(**AS_WRITTEN).schema(frame.schema)
+    names = _plain_names(reader.parquet(*urls))
+    files = [file for url in urls for file in _under(url, names) or _plain_names(reader.parquet(url))]
+    place = frame.metadataColumn("_metadata")
+    told = [place.getField("file_path").alias(FILE), place.getField("row_index").alias(ROW_OF_FILE)]
+    # of a file that is given twice the rows are the same
+    return frame.select("*", *told), {"/".join(name): number for number, name in enumerate(files)}
+
+
+def _plain_names(frame: DataFrame) -> list[list[str]]:
+    """Of its files, in order."""
+    return sorted(plain_name(name).split("/") for name in frame.inputFiles())
+
+
+def _under(url: str, names: Sequence[list[str]]) -> Sequence[list[str]]:
+    """Those of the names that are a URL's; none where only a listing of its own tells them."""
+    if _PATTERN.search(url):
+        return []
+    *folder, last = re.sub("^file:/+", "file:/", url.rstrip("/")).split("/")
+    return names[bisect_left(names, [*folder, last]) : bisect_left(names, [*folder, f"{last}\0"])]
+
+
+# What queries ask of columns, as Spark's expressions. Its order of values is ours: NaN is the largest.
+
+
+def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Column | None:
+    """Whether a row lies in any of the slices; None when every row does."""
+    return _any([_in_slice(schema, ranges) for ranges in slices])
+
+
+def meets(condition: Condition) -> Column | None:
+    """Returns whether a row meets a condition; None when every row does."""
+    column, found = _column(condition.field), _in_ranges(condition.field, condition.ranges)
+    if found is None:
+        return None if condition.or_null else column.isNotNull()
+    return found | column.isNull() if condition.or_null else found
+
+
+def remains(schema: Schema, deletions: Iterable[Deletion]) -> Column | None:
+    """Whether a row is none that a deletion is of; None without deletions."""
+    gone = [_is_of(schema, one) for one in deletions]
+    return ~coalesce(joined(gone, or_), lit(False)) if gone else None
+
+
+def _is_of(schema: Schema, deletion: Deletion) -> Column:
+    found = _all([in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)])
+    return lit(True) if found is None else found
+
+
+def _in_slice(schema: Schema, ranges: KeyRanges) -> Column | None:
+    return _all(_in_ranges(field, ranges[field.name]) for field in schema.row_keys if field.name in ranges)
+
+
+def _in_ranges(field: Field, ranges: Sequence[Range]) -> Column | None:
+    exact = [_literal(field, item.min) for item in ranges if item.is_exact]
+    listed = [_column(field).isin(*exact)] if exact else []
+    return _any([*listed, *(_in_range(field, one) for one in ranges if not one.is_exact)])
+
+
+def _in_range(field: Field, item: Range) -> Column | None:
+    column, above, below = _column(field), None, None
+    if item.min is not None:
+        low = _literal(field, item.min)
+        above = column >= low if item.min_inclusive else column > low
+    if item.max is not None:
+        high = _literal(field, item.max)
+        below = column <= high if item.max_inclusive else column < high
+    return _all([above, below])
+
+
+def _literal(field: Field, value: Any) -> Column:
+    """Days and instants as numbers: what Python's become in Java depends on a calendar."""
+    if field.type == BYTES:
+        return unhex(lit(value.hex()))
+    if field.type == TIMESTAMP:
+        return timestamp_micros(lit(number_of_value(value)))
+    if field.type == DATE:
+        return date_from_unix_date(lit(number_of_value(value)))
+    return lit(value)
+
+
+def backquoted(name: str) -> str:
+    """A column's name in Spark's SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _column(field: Field) -> Column:
+    return col(backquoted(field.name))
+
+
+def _all(parts: Iterable[Column | None]) -> Column | None:
+    found = [part for part in parts if part is not None]
+    return joined(found, and_) if found else None
+
+
+def _any(parts: Sequence[Column | None]) -> Column | None:
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    return joined(found, or_) if found else lit(False)
+
 
 WAYS_MAX = 32
 """In how many ways files are read by Spark itself, each a DataFrame; tasks of ours read the others."""
@@ -162,7 +394,7 @@ def _of_files(
     return frame.select(*map(backquoted, asked.columns))
 
 
-def _has_zeros(kind: DataType) -> bool:
+def _has_zeros(kind: ColumnType) -> bool:
     """Whether values, or parts of them, may be 0.0 and -0.0, which are equal."""
     return kind.is_floating or any(_has_zeros(part.type) for part in kind.parts)
 

@@ -18,17 +18,17 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from dormouse.data.arrow_schema import check_columns
-from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import DormouseError, InvalidData, JobFailed
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.keys import KeyValue
+from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType
 from dormouse.sources.data_files import STDIN, Files, are_paths, find_files, kind_of, listed_paths
 from dormouse.sources.infer import columns_of_arrow
-from dormouse.sources.source_digest import GivenData
+from dormouse.sources.source import GivenData
 from dormouse.sources.source_files import FilePart
-from dormouse.spark.parquet_urls import in_order, rows_at, with_defaults
+from dormouse.spark.frames import in_order, rows_at, with_defaults
 from dormouse.spark.session import spark_session
 from dormouse.spark.shuffle import (
     BLOBS,
@@ -47,7 +47,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.ingest import keyed_rows
 from dormouse.writing.ingest_commit import IngestReport, check_ingested, ingest_once
-from dormouse.writing.keyed_rows import KeyedRows
+from dormouse.writing.keyed_merge import KeyedRows
 
 Progress = Callable[[int, int | None], None]
 

@@ -28,7 +28,7 @@ from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.activity import note_if_shared
 from dormouse.objects.guarded import GuardedStore
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.spark.compaction_tasks import compact_on_spark
+from dormouse.spark.tasks import compact_on_spark
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import conform
-from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES
+from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES, LeafLookup
 from dormouse.errors import InvalidData
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.portions import portions
@@ -27,7 +26,7 @@ from dormouse.sources.source_files import FilePart
 from dormouse.spark.splits import read_splits
 from dormouse.spark.worker import check_seen, partition_number, settle
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.keyed_rows import KeyedRows
+from dormouse.writing.keyed_merge import KeyedRows
 from dormouse.writing.leaf_files import LeafFiles
 
 # Which integers Spark's hash partitioning sends where, so that each partition gets what we mean for it.

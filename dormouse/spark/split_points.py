@@ -14,14 +14,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from dormouse.data.arrow_schema import arrow_type, conform
-from dormouse.data.quantiles import KeyQuantiles
+from dormouse.data.sketches import KeyQuantiles
 from dormouse.errors import ConcurrentScale, InvalidInput, PartitionNotActive
-from dormouse.model.keys import KeyValue, encode_value
-from dormouse.model.region import Range
+from dormouse.model.region import KeyValue, Range, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.sources.source_files import FilePart
-from dormouse.spark.conditions import backquoted
-from dormouse.spark.parquet_urls import rows_at
+from dormouse.spark.frames import backquoted, rows_at
 from dormouse.spark.shuffle import stage
 from dormouse.spark.splits import read_splits
 from dormouse.spark.tasks import dormouse_error, run_action

@@ -11,8 +11,8 @@ from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import TableAlreadyExists, TableBusy, TableNotFound
-from dormouse.model.keys import KeyValue
 from dormouse.model.properties import TableProperties, is_edited, named_versions
+from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord, check_table_name, table_of
 from dormouse.model.text import did_you_mean, is_text

@@ -24,7 +24,7 @@ from dormouse.state.files.round_reports import RoundReports
 from dormouse.state.files.shapes import Shapes
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 
 if TYPE_CHECKING:
     from dormouse.state.files.attempts import Numbering

@@ -31,11 +31,9 @@ from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
 from dormouse.model.values import given, json_value
 from dormouse.objects import ObjectStore
-from dormouse.objects.hiding import hiding, without_paths
-from dormouse.objects.names import INCOMING, check_name
+from dormouse.objects.names import INCOMING, check_name, hiding, without_paths
 from dormouse.reading.interruption import Interruption
-from dormouse.reading.parameters_json import parse_parameters
-from dormouse.reading.where import LIMIT_MAX, question
+from dormouse.reading.where import LIMIT_MAX, parse_parameters, question
 from dormouse.reading.where_json import parse_where
 from dormouse.verbs import row_work
 from dormouse.verbs.row_work import WorkAsked

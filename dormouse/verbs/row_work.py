@@ -38,12 +38,11 @@ from dormouse.errors import (
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import upload_name
 from dormouse.model.values import json_value
-from dormouse.reading.parameters_json import parse_parameters
-from dormouse.rows.changes import Changed, check_change_id
-from dormouse.rows.changes_json import parse_changes
+from dormouse.reading.where import parse_parameters
+from dormouse.rows.changes import Changed, check_change_id, parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.statements import given, statement_of
-from dormouse.sources.rows_csv_format import CsvFormat
+from dormouse.sources.rows_csv_reader import CsvFormat
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""

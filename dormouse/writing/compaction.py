@@ -2,18 +2,170 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from typing import TypeVar
 
+from dormouse.errors import InvalidInput
 from dormouse.model.text import plural
+from dormouse.settings.process import load_settings, machine_bytes
 from dormouse.state.context import TableContext
-from dormouse.writing.compaction_job import CompactionResult
-from dormouse.writing.compaction_threads import compact_in_threads
-from dormouse.writing.engine import check_engine, choose_engine
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.writing.compaction_job import (
+    Cancellation,
+    CompactionResult,
+    run_compaction,
+    runners_died,
+)
+
+# Where work runs: in this process, or on Spark.
+
+T = TypeVar("T")
+ENGINES = ("auto", "local", "spark")
+CLUSTER_BYTES_MIN = 256 * 1024 * 1024
+"""Less is done here before a cluster has begun."""
+
+
+def check_engine(engine: str) -> None:
+    """Refuses an engine that does not exist."""
+    if engine not in ENGINES:
+        raise InvalidInput(f"engine {engine!r} is not known; use auto, local or spark")
+
+
+def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T | None) -> T:
+    """One of the two.
+
+    `auto` takes Spark where it is installed and at hand, and there is a cluster for 256 MiB or more; without
+    one, for files that are larger than this machine's memory. On one machine it is the slower of the two.
+    """
+    if engine == "auto":
+        is_for_spark = spark is not None and find_spec("pyspark") is not None and byte_count() >= _bytes_min()
+        engine = "spark" if is_for_spark else "local"
+    if engine == "local":
+        return local
+    if spark is None:
+        raise InvalidInput("engine 'spark' is not at hand here; use auto or local")
+    return spark
+
+
+def _bytes_min() -> int:
+    return CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
+
+
+def has_cluster() -> bool:
+    """Whether Spark runs on other machines: by the session that there is, else by the settings."""
+    return not (_running_master() or load_settings().spark_master or "local").startswith("local")
+
+
+def _running_master() -> str | None:
+    """Of a session of this process. Without importing pyspark, which the maker of one has done."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    running = getattr(context, "_active_spark_context", None)
+    return None if running is None else str(running.master)
+
+
+# Compaction jobs on threads of this process: the merges run in native code, side by side.
+
+THREADS_MAX = 4
+WAIT_SECONDS = 0.5
+
+
+def compact_in_threads(
+    context: TableContext, now_ms: int, *, threads: int | None = None, run_id: str | None = None
+) -> Generator[CompactionResult, None, None]:
+    """Takes and runs jobs until none is due; results come as they are ready. With `run_id`, that run's alone.
+
+    Closing the iterator, or Ctrl-C, does not wait for merges that run: their attempts are discarded, so
+    that they can commit nothing, and their jobs are due again.
+    """
+    workers = _Workers(context, now_ms, threads or min(THREADS_MAX, os.cpu_count() or 1), run_id)
+    try:
+        workers.start()
+        yield from workers.results()
+    finally:
+        workers.stop()
+
+
+class _Workers:
+    """Threads that take one job at a time; daemons, so that no merge holds up the end of the process."""
+
+    def __init__(self, context: TableContext, now_ms: int, threads: int, run_id: str | None) -> None:
+        self._context = context
+        self._run_id = run_id
+        self._now_ms = now_ms
+        self._cancellation = Cancellation()
+        self._taking = threading.Lock()
+        self._taken: dict[tuple[str, str], CompactionJob] = {}
+        self._results: queue.SimpleQueue[CompactionResult | BaseException | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"dormouse-compaction-{number}", daemon=True)
+            for number in range(threads)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def results(self) -> Generator[CompactionResult, None, None]:
+        working = len(self._threads)
+        while working:
+            result = self._next()
+            if isinstance(result, BaseException):
+                raise result
+            if result is None:
+                working -= 1
+            else:
+                yield result
+
+    def _next(self) -> CompactionResult | BaseException | None:
+        """In short waits: a Ctrl-C that comes just before a wait begins is heard when it ends."""
+        while True:
+            with suppress(queue.Empty):
+                return self._results.get(timeout=WAIT_SECONDS)
+
+    def stop(self) -> None:
+        """Whatever is not finished is put back at once; nothing to do after the last result."""
+        self._cancellation.stop()
+        with self._taking:
+            unfinished = list(self._taken.values())
+        if unfinished:
+            self._cancellation.discard(self._context.attempts)
+            self._context.jobs.put_back(unfinished)
+
+    def _work(self) -> None:
+        try:
+            while job := self._take():
+                self._results.put(self._run(job))
+            self._results.put(None)
+        except BaseException as error:
+            self._results.put(error)
+
+    def _take(self) -> CompactionJob | None:
+        # `stop` must learn of every job that was taken, or it would not be put back
+        with self._taking:
+            if self._cancellation.is_cancelled:
+                return None
+            for job in self._context.jobs.take(
+                1, run_id=self._run_id, given_up=lambda job: self._results.put(runners_died(job))
+            ):
+                self._taken[job.key] = job
+                return job
+        return None
+
+    def _run(self, job: CompactionJob) -> CompactionResult:
+        result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
+        del self._taken[job.key]
+        return result
+
 
 Progress = Callable[[int, int, int], None]
 RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]

@@ -8,21 +8,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dormouse.data.leaf_lookup import LeafLookup
-from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX
+from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX, LeafLookup
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keyed import given_schema, is_keyed
 from dormouse.model.text import plural
 from dormouse.settings.process import load_settings, machine_bytes
 from dormouse.sources.data_files import Files
-from dormouse.sources.sorted_files import InOrder, leaf_counts
-from dormouse.sources.source import Source, open_source
-from dormouse.sources.source_digest import GivenData
+from dormouse.sources.source import GivenData, Source, open_source
+from dormouse.sources.source_files import InOrder, leaf_counts
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.engine import check_engine, choose_engine
+from dormouse.writing.compaction import check_engine, choose_engine
 from dormouse.writing.ingest_commit import IngestReport, check_ingested, ingest_once
-from dormouse.writing.keyed_rows import KeyedRows
+from dormouse.writing.keyed_merge import KeyedRows
 from dormouse.writing.leaf_files import LeafFiles
 
 if TYPE_CHECKING:

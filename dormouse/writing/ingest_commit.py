@@ -20,13 +20,13 @@ from dormouse.errors import (
     InvalidData,
     JobFailed,
 )
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.keyed import is_keyed
 from dormouse.model.properties import TableProperties, check_not_edited
 from dormouse.model.text import check_text
 from dormouse.postgres.transaction import run_transaction
-from dormouse.sources.source_digest import STREAM, is_same
+from dormouse.sources.source import STREAM, is_same
 from dormouse.state.commits.requests import AddFiles
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts

@@ -10,8 +10,8 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING
 
-from dormouse.data.digests import copied, digest_of_object
-from dormouse.data.object_access import parquet_object
+from dormouse.data.datafusion_session import parquet_object
+from dormouse.data.file_checks import copied, digest_of_object
 from dormouse.errors import InvalidData, ObjectDamaged, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore, open_store
@@ -50,7 +50,7 @@ class JobDeletions:
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
     """For each file what its rows must meet that are of no deletion of it; None: they all remain."""
-    from dormouse.reading.predicates import remains
+    from dormouse.reading.scan_session import remains
 
     return [remains(schema, deletions) if deletions else None for deletions in of_files]
 

@@ -15,12 +15,10 @@ from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
 from dormouse.model.schema import Schema
 from dormouse.reading.deletions import Deletion, deletions_of
-from dormouse.reading.failures import named_failures
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.predicates import is_of
 from dormouse.reading.reach import Reach
-from dormouse.reading.scan_session import key_session, planned, stored_rows
+from dormouse.reading.scan_session import is_of, key_session, named_failures, planned, stored_rows
 from dormouse.reading.schemas import on_current
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import Noted

@@ -15,7 +15,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
-from dormouse.settings.engines import EmrStepsCompaction, EmrTransientCompaction
+from dormouse.settings.database import EmrStepsCompaction, EmrTransientCompaction
 from dormouse.settings.resources import INSTANCE_TAG, cluster_name
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3

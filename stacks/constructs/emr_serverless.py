@@ -7,7 +7,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_emrserverless as emrserverless
 from constructs import Construct
 
-from dormouse.settings.engines import EmrServerlessCompaction
+from dormouse.settings.database import EmrServerlessCompaction
 from stacks.assets import Architecture
 from stacks.constructs.database_function import let_out_to_s3
 from stacks.constructs.emr_release import RELEASE

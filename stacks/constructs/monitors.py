@@ -12,7 +12,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 
-from dormouse.settings import metrics
+from dormouse.settings import lambdas as metrics
 from dormouse.settings.section import LOSS_NEAR_SHARE
 
 ALARM = "Alarm"

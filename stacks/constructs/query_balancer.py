@@ -7,7 +7,7 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_elasticloadbalancingv2 as elbv2
 from constructs import Construct
 
-from dormouse.settings.query import QuerySettings
+from dormouse.settings.database import QuerySettings
 from stacks.constructs.function import Placement
 
 

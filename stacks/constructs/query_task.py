@@ -13,7 +13,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_secretsmanager as secretsmanager
 from constructs import Construct
 
-from dormouse.settings.query import FREE_DISK_GB, QuerySettings
+from dormouse.settings.database import FREE_DISK_GB, QuerySettings
 from dormouse.settings.service import SERVICE_PREFIX
 from stacks.acknowledge import acknowledge
 from stacks.constructs.database_function import let_out_to_s3

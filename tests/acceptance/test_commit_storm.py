@@ -23,7 +23,7 @@ import pytest
 from dormouse.api.instance import NO_TABLE, Instance
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.state.commits import bodies
+from dormouse.state.commits import pointers as bodies
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.writing.ingest_commit import commit_id
 from tests.commit_storm import (

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.demo.checks import compare
+from dormouse.demo.pipeline import compare
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 240
@@ -30,7 +30,7 @@ import os, sys, time
 
 class Stuck:
     def find_spec(self, name, *_):
-        if name == "dormouse.cli.output":
+        if name == "dormouse.cli.console":
             open(os.environ["TOLD"], "w").close()
             time.sleep(1000)
 

@@ -19,7 +19,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.aws.schedules import runs
-from dormouse.spark.java import java_home
+from dormouse.spark.session import java_home
 from emr import build
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.durability import abandoned_backups
-from dormouse.embedded.base_backup import base_backup
-from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.embedded.postgres import EmbeddedPostgres, base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
 from dormouse.objects import ObjectStore, open_store
 from dormouse.reading import checked_files as file_checks

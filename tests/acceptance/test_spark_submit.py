@@ -17,7 +17,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.datasource import job
-from dormouse.spark.java import java_home
+from dormouse.spark.session import java_home
 from tests.cluster import cluster
 from tests.small_tables import keys
 

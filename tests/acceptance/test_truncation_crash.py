@@ -19,9 +19,8 @@ from dormouse.state.context import TableContext
 from dormouse.state.files import old_epochs
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.history.changes import references_at
-from dormouse.state.history.cuts import cuts, record_cut
 from dormouse.state.history.epochs import Epochs
-from dormouse.state.history.moments import position_of
+from dormouse.state.history.moments import cuts, position_of, record_cut
 from dormouse.state.history.retention import apply_retention, truncate
 from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore

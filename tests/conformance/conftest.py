@@ -12,7 +12,7 @@ from dormouse.objects import ObjectStore, open_store
 from dormouse.state.context import TableContext
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 from tests.databases import empty_table
 
 ISOLATIONS = ["read committed", "serializable"]

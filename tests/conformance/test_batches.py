@@ -21,9 +21,9 @@ from dormouse.errors import (
     InvalidInput,
 )
 from dormouse.postgres.each import _Pipeline
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Statement
 from dormouse.state.context import TableContext
-from dormouse.state.files.commit import Commit, CommitResult, Kind
+from dormouse.state.files.operations import Commit, CommitResult, Kind
 from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation

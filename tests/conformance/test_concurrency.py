@@ -38,7 +38,7 @@ from dormouse.errors import (
 )
 from dormouse.postgres.transaction import RETRIES
 from dormouse.state.context import TableContext
-from dormouse.state.files.commit import Commit, CommitResult
+from dormouse.state.files.operations import Commit, CommitResult
 from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation

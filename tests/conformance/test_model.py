@@ -33,8 +33,8 @@ from dormouse.model.file_reference import (
 )
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
-from dormouse.state.files.commit import Commit, CommitResult, Kind
 from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.operations import Commit, CommitResult, Kind
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -8,11 +8,10 @@ from contextlib import suppress
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from dormouse.aws.environment import environment
-from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.instance import DeployedInstance, environment
 from dormouse.errors import DormouseError
 from dormouse.postgres.connection import Isolation, session_conninfo
-from dormouse.postgres.rds_iam import with_token
+from dormouse.postgres.opening import with_token
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.processes import RunFailed
 

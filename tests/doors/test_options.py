@@ -17,7 +17,8 @@ from dormouse.client import Client
 from dormouse.client.client import RemoteTable
 from dormouse.client.rows import RemoteRowTable
 from dormouse.datasource import options as spark_options
-from dormouse.service import documents, row_documents
+from dormouse.service import documents
+from dormouse.service import documents as row_documents
 from dormouse.verbs import long_work
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}

@@ -9,7 +9,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from dormouse.settings.engines import EmrStepsCompaction
+from dormouse.settings.database import EmrStepsCompaction
 from dormouse.settings.lambdas import RunsEnvironment, load_environment
 from dormouse.settings.resources import RunResources
 from tests.assembly import CONFIGURATIONS, Assembly

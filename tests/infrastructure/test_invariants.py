@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.durability.owner_records import NOW
+from dormouse.durability.incarnations import NOW
 from dormouse.settings.section import VISIBILITY_FACTOR, VISIBILITY_SECONDS_MAX
 from dormouse.state.commits.pointers import OBJECT_PREFIX
 from packages import LAMBDA

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dormouse.settings.database import INSTANCE_TYPES_MAX
 from dormouse.settings.deployment import EMR_TAG_BYTES_MAX, SUBNETS_MAX
-from dormouse.settings.engines import INSTANCE_TYPES_MAX
 from tests.assembly import settings, synthesize
 
 ENVIRONMENT_BYTES_MAX = 4_096

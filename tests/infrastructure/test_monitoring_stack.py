@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.settings import metrics
+from dormouse.settings import lambdas as metrics
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
 from tests.template import flat
 

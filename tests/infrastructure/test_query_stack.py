@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dormouse.rows.cluster import addresses
+from dormouse.settings.database import QuerySettings
 from dormouse.settings.process import load_settings
-from dormouse.settings.query import QuerySettings
 from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
 from dormouse.settings.section import CONNECT_SECONDS_MAX
 from dormouse.settings.service import SERVICE_PREFIX, ServiceSettings, load_service_settings

@@ -16,7 +16,7 @@ from dormouse.aws.month import Assumptions, estimate
 from dormouse.aws.pause import pause, resume
 from dormouse.aws.query import sleeper_state
 from dormouse.aws.status import status
-from dormouse.postgres import rds_iam
+from dormouse.postgres import opening as rds_iam
 from dormouse.settings.config_file import parse
 from dormouse.settings.resources import AccessResources, resources_parameter
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy

@@ -22,9 +22,8 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.durability import deletions
 from dormouse.durability.deletions import announced
-from dormouse.durability.owner_records import records
+from dormouse.durability.incarnations import Process, records, this_process
 from dormouse.durability.ownership import Ownership
-from dormouse.durability.processes import Process, this_process
 from dormouse.errors import InstanceIsACopy, InstanceLocked, InstanceTakenOver, InvalidInput
 from dormouse.jobs.claims import Claims
 from dormouse.objects import open_store

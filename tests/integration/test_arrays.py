@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from dormouse.postgres.arrays import Uuids, booleans, bytes_, integers, texts
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import Uuids, booleans, bytes_, integers, texts
 
 IDS = [bytes(16), bytes(range(16)), b"\xff" * 16]
 TEXTS: list[list[str]] = [

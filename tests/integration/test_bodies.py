@@ -13,9 +13,8 @@ from dormouse.aws.schedules import garbage
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import CommitQueueError
 from dormouse.model.text import narrow_id
-from dormouse.state.commits import bodies
-from dormouse.state.commits.bodies import sweep
-from dormouse.state.commits.pointers import PointerQueue, made_at
+from dormouse.state.commits import pointers as bodies
+from dormouse.state.commits.pointers import PointerQueue, made_at, sweep
 from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.state.commits.requests import encode
 from tests.commits import add, replacement

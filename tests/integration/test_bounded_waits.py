@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import RowLockHeld, TableBusy
 from dormouse.postgres import ConnectionSupplier, limits, run_statement, run_transaction
 from dormouse.postgres.limits import (
@@ -150,7 +150,7 @@ def test_transactions_begin_only_where_they_are_bounded() -> None:
         ("dormouse/postgres/transaction.py", "conn.transaction"),
         ("dormouse/postgres/opening.py", "Connection.connect"),
         ("dormouse/payloads/rows.py", "conn.transaction"),  # a savepoint
-        ("dormouse/payloads/application.py", "conn.transaction"),  # a savepoint of the application's
+        ("dormouse/payloads/store.py", "conn.transaction"),  # a savepoint of the application's
     }
 
 
@@ -226,7 +226,7 @@ def test_others_go_on_while_a_process_is_frozen_before_any_commit(
 def test_another_process_maintains_when_the_first_is_frozen(dsn: str, instance: Instance) -> None:
     program = """
 from dormouse.postgres import ConnectionSupplier
-from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.durability.maintaining import InstanceRounds
 from contextlib import suppress
 import time, psycopg
 with suppress(psycopg.Error):

@@ -22,7 +22,7 @@ from dormouse.api.table import Table
 from dormouse.cli import console
 from dormouse.client import connect
 from dormouse.errors import InvalidCut
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.moments import record_cut
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 Cli = Callable[..., tuple[int, str, str]]

@@ -14,9 +14,9 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import ConsumerOvertaken, InvalidInput
 from dormouse.model.cut import Cut
-from dormouse.reading.consumer import Consumer
+from dormouse.reading.changes import Consumer
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.moments import record_cut
 from tests.machines import run_machine
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)

@@ -17,11 +17,12 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.client import connect as connect_client
 from dormouse.errors import InvalidCut
-from dormouse.reading import differences, table_view
+from dormouse.reading import changes as differences
+from dormouse.reading import table_view
 from dormouse.sources.source import open_source
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.events import PastRestore, events_between
 from dormouse.state.history.moments import now, position_of
+from dormouse.state.history.retention import PastRestore, events_between
 from dormouse.writing.ingest import write_leaves
 from dormouse.writing.ingest_commit import commit_files
 from tests.small_tables import add, keys, made

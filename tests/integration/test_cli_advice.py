@@ -13,7 +13,7 @@ from data_files import add_file
 from state import remove
 
 import dormouse as dm
-from dormouse.durability.instance_rounds import InstanceRound
+from dormouse.durability.maintaining import InstanceRound
 from dormouse.errors import CommitOutcomeUnknown, InstanceIsACopy, InvalidData
 from dormouse.objects.folder import FolderStore
 from dormouse.state.files.holds import Hold

@@ -20,7 +20,7 @@ import dormouse as dm
 from dormouse.cli import maintenance, tables
 from dormouse.cli.failures import interrupts_once
 from dormouse.cli.verbs import Session
-from dormouse.durability.instance_rounds import InstanceRound
+from dormouse.durability.maintaining import InstanceRound
 
 ROWS = '"key"\n1\n2\n'
 Shell = Callable[[str], subprocess.CompletedProcess[str]]

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from served import SECONDS_MAX, answering, http_answer, listening, request_on
 
 from dormouse.client import Client, connect
-from dormouse.client.http import Http
+from dormouse.client.http import ARROW, Http
 from dormouse.client.rows import RemoteRowTable
-from dormouse.client.streams import ARROW
 from dormouse.errors import (
     BatchFailed,
     DormouseError,

@@ -17,8 +17,7 @@ import pytest
 from served import SECONDS_MAX, http_answer, listening, request_on
 
 from dormouse.client import connect
-from dormouse.client.http import Http
-from dormouse.client.streams import ARROW
+from dormouse.client.http import ARROW, Http
 from dormouse.errors import InstanceError
 
 ROWS = pa.table({"n": [1, 2, 3]})

@@ -18,12 +18,12 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
-from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import PayloadDayBusy, RowLockHeld
 from dormouse.jobs import worker as workers
 from dormouse.payloads import lease as payload_lease
 from dormouse.postgres.leases import clock_jumps, restart_leases
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.moments import record_cut
 from tests.state import query
 from tests.working import Working, until
 

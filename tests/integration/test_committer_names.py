@@ -12,11 +12,10 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import TableNotFound
 from dormouse.state.commits import commit_queues
-from dormouse.state.commits.apply import apply
+from dormouse.state.commits.apply import Tables, apply
 from dormouse.state.commits.commit_queues import _send_all, _Sending
 from dormouse.state.commits.queue import TablesRenamed
 from dormouse.state.commits.requests import Envelope, encode
-from dormouse.state.commits.table_cache import Tables
 from tests.commits import add, assignment, drained, files_of, replacement, states
 from tests.state import CountingSupplier, query, wait_until
 

@@ -15,10 +15,9 @@ from dormouse.api.instance import Instance
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.each import execute_each
 from dormouse.state.commits import apply as applying
-from dormouse.state.commits.apply import apply
+from dormouse.state.commits.apply import Tables, apply
 from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.state.commits.requests import CommitRequest, Envelope, decode
-from dormouse.state.commits.table_cache import Tables
 from tests.commits import add, assignment, compaction, files_of, replacement
 from tests.state import query
 

@@ -25,11 +25,10 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.state.commits import committer as committer_module
-from dormouse.state.commits.apply import apply
+from dormouse.state.commits.apply import Tables, apply
 from dormouse.state.commits.committer import Committer, CommitterOptions
 from dormouse.state.commits.outcomes import CommitOutcome, only_waits
 from dormouse.state.commits.requests import Envelope
-from dormouse.state.commits.table_cache import Tables
 from tests.commits import add, assignment, drained, files_of, replacement
 from tests.state import CountingSupplier, query, wait_until
 

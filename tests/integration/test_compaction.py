@@ -16,8 +16,8 @@ from state import assign, at_once, query, unreferenced, wait_until
 
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import CommitOutcomeUnknown, InvalidInput
-from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
+from dormouse.model.region import encode_key
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore
@@ -27,9 +27,8 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.writing import compaction_job as task
-from dormouse.writing.compaction import compact
+from dormouse.writing.compaction import compact, compact_in_threads
 from dormouse.writing.compaction_job import run_compaction
-from dormouse.writing.compaction_threads import compact_in_threads
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -12,7 +12,7 @@ from data_files import SKETCHES, objects_of
 from data_files import rows_of as rows
 from state import query
 
-from dormouse.data.digests import digest_of_object
+from dormouse.data.file_checks import digest_of_object
 from dormouse.errors import ObjectDamaged
 from dormouse.state.context import TableContext
 from dormouse.writing import job_inputs

@@ -19,10 +19,10 @@ from dormouse.errors import (
     InvalidCut,
     InvalidInput,
 )
-from dormouse.reading.consumer import Consumer
+from dormouse.reading.changes import Consumer
 from dormouse.state.files import holds
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.moments import record_cut
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 

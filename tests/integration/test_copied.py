@@ -33,7 +33,8 @@ from dormouse.state.files.erasures import Erasure
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.reads import KeyBounds
 from dormouse.state.files.totals import Totals
-from dormouse.state.history import cuts, moments
+from dormouse.state.history import moments
+from dormouse.state.history import moments as cuts
 from dormouse.state.history.consumers import Consumers
 from dormouse.state.history.restore import restore
 

@@ -16,8 +16,9 @@ from dormouse.model.cut import Cut, Position
 from dormouse.state.context import TableContext
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.reads import KeyBounds
-from dormouse.state.history import cuts, moments
-from dormouse.state.history.sizes import size_between
+from dormouse.state.history import moments
+from dormouse.state.history import moments as cuts
+from dormouse.state.history.changes import size_between
 
 NewTable = Callable[..., TableContext]
 

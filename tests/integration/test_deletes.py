@@ -16,7 +16,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import InvalidProperties, InvalidQuery
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.sql.together import SCANS_MAX, read_together
+from dormouse.reading.sql.selects import SCANS_MAX, read_together
 from dormouse.reading.table_view import plan_query
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.writing import compaction_job, ingest

@@ -21,7 +21,7 @@ from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.erasures import Erasure
 from dormouse.state.files.reads import PlannedRows
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.history.events import PastDeletion
+from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction, looking
 from dormouse.writing.job_inputs import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine

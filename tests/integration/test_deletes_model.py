@@ -31,12 +31,12 @@ from dormouse.errors import (
 )
 from dormouse.model.cut import Cut
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.reading.sql import together
+from dormouse.reading.sql import selects as together
 from dormouse.sources.source import open_source
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.moments import record_cut
 from dormouse.writing import compaction_job as task
 from dormouse.writing.ingest import write_leaves
 from dormouse.writing.ingest_commit import commit_files

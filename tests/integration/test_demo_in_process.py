@@ -14,8 +14,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.demo import flights, lineitem
-from dormouse.demo.ground import WORK, claimed
 from dormouse.demo.lineitem import Lineitem, scale_of
+from dormouse.demo.pipeline import WORK, claimed
 
 GENERATED = {"at once": [None], "part by part": [1, 2]}
 Cli = Callable[..., tuple[int, str, str]]

@@ -17,7 +17,8 @@ import psycopg
 import pytest
 from embedded import OTHER_PROCESS, ask, leave, other_process, postmaster, runs, said, tell
 
-from dormouse.embedded import locks, postgres, running
+from dormouse.embedded import postgres, running
+from dormouse.embedded import running as locks
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked
 

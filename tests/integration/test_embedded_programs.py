@@ -12,10 +12,10 @@ import psutil
 import pytest
 from embedded import NOBODY, as_ordinary_user, ask
 
-from dormouse.embedded import copied_programs
+from dormouse.embedded import owner as copied_programs
 from dormouse.embedded import server as embedded_server
-from dormouse.embedded.locks import close_lock, open_lock, try_lock
 from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.embedded.running import close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError
 
 pytestmark = [

@@ -11,7 +11,7 @@ from psycopg import errors, sql
 
 from dormouse.postgres import ConnectionSupplier, each
 from dormouse.postgres.each import Call, execute_each
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Statement
 from tests.state import query
 
 ADD = Statement(sql.SQL("update counter set n = n + %(by)s::integer where id = %(id)s::integer"))

@@ -17,19 +17,19 @@ from state import replace as replace_by_none
 
 from dormouse.errors import CutExpired, InvalidCut
 from dormouse.model.region import Range
-from dormouse.reading.consumer import Consumer
+from dormouse.reading.changes import Consumer
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.table_view import plan_query
 from dormouse.state.context import TableContext
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history import changes as files_of
-from dormouse.state.history import cuts, moments
-from dormouse.state.history.changes import changes_between, references_at
+from dormouse.state.history import moments
+from dormouse.state.history import moments as cuts
+from dormouse.state.history.changes import changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers
 from dormouse.state.history.restore import restore
 from dormouse.state.history.retention import truncate
-from dormouse.state.history.sizes import size_between
 
 NewTable = Callable[..., TableContext]
 

@@ -14,7 +14,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.client import connect
-from dormouse.objects.hiding import hiding, without_paths
+from dormouse.objects.names import hiding, without_paths
 from tests.serving import serving
 from tests.working import until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dormouse.errors import DependencyMissing
-from dormouse.spark import java as subject
-from dormouse.spark.java import java_home, java_version, parse_version
+from dormouse.spark import session as subject
+from dormouse.spark.session import java_home, java_version, parse_version
 
 SHOW_ARGUMENTS = 'for argument do printf "<%s>" "$argument"; done\n'
 
@@ -130,7 +130,7 @@ def test_the_folder_is_made_once_and_repaired(environment: dict[str, str]) -> No
 def test_processes_that_make_the_folder_at_once_agree(environment: dict[str, str]) -> None:
     """Each finds a java that runs, and nothing unfinished stays."""
     script = (
-        "import os; from dormouse.spark.java import java_home, java_version;"
+        "import os; from dormouse.spark.session import java_home, java_version;"
         "home = java_home(os.environ); print(home, java_version(home / 'bin' / 'java'))"
     )
     command = [sys.executable, "-c", script]

@@ -14,7 +14,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
-from dormouse.jobs import JobStore, Progress, claims, documents
+from dormouse.jobs import JobStore, Progress, claims
+from dormouse.jobs import answers as documents
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim

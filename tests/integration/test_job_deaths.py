@@ -17,7 +17,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.jobs import JobStore, Progress
-from dormouse.jobs import pulse as pulses
+from dormouse.jobs import runs as pulses
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import DEATHS_MAX, Claims, Ending
 from dormouse.jobs.job import Claim

@@ -15,8 +15,9 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import ObjectStoreError
-from dormouse.objects import beneath, open_store
-from dormouse.objects.hiding import hiding
+from dormouse.objects import folder as beneath
+from dormouse.objects import open_store
+from dormouse.objects.names import hiding
 from tests.serving import http_get, serving
 from tests.working import until
 

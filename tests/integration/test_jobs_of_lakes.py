@@ -18,7 +18,8 @@ from dormouse.api.instance import Instance
 from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn
 from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
-from dormouse.jobs import Job, JobStore, expiry, worker
+from dormouse.jobs import Job, JobStore, worker
+from dormouse.jobs import claims as expiry
 from dormouse.jobs.answers import answer_name
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note

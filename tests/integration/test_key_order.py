@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.model.keys import decode_key, decode_value, encode_key, encode_value
+from dormouse.model.region import decode_key, decode_value, encode_key, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
 from dormouse.postgres import ConnectionSupplier

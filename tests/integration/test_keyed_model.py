@@ -20,7 +20,7 @@ from dormouse.reading import keyed as keyed_queries
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.history.moments import record_cut
 from dormouse.writing import compaction_job as keyed_compaction
 from dormouse.writing import compaction_job as task
 from dormouse.writing import ingest_commit, keyed_merge

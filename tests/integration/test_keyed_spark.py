@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, JobFailed
+from dormouse.spark import frames as parquet_urls
 from dormouse.spark import ingest as spark_ingest
-from dormouse.spark import parquet_urls
 
 
 def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(

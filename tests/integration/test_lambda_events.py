@@ -227,7 +227,7 @@ def test_what_cloudformation_can_be_told_is_answered(
 
 
 def test_a_field_is_of_its_kind_or_named() -> None:
-    from dormouse.settings.event import field
+    from dormouse.settings.lambdas import field
 
     assert field({"run": {"jobs": 3}}, "run.jobs", int) == 3
     for event, line in (

@@ -22,10 +22,10 @@ from dormouse.reading import query as rows_of
 from dormouse.state.context import TableContext
 from dormouse.state.files import old_epochs
 from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.commit import Commit
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.moves import Moves
-from dormouse.state.history.cuts import record_cut
+from dormouse.state.files.operations import Commit
+from dormouse.state.history.moments import record_cut
 from dormouse.state.history.retention import truncate
 from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore

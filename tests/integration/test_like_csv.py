@@ -111,4 +111,4 @@ def test_types_are_told_by_the_beginning_of_a_large_file(
 
 def test_cuts_and_consumers_are_public() -> None:
     assert {"Cut", "Consumer"} <= set(dm.__all__)
-    assert dm.Cut.__module__ == "dormouse.model.cut" and dm.Consumer.__module__ == "dormouse.reading.consumer"
+    assert dm.Cut.__module__ == "dormouse.model.cut" and dm.Consumer.__module__ == "dormouse.reading.changes"

@@ -9,7 +9,7 @@ import pytest
 
 from dormouse.reading import query
 from dormouse.state.context import TableContext
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 from dormouse.writing.ingest import ingest
 
 NewTable = Callable[..., TableContext]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dormouse.api.instance import Instance
-from dormouse.durability.maintenance_metrics import write_metrics
+from dormouse.durability.maintaining import write_metrics
 from dormouse.errors import CheckFailed
 from dormouse.model.table import Problem
 from dormouse.state.files import removal_log

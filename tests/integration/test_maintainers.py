@@ -12,8 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
-from dormouse.durability.instance_rounds import InstanceRounds
-from dormouse.durability.maintaining import Maintenance
+from dormouse.durability.maintaining import InstanceRounds, Maintenance
 from dormouse.errors import InstanceLocked, MaintenanceTakenOver
 from tests.state import query, wait_until
 

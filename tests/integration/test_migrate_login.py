@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.postgres import rds_iam
+from dormouse.postgres import opening as rds_iam
 from lambdas.migrate import PHYSICAL_ID, handler
 from tests.aws_lambda import Context
 from tests.cloudformation import CloudFormation, migration

@@ -17,10 +17,9 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.durability import ownership
-from dormouse.durability.milestones import Milestones
-from dormouse.durability.owner_records import records
-from dormouse.embedded.base_backup import extract
-from dormouse.embedded.postgres import EmbeddedPostgres
+from dormouse.durability.incarnations import records
+from dormouse.durability.ownership import Milestones
+from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.errors import InstanceIsACopy, InstanceReadOnly, InstanceTakenOver, ObjectStoreError
 from dormouse.objects import open_store
 from dormouse.objects.folder import FolderStore

@@ -18,8 +18,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
-from dormouse.datasource.sink import TableWriter
-from dormouse.datasource.streams import StreamWriter
+from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.errors import InvalidData, InvalidInput, InvalidSchema
 from dormouse.spark.frames import struct_of
 

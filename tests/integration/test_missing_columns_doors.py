@@ -15,8 +15,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.client import connect
 from dormouse.datasource.options import StreamOptions, WriteOptions
-from dormouse.datasource.sink import TableWriter
-from dormouse.datasource.streams import StreamWriter
+from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.spark.frames import struct_of
 from tests.serving import serving
 from tests.working import until

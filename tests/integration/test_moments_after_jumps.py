@@ -10,7 +10,8 @@ import pytest
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
-from dormouse.state.history import moments, sizes
+from dormouse.state.history import changes as sizes
+from dormouse.state.history import moments
 from tests.small_tables import add, clock, keys, made
 from tests.state import query
 

@@ -15,13 +15,15 @@ import pyarrow.parquet as pq
 import pytest
 from datafusion import SessionContext
 
-from dormouse.data.object_access import open_parquet, register
+from dormouse.data.datafusion_session import open_parquet, register
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 from dormouse.objects import ObjectStore, open_store
 
 # processes of a server that has imported what they need, and has never opened a store
 SERVED = multiprocessing.get_context("forkserver")
-SERVED.set_forkserver_preload(["datafusion", "pytest", "dormouse.data.object_access", "dormouse.objects"])
+SERVED.set_forkserver_preload(
+    ["datafusion", "pytest", "dormouse.data.datafusion_session", "dormouse.objects"]
+)
 WAIT_SECONDS = 60
 
 

@@ -24,8 +24,8 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.state.context import TableContext
 from dormouse.state.files import garbage, old_epochs
 from dormouse.state.files.checks import FileChecks
-from dormouse.state.history.cuts import cuts, record_cut
 from dormouse.state.history.epochs import Epochs
+from dormouse.state.history.moments import cuts, record_cut
 from dormouse.state.history.retention import truncate
 from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore

@@ -17,7 +17,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.durability import incarnations, ownership
-from dormouse.durability.owner_records import NOW
+from dormouse.durability.incarnations import NOW
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.server import _binaries
 from dormouse.errors import (

@@ -13,7 +13,7 @@ from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput, PayloadCorrupt, PayloadNotFound
 from dormouse.model.properties import TableProperties
 from dormouse.payloads import PayloadKey, cooling
-from dormouse.payloads.objects import KEPT_SECONDS, written
+from dormouse.payloads.pack import KEPT_SECONDS, written
 from tests.cooling import AT, DAY, Model, key, names, tools
 from tests.state import query
 

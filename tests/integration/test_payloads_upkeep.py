@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.cli.payloads import figure
-from dormouse.durability.maintenance_metrics import payload_numbers
+from dormouse.durability.maintaining import payload_numbers
 from dormouse.errors import PayloadExpired
 from dormouse.jobs import Progress
 from dormouse.payloads import PayloadStore, cooling, offload, status, store, upkeep

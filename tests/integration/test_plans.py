@@ -19,10 +19,11 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier, run_transaction, statements
+from dormouse.postgres import ConnectionSupplier, run_transaction
+from dormouse.postgres import queries as statements
 from dormouse.state.catalog import Catalog
-from dormouse.state.commits.bodies import sweep
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
+from dormouse.state.commits.pointers import sweep
 from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.state.commits.queue import Message, TablesRenamed
 from dormouse.state.context import TableContext

@@ -15,7 +15,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.durability.instance_rounds import InstanceRounds
+from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import InstanceError, InstanceLocked
 from dormouse.postgres import ConnectionSupplier, connection
 from dormouse.postgres.connection import SESSION_SETTINGS

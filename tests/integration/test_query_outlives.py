@@ -22,7 +22,7 @@ from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, run_transaction
 from dormouse.reading import executor, query, scan_session, streams
-from dormouse.reading.held_back import HeldBack
+from dormouse.reading.executor import HeldBack
 
 _names = count()
 

@@ -19,7 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.postgres import ConnectionSupplier, rds_iam
+from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres import opening as rds_iam
 from dormouse.postgres.connection import Isolation, session_conninfo
 from dormouse.postgres.opening import describe
 from tests.tls import CertificateAuthority, TlsFront

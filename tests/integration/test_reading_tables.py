@@ -13,7 +13,8 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery, TableAlreadyExists, TableNotFound
-from dormouse.reading.sql import parsed, together
+from dormouse.reading.sql import parsed
+from dormouse.reading.sql import selects as together
 from dormouse.reading.sql.selects import Select
 
 SCHEMA = dm.Schema(

@@ -21,13 +21,14 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.days import DAYS_AHEAD
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits import committer
+from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.committer import Committer
-from dormouse.state.commits.table_cache import Tables
 from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.holds import moment_held
-from dormouse.state.history import changes, consumers, cuts, ends, moments
+from dormouse.state.history import changes, consumers, ends, moments
+from dormouse.state.history import moments as cuts
 
 LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
 

@@ -17,7 +17,7 @@ from dormouse.api.table import Table
 from dormouse.data.export import export
 from dormouse.data.expressions import key_order
 from dormouse.data.transform import Transform
-from dormouse.durability.erasing_elsewhere import Elsewhere
+from dormouse.durability.erasing import Elsewhere
 from dormouse.errors import (
     InvalidCut,
     InvalidData,

@@ -16,8 +16,7 @@ from pyspark.sql import SparkSession
 from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
-from dormouse.datasource.sink import TableWriter
-from dormouse.datasource.streams import StreamWriter
+from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.sources.source import open_source
 from dormouse.spark.frames import struct_of
 from dormouse.state.commits.requests import AddFiles

@@ -18,8 +18,8 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
-from dormouse.spark import compaction_tasks
 from dormouse.spark import ingest as spark_ingest
+from dormouse.spark import tasks as compaction_tasks
 from dormouse.writing import compaction_job
 from dormouse.writing.merge import merge_sorted
 from tests.reshaped import Shaped

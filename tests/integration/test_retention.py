@@ -14,7 +14,7 @@ from dormouse.api.table import Table
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
 from dormouse.model.cut import Cut
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.cuts import cuts, record_cut
+from dormouse.state.history.moments import cuts, record_cut
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 HOUR = 3_600

@@ -15,7 +15,7 @@ from psycopg.conninfo import make_conninfo
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
-from dormouse.jobs import expiry
+from dormouse.jobs import claims as expiry
 from dormouse.payloads import rows as payload_rows
 from dormouse.payloads.lease import _reader_of
 from dormouse.postgres import migrate

@@ -22,8 +22,8 @@ from dormouse.api.row_table import RowTable
 from dormouse.errors import IndexNotReady, InstanceError, PageExpired
 from dormouse.rows import indexes
 from dormouse.rows.builds import Builds
+from dormouse.rows.cluster import Placed
 from dormouse.rows.indexing import balanced
-from dormouse.rows.placements import Placed
 from tests.row_indexes import (
     COLUMNS,
     all_pages,

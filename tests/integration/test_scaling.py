@@ -21,9 +21,8 @@ from dormouse.errors import (
     PartitionNotActive,
     PartitionNotFound,
 )
-from dormouse.model.keys import min_value
 from dormouse.model.partition_tree import Partition, PartitionTree
-from dormouse.model.region import Range, Region
+from dormouse.model.region import Range, Region, min_value
 from dormouse.model.schema import Field
 from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.state.context import TableContext

@@ -12,7 +12,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.service import check, protocol
-from dormouse.service.connections import connections_possible
+from dormouse.service.protocol import connections_possible
 from dormouse.settings.service import load_service_settings
 from tests.serving import connected, eventually, http_get, serving, stand_in
 

@@ -15,7 +15,7 @@ from state import assign
 
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG
-from dormouse.spark import compaction_tasks as on_spark
+from dormouse.spark import tasks as on_spark
 from dormouse.state.context import TableContext
 from dormouse.writing.compaction import CompactionReport, compact
 

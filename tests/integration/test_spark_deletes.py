@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.spark import compaction_tasks
+from dormouse.spark import tasks as compaction_tasks
 from dormouse.spark.ingest import ingest_with_spark
 from dormouse.writing.compaction import compact
 from tests.texts import data, keys, made

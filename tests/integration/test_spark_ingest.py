@@ -24,15 +24,15 @@ from pyspark.sql.functions import col, expr, lit, when
 
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
-from dormouse.model.keys import KeyValue, encode_value
+from dormouse.model.region import KeyValue, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.sources.data_files import find_files
 from dormouse.sources.source_files import prepared, read_file
 from dormouse.spark import ingest as spark_ingest
 from dormouse.spark import shuffle
+from dormouse.spark.frames import rows_at
 from dormouse.spark.ingest import ingest_with_spark, split_points
-from dormouse.spark.parquet_urls import rows_at
 from dormouse.spark.shuffle import keys_of_partitions
 from dormouse.spark.split_points import TASK_ROWS_DRAWN, Draw
 from dormouse.state.context import TableContext

@@ -21,8 +21,8 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.spark import compaction_tasks as on_spark
 from dormouse.spark import run
+from dormouse.spark import tasks as on_spark
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext

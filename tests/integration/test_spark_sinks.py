@@ -15,8 +15,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
-from dormouse.datasource.sink import Load, TableWriter
-from dormouse.datasource.streams import StreamWriter
+from dormouse.datasource.streams import Load, StreamWriter, TableWriter
 from dormouse.errors import InvalidInput, NotARowTable
 from dormouse.model.schema import Schema
 from dormouse.spark.frames import struct_of

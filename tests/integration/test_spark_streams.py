@@ -16,17 +16,16 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import StructType
 
 import dormouse as dm
-import dormouse.datasource.sink
+import dormouse.datasource.streams
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.datasource.sink import Load, files_of
 from dormouse.datasource.source import DormouseSource
-from dormouse.datasource.streams import ChangesStream
+from dormouse.datasource.streams import ChangesStream, Load, files_of
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.spark.frames import struct_of
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.history.events import lives
+from dormouse.state.history.retention import lives
 from dormouse.writing.ingest_commit import commit_files
 from tests.small_tables import add, keys, made
 from tests.state import query
@@ -310,7 +309,7 @@ def test_rows_of_a_later_task_win(instance: Instance, monkeypatch: pytest.Monkey
         table = keyed_tables.keyed(instance, name)
         load, written = keyed_load(table), []
         for number in tasks:
-            monkeypatch.setattr(dormouse.datasource.sink, "partition_number", lambda number=number: number)
+            monkeypatch.setattr(dormouse.datasource.streams, "partition_number", lambda number=number: number)
             written.append(load.write(iter(keyed_tables.data([(7, number)]).to_batches())))
         files = files_of(written, load.objects, load.properties)
         assert commit_files(table._context, load.attempt, files, name)

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import EngineFailed, InvalidQuery
-from dormouse.model.keys import min_value
-from dormouse.model.region import Range
+from dormouse.model.region import Range, min_value
 from dormouse.model.types import KEY_TYPES, DataType
 from dormouse.objects import open_store
 from dormouse.reading.interruption import Interruption

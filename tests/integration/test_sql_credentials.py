@@ -15,7 +15,7 @@ import pytest
 
 from dormouse.objects import open_store
 from dormouse.reading.interruption import Interruption
-from dormouse.reading.sql import connection
+from dormouse.reading.sql import engine as connection
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.failures import ReadFailed
 

@@ -110,7 +110,7 @@ def test_columns_keep_the_names_of_the_statement_as_it_was_given(filled: Instanc
 
 
 def test_duckdb_still_gives_wrong_answers() -> None:
-    """When this fails, `dormouse.reading.sql.windows` can go."""
+    """When this fails, `dormouse.reading.sql.parsed` can go."""
     rows = "(values (1, 1, 10), (1, 2, 20)) t(a, b, v)"
     found = duckdb.sql(
         f"select sum(v) over (partition by a, a), sum(v) over (partition by a, b) from {rows}"

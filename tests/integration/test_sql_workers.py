@@ -21,8 +21,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError, InvalidQuery, QueryTooLarge
-from dormouse.model.keys import min_value
-from dormouse.model.region import Range
+from dormouse.model.region import Range, min_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, KEY_TYPES, LONG, DataType
 from dormouse.objects import open_store

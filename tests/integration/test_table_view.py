@@ -22,9 +22,8 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.keys import encode_key
 from dormouse.model.properties import TableProperties
-from dormouse.model.region import Range
+from dormouse.model.region import Range, encode_key
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
@@ -39,7 +38,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.history import moments
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 
 SCHEMA = Schema([Field("key", LONG)])
 LEAVES = 40

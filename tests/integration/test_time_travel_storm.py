@@ -115,7 +115,7 @@ def test_readers_of_cuts_get_the_same_answer_each_time(instance: Instance) -> No
 DYING = """
 import os, pickle, signal, sys
 from pathlib import Path
-from dormouse.state.history import cuts
+from dormouse.state.history import moments as cuts
 from dormouse.postgres import transaction
 
 commit, when = transaction._commit, sys.argv[2]

@@ -31,8 +31,7 @@ from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.tree_cache import TreeCache
-from dormouse.state.partitions.trees import TreeReader
+from dormouse.state.partitions.trees import TreeCache, TreeReader
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dormouse.embedded import base_backup
-from dormouse.embedded.base_backup import extract
+from dormouse.embedded import postgres as base_backup
+from dormouse.embedded.postgres import extract
 from dormouse.errors import BackupDamaged
 
 

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dormouse.errors import InvalidInput
-from dormouse.settings import certificates
-from dormouse.settings.certificates import no_certificates
+from dormouse.settings import lambdas as certificates
 from dormouse.settings.config_file import parse
+from dormouse.settings.lambdas import no_certificates
 
 LATER = [
     "ap-southeast-5", "ap-southeast-7", "ca-west-1", "il-central-1", "mx-central-1",

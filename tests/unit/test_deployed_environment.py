@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.environment import environment
-from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.instance import DeployedInstance, environment
 from dormouse.errors import InstanceError
 from dormouse.postgres.opening import parameters
 from dormouse.rows.cluster import addresses

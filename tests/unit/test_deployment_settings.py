@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidInput
-from dormouse.settings import reference
+from dormouse.settings import config_file as reference
 from dormouse.settings.config_file import BYTES_MAX, load, parse
 from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings

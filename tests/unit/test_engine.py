@@ -8,8 +8,8 @@ import pyspark
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.writing import engine
-from dormouse.writing.engine import CLUSTER_BYTES_MIN, choose_engine, has_cluster
+from dormouse.writing import compaction as engine
+from dormouse.writing.compaction import CLUSTER_BYTES_MIN, choose_engine, has_cluster
 
 MACHINE_BYTES = 10 * CLUSTER_BYTES_MIN
 

@@ -14,14 +14,14 @@ import pytest
 from datafusion import SessionContext
 
 from dormouse.data.arrow_schema import data_type
-from dormouse.data.digests import digest_of_file
+from dormouse.data.file_checks import digest_of_file
 from dormouse.errors import JobFailed
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.reading import page_index
-from dormouse.reading.thrift import Reading, written
+from dormouse.reading.page_index import Reading, written
+from dormouse.writing.divided_compaction import join_files
 from dormouse.writing.file_shape import FileShape
-from dormouse.writing.joined_files import join_files
 
 ROWS = 9_000
 

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidKey
-from dormouse.model.keys import check_key, decode_key, decode_value, encode_key, encode_value, min_value
+from dormouse.model.region import (
+    check_key,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+    min_value,
+)
 from dormouse.model.schema import Field
 from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
 

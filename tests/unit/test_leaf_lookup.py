@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from trees import leaf_of, tree_of
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.leaf_lookup import LeafLookup
+from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidRange
 from dormouse.model.partition_tree import (
     Partition,

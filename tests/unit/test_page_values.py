@@ -11,9 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.reading.page_index import RowGroup, footer_bytes, pages, row_groups, struct_of
+from dormouse.reading.page_index import (
+    STRUCT,
+    NotUnderstood,
+    RowGroup,
+    footer_bytes,
+    listed,
+    pages,
+    row_groups,
+    struct_of,
+    zigzag,
+)
 from dormouse.reading.page_values import TEXTS_MAX, values_of_dictionary
-from dormouse.reading.thrift import STRUCT, NotUnderstood, listed, zigzag
 
 ROWS = 5_000
 KINDS = {

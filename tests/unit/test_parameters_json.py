@@ -12,7 +12,7 @@ import pytest
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.values import given as checked
-from dormouse.reading.parameters_json import parameters_json, parse_parameters
+from dormouse.reading.where import parameters_json, parse_parameters
 
 
 @pytest.mark.parametrize(

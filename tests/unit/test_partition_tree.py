@@ -18,7 +18,6 @@ from trees import ancestors, leaf_of, leaves_in, overlap, partitions_of, stored_
 
 from dormouse.cli.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
-from dormouse.model.keys import encode_value
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
@@ -27,7 +26,7 @@ from dormouse.model.partition_tree import (
     split_partition,
     tree_from_split_points,
 )
-from dormouse.model.region import Range, Region
+from dormouse.model.region import Range, Region, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.model.types import LONG

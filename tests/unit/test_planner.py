@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from trees import holds, tree_of
 
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.keys import KeyValue, encode_key
 from dormouse.model.partition_tree import Partition, PartitionTree, Split, split_partition
-from dormouse.model.region import Range, Region
+from dormouse.model.region import KeyValue, Range, Region, encode_key
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, LONG, STRING
 from dormouse.reading.key_ranges import KeyRanges, united

@@ -14,10 +14,9 @@ from embedded import NOBODY, as_ordinary_user
 
 from dormouse.durability.backups import BackupWriter
 from dormouse.objects import open_store
-from dormouse.objects import private_folder as private_folders_module
-from dormouse.objects.private_folder import private_folder, private_folders
+from dormouse.objects import staging as private_folders_module
 from dormouse.objects.s3 import S3Store
-from dormouse.objects.staging import StagingArea
+from dormouse.objects.staging import StagingArea, private_folder, private_folders
 
 NAME = "dormouse-test"
 
@@ -63,11 +62,11 @@ def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> Non
         if re.search(r"gettempdir|\"/tmp|\bTMPDIR\b.*environ|mktemp\(", path.read_text("utf-8"))
     }
     assert asking == {
-        "objects/private_folder.py",
+        "objects/staging.py",
         "embedded/server.py",
         "reading/sql/workers.py",
         "data/leaf_sorter.py",
-        "objects/hiding.py",
+        "objects/names.py",
     }
 
 

@@ -9,9 +9,9 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData
-from dormouse.sources import json_places
+from dormouse.sources import json_files as json_places
 from dormouse.sources.infer import infer
-from dormouse.sources.json_places import JSON_DEPTH_MAX
+from dormouse.sources.json_files import JSON_DEPTH_MAX
 from dormouse.sources.source import open_source
 
 K = dm.Field("k", dm.LONG)

@@ -16,7 +16,8 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.model import exact as number_rule
-from dormouse.sources import csv_files, odd_numbers, sniffing, text_format
+from dormouse.sources import csv_files, sniffing, text_format
+from dormouse.sources import text_values as odd_numbers
 from dormouse.sources.infer import infer
 from dormouse.sources.source import open_source
 

@@ -14,7 +14,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData, InvalidSchema
-from dormouse.sources import json_places, sniffing
+from dormouse.sources import json_files as json_places
+from dormouse.sources import sniffing
 from dormouse.sources.data_files import find_files
 from dormouse.sources.infer import infer
 from dormouse.sources.json_files import json_batches

@@ -19,8 +19,7 @@ from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_loads import loads
 from dormouse.sources import rows_csv_reader as csv_reader
-from dormouse.sources.rows_csv_format import CsvFormat
-from dormouse.sources.rows_csv_reader import CsvFile
+from dormouse.sources.rows_csv_reader import CsvFile, CsvFormat
 
 COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
 Write = Callable[[bytes], Path]

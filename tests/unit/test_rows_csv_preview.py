@@ -11,7 +11,7 @@ from dormouse.errors import InvalidData
 from dormouse.rows import csv_preview
 from dormouse.rows.columns import check_columns
 from dormouse.rows.csv_preview import CsvPreview, preview_csv
-from dormouse.sources.rows_csv_format import CsvFormat
+from dormouse.sources.rows_csv_reader import CsvFormat
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData, InvalidKey, InvalidQuery
-from dormouse.model.keys import check_key
+from dormouse.model.region import check_key
 from dormouse.reading.where import question
 from dormouse.sources.infer import infer
 from dormouse.sources.source import open_source

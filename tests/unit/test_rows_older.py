@@ -11,8 +11,8 @@ import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery, QueryTooLarge
 from dormouse.reading.interruption import Interruption
-from dormouse.rows import older
-from dormouse.rows.older import OlderRows
+from dormouse.rows import reading as older
+from dormouse.rows.reading import OlderRows
 
 ENDLESS = "select count(*) from range(10000000) a, range(10000000) b where a.range % 7 = b.range % 3"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.sources.source_digest import PIECE_BYTES, PIECES_MAX, STREAM, GivenData
+from dormouse.sources.source import PIECE_BYTES, PIECES_MAX, STREAM, GivenData
 
 NESTED: dict[str, Any] = {
     "text": ["a", None, "", "öß"],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.spark import conditions
+from dormouse.spark import frames as conditions
 
 
 class Deep(int):

@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.reading.sql.functions import check_expressions, check_tables, review, reviewed
+from dormouse.reading.sql.parsed import check_expressions, check_tables, review, reviewed
 
 KINDS = {"expressions": ("scalar", "aggregate", "macro"), "tables": ("table", "table_macro")}
 OF_THE_GRAMMAR = {"unnest"}

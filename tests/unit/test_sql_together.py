@@ -20,7 +20,7 @@ from dormouse.model.types import LONG
 from dormouse.reading.deletions import Deletion
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.sql import together
+from dormouse.reading.sql import selects as together
 from dormouse.reading.sql.conditions import all_of
 from dormouse.reading.where import question
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from dormouse.state.commits import together as module
-from dormouse.state.commits.patience import SECONDS_MIN, Patience
+from dormouse.state.commits.backpressure import SECONDS_MIN, Patience
 from dormouse.state.commits.together import CALLS_MAX, Together
 from tests.state import wait_until
 

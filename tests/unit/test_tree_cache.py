@@ -8,7 +8,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 from dormouse.model.tree_arrays import PartitionRow, TreeArrays
-from dormouse.state.partitions.tree_cache import TreeCache
+from dormouse.state.partitions.trees import TreeCache
 from tests.large_tree import balanced_arrays
 
 SMALL = balanced_arrays(1).byte_size

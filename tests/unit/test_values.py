@@ -24,10 +24,9 @@ import dormouse as dm
 from dormouse.cli.console import rows_table
 from dormouse.cli.data import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
-from dormouse.data import value_columns
+from dormouse.data import export as value_columns
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.export import export
-from dormouse.data.value_columns import json_rows
+from dormouse.data.export import export, json_rows
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
 from dormouse.model.values import json_value

@@ -19,10 +19,9 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import STRING
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql import wanted as wanted_module
-from dormouse.reading.sql.parameters import TOGETHER, placed
 from dormouse.reading.sql.parsed import parsed
 from dormouse.reading.sql.scans import Enough
-from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.sql.wanted import TOGETHER, Wanted, placed
 from tests.wanted_ranges import SCHEMAS, of, shown, wanted
 
 

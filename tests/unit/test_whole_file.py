@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.objects.whole_file import whole_file
+from dormouse.objects.staging import whole_file
 
 
 def test_a_file_is_durable_before_its_name_and_its_name_before_the_end(

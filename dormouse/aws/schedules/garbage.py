@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import TableNotFound
-from dormouse.jobs import expiry as jobs
+from dormouse.jobs import claims as jobs
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 from dormouse.state.catalog import Catalog
-from dormouse.state.commits import bodies
+from dormouse.state.commits import pointers as bodies
 from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts

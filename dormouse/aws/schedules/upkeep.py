@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from dormouse.aws.schedules.runs import RunList, RunTable, write_list
 from dormouse.aws.schedules.work import Turn
 from dormouse.errors import TableNotFound
-from dormouse.jobs.expiry import RETENTION_DAYS, expire
+from dormouse.jobs.claims import RETENTION_DAYS, expire
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadStore

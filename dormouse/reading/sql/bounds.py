@@ -14,8 +14,7 @@ from functools import reduce
 from typing import Any
 
 from dormouse.errors import InvalidKey
-from dormouse.model.keys import KeyValue, check_key, min_value, value_of_number
-from dormouse.model.region import Range
+from dormouse.model.region import KeyValue, Range, check_key, min_value, value_of_number
 from dormouse.model.schema import Field
 from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.reading.key_ranges import KeyRanges, united

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dormouse.data.transform import quoted
-from dormouse.model.keys import number_of_value
-from dormouse.model.region import Range
+from dormouse.model.region import Range, number_of_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
     BOOLEAN,

@@ -3,19 +3,121 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import count as count_from
 from itertools import groupby, pairwise, product
+from operator import itemgetter
 from typing import Any
 
 import duckdb
 
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.text import is_text
+from dormouse.model.text import did_you_mean, is_text
 from dormouse.reading.sql.conditions import text
 from dormouse.reading.sql.failures import failure, syntax_error
-from dormouse.reading.sql.functions import check_expressions, check_tables
-from dormouse.reading.sql.windows import told_apart
+
+# Windows written so that DuckDB does not compute one over the partitions of another.
+
+_FRAMES = {"rows", "range", "groups"}
+_OPENING, _CLOSING = set("([{"), set(")]}")
+
+
+def told_apart(statement: str, tokens: Sequence[tuple[int, str]]) -> str:
+    """Returns the statement with different numbers of expressions in PARTITION BY clauses that differ.
+
+    DuckDB 1.5 takes two lists of as many expressions for one if each of the first is in the second
+    (https://github.com/duckdb/duckdb/issues/24629). It compares them after it simplified them: `a` and
+    `coalesce(a, 1)` are one where no value of `a` is null. Lists of different lengths are never taken for
+    one, and a constant at the end of a list changes no partition.
+
+    - `tokens`: of the statement, as of `words`.
+    """
+    raw = statement.encode()
+    # a quoted name is no keyword
+    unquoted = [(start, "" if raw[start : start + 1] == b'"' else word) for start, word in tokens]
+    lists = [(raw[start:end].strip(), end, count) for start, end, count in _partitions(unquoted)]
+    lengths: dict[bytes, int] = {}
+    for expressions, _, count in lists:
+        if expressions not in lengths:
+            # lists of one expression are taken for one only where they are the same
+            free = (n for n in count_from(count) if n == 1 or n not in lengths.values())
+            lengths[expressions] = next(free)
+    for expressions, end, count in sorted(lists, key=itemgetter(1), reverse=True):
+        raw = raw[:end] + b", true " * (lengths[expressions] - count) + raw[end:]
+    return raw.decode()
+
+
+def _partitions(tokens: Sequence[tuple[int, str]]) -> Iterator[tuple[int, int, int]]:
+    """Yields where the expressions of each PARTITION BY begin and end, in UTF-8, and how many they are."""
+    for n, pair in enumerate(pairwise(word for _, word in tokens), 2):
+        if pair != ("partition", "by"):
+            continue
+        depth, count, before = 0, 1, ","
+        for end, word in tokens[n:]:
+            is_frame = word in _FRAMES and before not in {",", "."}
+            if depth == 0 and (word in _CLOSING or word == "order" or is_frame):
+                yield tokens[n][0], end, count
+                break
+            depth += (word in _OPENING) - (word in _CLOSING)
+            count += depth == 0 and word == ","
+            before = word
+
+
+# The functions that a statement may call: some of DuckDB's tell of other statements, so a list allows.
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The reviewed functions of one kind, by their names in lower case."""
+
+    allowed: frozenset[str]
+    refused: dict[str, str]
+    """Why each of the others is refused."""
+
+
+def check_expressions(called: Iterable[str]) -> None:
+    """Raises `InvalidQuery` for the first function, operator or macro in expressions that is not allowed."""
+    known = reviewed("expressions")
+    for name in sorted(name.lower() for name in called):
+        if name not in known.allowed:
+            raise InvalidQuery(
+                f"SQL reads tables only, not {name}(…): {known.refused[name]}"
+                if name in known.refused
+                else f"unknown function {name!r}{did_you_mean(name, known.allowed)}"
+            )
+
+
+def check_tables(called: Iterable[str]) -> None:
+    """Raises `InvalidQuery` for the first function in FROM that is not allowed."""
+    known = reviewed("tables")
+    for name in sorted(name.lower() for name in called):
+        if name not in known.allowed:
+            listed = ", ".join(sorted(known.allowed))
+            why = f": {known.refused[name]}" if name in known.refused else ""
+            raise InvalidQuery(
+                f"SQL reads tables only, not {name}(…){why}; of functions in FROM there are {listed}"
+            )
+
+
+@cache
+def reviewed(kind: str) -> Functions:
+    """Returns the functions of a kind: of "expressions", or of "tables", which stand in FROM."""
+    found = review()
+    allowed = (names for names in found["allowed"][kind].values())
+    return Functions(
+        frozenset(name.lower() for names in allowed for name in names.split()),
+        {name: one["why"] for one in found["refused"][kind].values() for name in one["names"].split()},
+    )
+
+
+def review() -> dict[str, Any]:
+    """Returns the whole review, and the version of DuckDB that it is of."""
+    return tomllib.loads(resources.files(__package__ or "").joinpath("functions.toml").read_text("utf-8"))
+
 
 STATEMENT_CHARACTERS_MAX = 1 << 20
 _READS = "SQL can only read: SELECT, WITH, VALUES, SHOW, DESCRIBE, SUMMARIZE and EXPLAIN of them"

@@ -2,24 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import duckdb
+import pyarrow as pa
 
-from dormouse.data.transform import quoted
+from dormouse.data.arrow_schema import arrow_schema, exact
+from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.cut import Position, When
+from dormouse.model.keyed import is_keyed
+from dormouse.model.properties import VERSIONS
+from dormouse.model.reshaping import is_as_stored
 from dormouse.objects import ObjectStore
+from dormouse.objects.names import schema_version_of
 from dormouse.reading.checked_files import check_columns, checked_sizes
+from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.sql.as_of import Moments
-from dormouse.reading.sql.conditions import text, type_name
-from dormouse.reading.sql.connection import connection
+from dormouse.reading.schemas import on_current
+from dormouse.reading.sql.conditions import all_of, in_slices, remains, text, type_name
+from dormouse.reading.sql.engine import Sessions, connection
 from dormouse.reading.sql.selects import Select
+from dormouse.reading.sql.statements import sql_of
+from dormouse.reading.sql.wanted import Moments
 from dormouse.reading.table_view import check_files, plan_tables
-from dormouse.reading.where import Question, Where, question, unknown
+from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext
+from dormouse.state.history.moments import position_of
+
+# A table's files for readers that know nothing of it, each with the condition on the rows that count.
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A Parquet file of a table: a path, or a URL of S3, and a condition in SQL; None: all of its rows count.
+
+    `byte_count` is its size, 0 where it is not known.
+    """
+
+    path: str
+    condition: str | None
+    byte_count: int
+
+
+def live_files(context: TableContext, as_of: When | None = None) -> list[LiveFile]:
+    """The files that hold the table's rows now, or at another moment, each once, by their names.
+
+    A row is in as many files as it was ingested. Conditions are DuckDB's SQL, on columns of the file. Raises
+    `InvalidQuery` where no condition on a file's rows says which count: of tables that merge or hide rows,
+    and of files that were written before columns were changed.
+    """
+    at = None if as_of is None else position_of(context, as_of)
+
+    def listed(then: TableContext) -> list[LiveFile]:
+        _check_plain(then)
+        [plan] = plan_tables([(then, KeyRanges())], at=None if at is None else [at])
+        return [_told(then, scan) for group in plan.groups for scan in group]
+
+    return on_current(context, listed) if at is None else listed(context.as_of(at))
+
+
+def _check_plain(context: TableContext) -> None:
+    properties, name = context.properties, context.table.name
+    if context.current_rows:
+        raise InvalidQuery(
+            f"the files of row table {name!r} hold every version of its rows: list them by the name "
+            f"{name + VERSIONS!r}, or read the current rows by query, sql or instance.duckdb()"
+        )
+    transform = Transform.parse(context.schema, properties)
+    if is_keyed(properties) or transform.aggregates or transform.age_off:
+        which = "keep" if is_keyed(properties) else "aggregate" if transform.aggregates else "filter"
+        raise InvalidQuery(
+            f"the property {which} of table {name!r} makes rows what no file has: read it by query, sql or "
+            "instance.duckdb()"
+        )
+
+
+def _told(context: TableContext, scan: Scan) -> LiveFile:
+    schema, objects = context.schema, context.objects
+    written = context.stored_schema.as_written(schema_version_of(scan.filename))
+    if not is_as_stored(written, schema):
+        raise InvalidQuery(
+            f"file {scan.filename!r} of table {context.table.name!r} was written before its columns were "
+            "changed: compact the table, or read it by query, sql or instance.duckdb()"
+        )
+    left = remains(schema, scan.deletions, lambda field: quoted(field.name))
+    path = objects.local_path(scan.filename)
+    return LiveFile(
+        objects.uri(scan.filename) if path is None else str(path),
+        all_of([in_slices(schema, scan.slices), left]),
+        scan.byte_count or 0,
+    )
+
+
+# What DuckDB tells of one table: of that which is meant, whatever its name is, or is of, meanwhile.
+
+
+def descending(
+    sessions: Sessions,
+    context: TableContext,
+    where: Where,
+    columns: Sequence[str] | None,
+    limit: int | None,
+    offset: int,
+    interruption: Interruption | None,
+    as_of: When | None,
+) -> pa.RecordBatchReader:
+    """The rows that `where` asks for, those of the largest keys first: DuckDB sorts, and spills.
+
+    Raises as `Table.query` does.
+    """
+    skipped = checked_offset(offset)
+
+    def read(now: TableContext) -> pa.RecordBatchReader:
+        schema = now.schema if as_of is None else now.as_of(position_of(now, as_of)).schema
+        asked = question(schema, where, columns, limit)
+        statement = f"select {', '.join(map(quoted, asked.columns))} from {quoted(now.table.name)}"
+        statement += f" order by {', '.join(f'{quoted(key)} desc' for key in schema.key_names)}"
+        statement += f" limit {'all' if limit is None else limit} offset {skipped}"
+        found = sql_of(sessions, now, asked, statement, interruption, as_of)
+        whole = arrow_schema(schema)
+        wanted = pa.schema([whole.field(column) for column in asked.columns])
+        return pa.RecordBatchReader.from_batches(wanted, _exactly(found, wanted))
+
+    return on_current(context, read)
+
+
+def value(sessions: Sessions, context: TableContext, expression: str, as_of: When | None = None) -> Any:
+    """What an aggregate of all rows is. Raises as `Table.query` does."""
+
+    def read(now: TableContext) -> Any:
+        asked = question(now.schema, None, None, None)
+        statement = f"select {expression} from {quoted(now.table.name)}"
+        answer = sql_of(sessions, now, asked, statement, as_of=as_of)
+        return answer.read_all().column(0)[0].as_py()
+
+    return on_current(context, read)
+
+
+def _exactly(found: pa.RecordBatchReader, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    with found:
+        for batch in found:
+            yield exact(batch, wanted)
+
 
 FILES_MAX = 10_000
 """Of a view: whenever it is used, DuckDB looks at each."""

@@ -20,8 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError
-from dormouse.objects.private_folder import OTHERS
-from dormouse.objects.staging import Slot
+from dormouse.objects.staging import OTHERS, Slot
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.channel import (
     BATCH,

@@ -21,8 +21,7 @@ from dormouse.errors import InstanceError
 from dormouse.model.schema import Schema
 from dormouse.model.values import Parameters
 from dormouse.objects import ObjectStore
-from dormouse.objects.private_folder import private_folder, private_folders
-from dormouse.objects.staging import StagingArea
+from dormouse.objects.staging import StagingArea, private_folder, private_folders
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import Rows

@@ -28,9 +28,8 @@ from dormouse.objects.activity import note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.limits import COMMIT
 from dormouse.settings import Settings
-from dormouse.state.commits.apply import apply, apply_whole
-from dormouse.state.commits.backpressure import Gate, Marks, Waiting
-from dormouse.state.commits.bodies import KEPT_SECONDS_IN_DATABASE, sweep
+from dormouse.state.commits.apply import KEPT_MAX, Tables, apply, apply_whole
+from dormouse.state.commits.backpressure import SECONDS_MIN, Gate, Marks, Patience, Waiting, more_and_more
 from dormouse.state.commits.job_commits import QueuedJobCommits
 from dormouse.state.commits.outcomes import (
     Awaiting,
@@ -41,8 +40,7 @@ from dormouse.state.commits.outcomes import (
     dead_letters,
     settle,
 )
-from dormouse.state.commits.patience import SECONDS_MIN, Patience, more_and_more
-from dormouse.state.commits.pointers import PointerQueue
+from dormouse.state.commits.pointers import KEPT_SECONDS_IN_DATABASE, PointerQueue, sweep
 from dormouse.state.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.state.commits.queue import (
     CommitQueue,
@@ -52,7 +50,6 @@ from dormouse.state.commits.queue import (
     queue_number,
 )
 from dormouse.state.commits.requests import CommitRequest, Envelope, encode
-from dormouse.state.commits.table_cache import KEPT_MAX, Tables
 from dormouse.state.commits.together import Together
 from dormouse.state.files.attempts import WriteAttempts
 

@@ -19,9 +19,10 @@ from datetime import datetime
 import psycopg
 
 from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
-from dormouse.state.commits.backpressure import LOOKS_TO_BELIEVE
+from dormouse.state.commits.apply import Tables
+from dormouse.state.commits.backpressure import LOOKS_TO_BELIEVE, repeating
 from dormouse.state.commits.handling import (
     RECEIVES_MAX,
     CommitterMetrics,
@@ -32,8 +33,6 @@ from dormouse.state.commits.handling import (
 )
 from dormouse.state.commits.outcomes import CommitOutcome, check_schema, forget_rejected, text_of
 from dormouse.state.commits.queue import CommitQueue, Message
-from dormouse.state.commits.repeating import repeating
-from dormouse.state.commits.table_cache import Tables
 from dormouse.state.files import removal_log
 
 # The messages that a committer works on: kept hidden for as long as it does, and no longer.

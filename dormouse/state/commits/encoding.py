@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 
-from dormouse.model.keys import KeyValue
+from dormouse.model.region import KeyValue
 
 VERSION = 1
 TABLE_ID_MAX = (1 << 31) - 1

@@ -15,8 +15,8 @@ from dormouse.errors import (
     InvalidCommitRequest,
     TableOfAnotherTimeline,
 )
-from dormouse.postgres.retries import RETRIES
-from dormouse.state.commits.apply import apply
+from dormouse.postgres.transaction import RETRIES
+from dormouse.state.commits.apply import Tables, apply
 from dormouse.state.commits.outcomes import (
     CommitOutcome,
     commit_statuses,
@@ -27,7 +27,6 @@ from dormouse.state.commits.outcomes import (
 from dormouse.state.commits.pointers import object_of
 from dormouse.state.commits.queue import Message, batches
 from dormouse.state.commits.requests import Envelope, commit_id_of, decode, table_id_of
-from dormouse.state.commits.table_cache import Tables
 
 RECEIVES_MAX = 10
 PATIENCE_SECONDS = 150.0

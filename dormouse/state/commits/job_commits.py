@@ -21,14 +21,13 @@ from dormouse.errors import (
     CommitRejected,
     DormouseError,
 )
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.model.text import narrow_bytes
-from dormouse.postgres.arrays import Uuids, integers
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Uuids, integers, load
 from dormouse.postgres.transaction import run_statement
+from dormouse.state.commits.backpressure import Patience
 from dormouse.state.commits.outcomes import DURABLE_SECONDS, TABLE_OF_MESSAGE, Awaiting
-from dormouse.state.commits.patience import Patience
 from dormouse.state.commits.requests import CommitRequest
 from dormouse.state.commits.together import Together
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts, abandoned

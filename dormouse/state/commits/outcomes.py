@@ -27,14 +27,13 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.model.text import check_text, is_text, narrow_bytes
-from dormouse.postgres.arrays import Uuids, booleans, integers
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
 from dormouse.postgres.opening import was_open_at
-from dormouse.postgres.queries import Query, load
+from dormouse.postgres.queries import Query, Uuids, booleans, integers, load
 from dormouse.postgres.transaction import rows_of, run_statement
-from dormouse.state.commits.patience import Patience
-from dormouse.state.files.commit import RefusedPart
+from dormouse.state.commits.backpressure import Patience
+from dormouse.state.files.operations import RefusedPart
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,9 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.text import is_text, narrow_bytes
-from dormouse.postgres.arrays import Uuids, texts
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.opening import was_open_at
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Uuids, load, texts
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
 from dormouse.state.commits.outcomes import TABLE_OF_MESSAGE
 from dormouse.state.commits.queue import (

@@ -16,7 +16,7 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.keys import KeyValue
+from dormouse.model.region import KeyValue
 from dormouse.model.text import check_text
 from dormouse.state.commits import encoding
 

@@ -13,12 +13,12 @@ from typing import Any
 from dormouse.errors import InvalidCommitRequest, InvalidInput
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.settings.event import field
+from dormouse.settings.lambdas import field
+from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.handling import RECEIVES_MAX, Handled, Handler, Tally
 from dormouse.state.commits.outcomes import CommitOutcome
 from dormouse.state.commits.pointers import delete_bodies, with_bodies
 from dormouse.state.commits.queue import Message
-from dormouse.state.commits.table_cache import Tables
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dormouse.errors import (
     InvalidInput,
     not_installed,
 )
-from dormouse.model.backoff import backoff_seconds
+from dormouse.model.ahead import backoff_seconds
 from dormouse.state.commits.queue import (
     RECEIVED_BYTES_MAX,
     Message,

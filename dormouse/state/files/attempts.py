@@ -33,8 +33,8 @@ from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
+from dormouse.postgres.leases import SessionLock
 from dormouse.postgres.queries import load
-from dormouse.postgres.session_lock import SessionLock
 from dormouse.postgres.transaction import fetched, rows_of, run_statement, run_transaction
 from dormouse.state.files.own_tables import OwnTables
 

@@ -17,12 +17,11 @@ import psycopg
 
 from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
 from dormouse.errors.moved import SchemaMoved
-from dormouse.model.kept_conditions import as_now, shown
-from dormouse.model.keys import decode_value, encode_key
+from dormouse.model.properties import as_now, shown
+from dormouse.model.region import decode_value, encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.text import narrow_bytes
-from dormouse.postgres.arrays import Uuids
-from dormouse.postgres.queries import load
+from dormouse.postgres.queries import Uuids, load
 from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state.files.holds import MARGIN_SECONDS
 from dormouse.state.files.layout import MAY_BE_OF

@@ -15,8 +15,7 @@ from psycopg import sql
 from dormouse.errors import TableNotFound
 from dormouse.model.table import TableRecord
 from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.queries import Query, load
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Query, Statement, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.files.layout import Layout, composed, layout
 

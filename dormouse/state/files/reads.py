@@ -23,15 +23,14 @@ from dormouse.model.file_reference import AllFiles, FileReference, FileWithRefer
 from dormouse.model.keyed import is_keyed
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text, narrow_bytes, narrow_id
-from dormouse.postgres.arrays import Uuids, bytes_
 from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.limits import PAGED
+from dormouse.postgres.queries import Uuids, bytes_
 from dormouse.postgres.transaction import bounded, fetched, run_statement, run_transaction
 from dormouse.state.files.diagnosis import State
 from dormouse.state.files.differences import Differences
-from dormouse.state.files.layout import Layout
+from dormouse.state.files.layout import Layout, Parameters, key_arrays, reference_from_row
 from dormouse.state.files.own_tables import OwnTables, dropped_tables
-from dormouse.state.files.parameters import Parameters, key_arrays, reference_from_row
 from dormouse.state.files.totals import TableTotals
 
 T = TypeVar("T")

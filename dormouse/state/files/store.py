@@ -32,9 +32,9 @@ from dormouse.model.file_reference import (
 )
 from dormouse.model.text import narrow_id
 from dormouse.postgres.transaction import run_alone
-from dormouse.state.files.commit import Commit, CommitResult, Kind
 from dormouse.state.files.holds import lock_history
-from dormouse.state.files.parameters import reference_arrays, reference_from_row
+from dormouse.state.files.layout import reference_arrays, reference_from_row
+from dormouse.state.files.operations import Commit, CommitResult, Kind
 from dormouse.state.files.updates import Updates
 
 

@@ -18,16 +18,14 @@ from psycopg import errors as pg
 
 from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
 from dormouse.model.text import check_text, narrow_bytes
-from dormouse.postgres.arrays import Uuids, booleans, integers, texts
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.each import execute_each
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Statement, Uuids, booleans, integers, texts
 from dormouse.postgres.transaction import run_statement
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.commit import Commit, CommitResult, Kind, RefusedPart
+from dormouse.state.files.layout import Parameters
 from dormouse.state.files.moves import of_forgotten
-from dormouse.state.files.operations import OPERATIONS, Operation
-from dormouse.state.files.parameters import Parameters
+from dormouse.state.files.operations import OPERATIONS, Commit, CommitResult, Kind, Operation, RefusedPart
 from dormouse.state.files.reads import FileReferenceReads
 
 ROUNDS_MAX = 10

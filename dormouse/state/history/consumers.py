@@ -20,9 +20,9 @@ from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.context import TableContext
 from dormouse.state.files.holds import MARGIN_SECONDS
+from dormouse.state.history.changes import size_since
 from dormouse.state.history.ends import oldest
-from dormouse.state.history.events import has_events_since
-from dormouse.state.history.sizes import size_since
+from dormouse.state.history.retention import has_events_since
 
 NAME_BYTES_MAX = 255
 _QUERIES = load(__package__ or "", "consumers")

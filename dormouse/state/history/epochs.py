@@ -26,8 +26,7 @@ from dormouse.model.partition_tree import Partition
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.queries import Queries, load
-from dormouse.postgres.statements import Statement
+from dormouse.postgres.queries import Queries, Statement, load
 from dormouse.postgres.transaction import run_lookup
 from dormouse.state.history.ends import ENDS, NO_ENDS, Ends
 from dormouse.state.partitions.rows import partition_from_row

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dormouse.model.keys import KeyValue, decode_value, encode_value
 from dormouse.model.partition_tree import Partition, Split
-from dormouse.model.region import Range, Region
+from dormouse.model.region import KeyValue, Range, Region, decode_value, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableRecord
 

@@ -9,9 +9,8 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import PartitionNotFound
-from dormouse.model.keys import KeyValue
 from dormouse.model.partition_tree import Partition, PartitionTree, tree_from_split_points
-from dormouse.model.region import Range
+from dormouse.model.region import KeyValue, Range
 from dormouse.model.table import TableRecord
 from dormouse.model.text import is_text
 from dormouse.model.tree_arrays import PartitionRow, TreeArrays
@@ -22,8 +21,7 @@ from dormouse.state.files.own_tables import dropped_tables
 from dormouse.state.partitions.leaves import Leaves
 from dormouse.state.partitions.rows import partition_from_row
 from dormouse.state.partitions.scaling import Scaling
-from dormouse.state.partitions.tree_cache import TreeCache
-from dormouse.state.partitions.trees import CHANGES_MAX, TreeReader
+from dormouse.state.partitions.trees import CHANGES_MAX, TreeCache, TreeReader
 
 WALK_NODES_MAX = 2_000
 _QUERIES = load(__package__ or "", "store")
