@@ -194,6 +194,13 @@ Requests = dict[int, CommitRequest]
 Outcomes = dict[int, CommitOutcome]
 
 
+def _may_be_too_much(error: Exception) -> bool:
+    """Returns whether a half of the batch may succeed where the whole raised this error."""
+    if isinstance(error.__cause__, (pg.QueryCanceled, pg.TransactionTimeout)):
+        return True  # a limit of time, which also ends what waits for a lock: that cannot be told apart
+    return not isinstance(error, _HALVING_IS_NO_USE)
+
+
 def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
     """The outcome of each, in their order.
 
@@ -316,7 +323,7 @@ class _TableBatch:
             results = self._in_one_transaction(requests)
         except Exception as error:
             check_schema(self._supplier, error)
-            if len(requests) == 1 or isinstance(error, _HALVING_IS_NO_USE):
+            if len(requests) == 1 or not _may_be_too_much(error):
                 return self.all_failed(requests, error)
             # by chance: one that takes for ever does not come before the others each time
             mixed = random.sample(list(requests.items()), len(requests))
