@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.aws.aws import Aws, AwsRefused, open_session
-from dormouse.aws.database import left_behind, others, restorable
+from dormouse.aws.database import left_behind
 from dormouse.aws.drain import depth
 from dormouse.aws.machine_checks import Check, image, machine, packages
 from dormouse.aws.query import stack
+from dormouse.aws.snapshots import others, restorable
 from dormouse.errors import DormouseError
 from dormouse.settings.database import EmrServerlessCompaction, FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from dormouse import errors
 from dormouse.aws.aws import Aws, AwsRefused
-from dormouse.errors import DormouseError, InstanceError, InvalidInput, NotAnInstance
+from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 from dormouse.settings import resources
-from dormouse.settings.lambdas import TABLE_READS
-from dormouse.settings.resources import FORWARDING, DesiredState, Resources
+from dormouse.settings.resources import DesiredState, Resources
 
 ID = re.compile(r"[a-z](-?[a-z0-9]){1,19}")
 NAMES_MAX = 20
@@ -142,117 +138,3 @@ def _others(aws: Aws) -> list[str]:
         return []
     ids = sorted({one["Name"].split("/")[2] for one in found})
     return [*ids[:NAMES_MAX], "…"] if len(ids) > NAMES_MAX else ids
-
-
-# The environment in which Dormouse works on a deployed instance.
-
-# The way to the database of a deployed instance, through its host for access.
-
-
-@dataclass(frozen=True)
-class Access:
-    """How the database comes to a port of this machine, the same as its own: tokens are for that."""
-
-    instance: str
-    host: str
-    """The id of the EC2 instance."""
-
-    database: str
-    """Where the database is, within the VPC."""
-
-    port: int
-    command: str
-    """For a shell: it goes on until it is ended."""
-
-
-def access(instance: DeployedInstance, profile: str | None = None) -> Access:
-    """Raises InstanceError when there is no such host, or it sleeps."""
-    told, database = instance.resources.access, instance.resources.database
-    if told is None or database is None:
-        raise InstanceError(
-            f"{instance.id} has no host for access: give it the table [access], and deploy it"
-        )
-    if not told.host:
-        raise InstanceError(f"the host for access sleeps: dormouse resume --instance {instance.id}")
-    where, port = database.proxy or database.endpoint, database.port
-    given = {"host": [where], "portNumber": [str(port)], "localPortNumber": [str(port)]}
-    command = ["aws", "ssm", "start-session", "--region", instance.region]
-    command += [] if profile is None else ["--profile", profile]
-    command += ["--target", told.host, "--document-name", FORWARDING, "--parameters", json.dumps(given)]
-    return Access(instance.id, told.host, where, port, shlex.join(command))
-
-
-Role = Literal["dormouse_read", "dormouse_run", "dormouse_owner"]
-
-
-def environment(
-    instance: DeployedInstance, role: Role = "dormouse_owner", *, forwarded: bool = False
-) -> dict[str, str]:
-    """Variables by name, for a process that may log in as this role of the database.
-
-    The database may be `forwarded` to this machine: its name is still what certificates and tokens are for.
-    """
-    found = instance.resources
-    if found.database is None or found.storage is None:
-        raise InstanceError(f"{instance.id} has no database or no storage stack: deploy it")
-    database = found.database
-    host, more = (database.proxy, "&proxy=true") if database.proxy else (database.endpoint, "")
-    variables = {
-        "AWS_REGION": instance.region,
-        "AWS_DEFAULT_REGION": instance.region,
-        "DORMOUSE_DSN": f"rds-iam://{role}@{host}:{database.port}/{database.name}"
-        f"?region={instance.region}{more}{'&hostaddr=127.0.0.1' if forwarded else ''}",
-        "DORMOUSE_OBJECTS": found.storage.objects,
-    }
-    if database.row_indexes is not None:
-        # indexes belong to who makes them, and any may
-        own = "dormouse_read" if role == "dormouse_read" else "dormouse_run"
-        variables["DORMOUSE_ROW_INDEXES"] = " ".join(
-            f"rds-iam://{own}@{where}?region={instance.region}{more if where.startswith(host) else ''}"
-            for where in database.row_indexes
-        )
-    if found.commit is not None:
-        variables["DORMOUSE_COMMIT_QUEUE"] = ",".join(found.commit.queues)
-        variables["DORMOUSE_QUEUES"] = str(len(found.commit.queues))
-    return variables
-
-
-# The tables of a deployed instance, asked for through its lambdas: who asks needs no way to the database.
-
-SECONDS_MAX = 910.0
-"""A lambda may take 900, to wait until nothing else uses a table."""
-
-
-def ask(instance: DeployedInstance, request: Mapping[str, Any]) -> Any:
-    """The answer to a request of `dormouse.verbs.table_requests`.
-
-    Raises the error that the instance raised; InstanceError while it is paused, or if no answer comes.
-    """
-    told = instance.resources.tables
-    if told is None:
-        raise InstanceError(f"{instance.id} has no lambdas for its tables: deploy it with this Dormouse")
-    if instance.desired == "paused":
-        raise InstanceError(
-            f"{instance.id} is paused, and its database sleeps: dormouse resume --instance {instance.id}"
-        )
-    changes = request["do"] not in TABLE_READS
-    try:
-        said = instance.aws.invoke(told.change if changes else told.show, request, seconds_max=SECONDS_MAX)
-    except AwsRefused:
-        raise
-    except InstanceError as error:
-        if not changes:
-            raise
-        look = f"look with dormouse table list --instance {instance.id}"
-        raise InstanceError(f"{error}; whether it was done is not known: {look}") from error
-    if "error" in said:
-        raise _error(**said["error"])
-    return said["answer"]
-
-
-def _error(kind: str, message: str) -> DormouseError:
-    """As it was raised there; of a kind that is not known here, an InstanceError."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, DormouseError):
-        return found.told(message)
-    return InstanceError(message)

@@ -14,7 +14,9 @@ from dormouse.aws.database import (
 )
 from dormouse.aws.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark
 from dormouse.aws.instance import DeployedInstance, is_changing, stacks_of
-from dormouse.aws.keeper import (
+from dormouse.aws.query import SwitchStack, sleepers
+from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
+from dormouse.aws.switches import (
     SwitchMappings,
     SwitchRules,
     WriteDesiredState,
@@ -22,9 +24,7 @@ from dormouse.aws.keeper import (
     rule_state,
     schedules,
 )
-from dormouse.aws.query import SwitchStack, sleepers
-from dormouse.aws.status import offer, waiting
-from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
+from dormouse.aws.waiting import offer, waiting
 from dormouse.errors import InstanceError
 from dormouse.settings.section import DRAIN_SECONDS
 

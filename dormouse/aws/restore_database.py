@@ -12,9 +12,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from dormouse.aws.database import ASLEEP, describe, name_of, snapshot, usable
+from dormouse.aws.database import ASLEEP, describe, usable
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.restore import Progress, RestoredObjects, restore_objects
+from dormouse.aws.snapshots import name_of, snapshot
 from dormouse.aws.steps import (
     DATABASE_SECONDS_MAX,
     SYSTEM_CLOCK,

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any
 
 from dormouse.aws.aws import MISSING, Aws
-from dormouse.aws.database import ASLEEP, SERVES, DropSnapshots, StartDatabase, clusters_of, describe, start
+from dormouse.aws.database import ASLEEP, SERVES, StartDatabase, clusters_of, describe, start
 from dormouse.aws.drain import DrainRuns, StopSpark
 from dormouse.aws.instance import DeployedInstance
-from dormouse.aws.keeper import SwitchMappings, SwitchRules, WriteDesiredState, rule_name, schedules
+from dormouse.aws.snapshots import DropSnapshots
 from dormouse.aws.steps import (
     DATABASE_SECONDS_MAX,
     SYSTEM_CLOCK,
@@ -23,6 +23,13 @@ from dormouse.aws.steps import (
     Run,
     Step,
     StepReport,
+)
+from dormouse.aws.switches import (
+    SwitchMappings,
+    SwitchRules,
+    WriteDesiredState,
+    rule_name,
+    schedules,
 )
 from dormouse.settings.resources import (
     CommitResources,

@@ -50,7 +50,7 @@ def env(
     profile: Profile = None,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
-    from dormouse.aws.instance import environment
+    from dormouse.aws.environment import environment
 
     found = environment(find(instance, region, profile), role, forwarded=forwarded)
     if profile is not None:
@@ -62,7 +62,7 @@ def env(
 
 def access(session: Session, instance: InstanceId, region: Region = None, profile: Profile = None) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
-    from dormouse.aws.instance import access as look
+    from dormouse.aws.environment import access as look
 
     found = look(find(instance, region, profile), profile)
     where = "".join(

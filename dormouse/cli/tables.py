@@ -210,7 +210,7 @@ def ask_tables(
 ) -> Any:
     """The answer of the instance, which is here, or deployed and asked through its lambdas."""
     if (found := deployed(session, makes=create)) is not None:
-        from dormouse.aws.instance import ask
+        from dormouse.aws.tables import ask
 
         return ask(found, request)
     from dormouse.verbs.table_requests import parsed

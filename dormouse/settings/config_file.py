@@ -91,12 +91,6 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render(), "utf-8")
-
-
 FILES = Path("config")
 BYTES_MAX = 1_000_000
 
@@ -151,3 +145,9 @@ def _others(path: Path) -> str:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render(), "utf-8")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from dormouse.api.instance import Instance
-from dormouse.aws.keeper import rule_name
+from dormouse.aws.switches import rule_name
 from dormouse.settings.resources import Resources, stack_name
 from tests.commits import add
 from tests.deploy_local import access

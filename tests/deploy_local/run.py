@@ -15,7 +15,8 @@ from pathlib import Path
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.aws.instance import DeployedInstance, environment, find
+from dormouse.aws.environment import environment
+from dormouse.aws.instance import DeployedInstance, find
 from dormouse.settings.resources import Resources
 from tests.deploy_local import access, commits, operations, packages, people
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind

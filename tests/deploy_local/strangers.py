@@ -8,7 +8,8 @@ from contextlib import suppress
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from dormouse.aws.instance import DeployedInstance, environment
+from dormouse.aws.environment import environment
+from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import DormouseError
 from dormouse.postgres.connection import Isolation, session_conninfo
 from dormouse.postgres.opening import with_token

@@ -19,9 +19,9 @@ from dormouse.aws.aws import Aws, AwsRefused, action, open_session
 from dormouse.aws.database import ASLEEP, HOPELESS, SERVES, StartDatabase, StopDatabase
 from dormouse.aws.drain import DrainRuns, StopSpark
 from dormouse.aws.instance import DeployedInstance, find
-from dormouse.aws.keeper import SwitchMappings
 from dormouse.aws.pause import resume
 from dormouse.aws.steps import Run, Step, StepReport
+from dormouse.aws.switches import SwitchMappings
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
 from dormouse.settings.resources import (
     CommitResources,

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.instance import DeployedInstance, environment
+from dormouse.aws.environment import environment
+from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import InstanceError
 from dormouse.postgres.opening import parameters
 from dormouse.rows.cluster import addresses

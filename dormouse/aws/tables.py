@@ -1,0 +1,50 @@
+"""The tables of a deployed instance, asked for through its lambdas: who asks needs no way to the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dormouse import errors
+from dormouse.aws.aws import AwsRefused
+from dormouse.aws.instance import DeployedInstance
+from dormouse.errors import DormouseError, InstanceError
+from dormouse.settings.lambdas import TABLE_READS
+
+SECONDS_MAX = 910.0
+"""A lambda may take 900, to wait until nothing else uses a table."""
+
+
+def ask(instance: DeployedInstance, request: Mapping[str, Any]) -> Any:
+    """The answer to a request of `dormouse.verbs.table_requests`.
+
+    Raises the error that the instance raised; InstanceError while it is paused, or if no answer comes.
+    """
+    told = instance.resources.tables
+    if told is None:
+        raise InstanceError(f"{instance.id} has no lambdas for its tables: deploy it with this Dormouse")
+    if instance.desired == "paused":
+        raise InstanceError(
+            f"{instance.id} is paused, and its database sleeps: dormouse resume --instance {instance.id}"
+        )
+    changes = request["do"] not in TABLE_READS
+    try:
+        said = instance.aws.invoke(told.change if changes else told.show, request, seconds_max=SECONDS_MAX)
+    except AwsRefused:
+        raise
+    except InstanceError as error:
+        if not changes:
+            raise
+        look = f"look with dormouse table list --instance {instance.id}"
+        raise InstanceError(f"{error}; whether it was done is not known: {look}") from error
+    if "error" in said:
+        raise _error(**said["error"])
+    return said["answer"]
+
+
+def _error(kind: str, message: str) -> DormouseError:
+    """As it was raised there; of a kind that is not known here, an InstanceError."""
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, DormouseError):
+        return found.told(message)
+    return InstanceError(message)
