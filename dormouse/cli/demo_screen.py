@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from dormouse.api.table import Table
 from dormouse.cli.console import count, partition_tree, stderr, stdout
-from dormouse.cli.failures import FAILED
-from dormouse.cli.verbs import Session, verb
-from dormouse.demo.pipeline import Answer, Step
+from dormouse.demo.report import Answer, Step
+from dormouse.table import Table
 
 WIDTH_MAX = 100
 LEAVES_SHOWN_MAX = 24
@@ -102,32 +98,3 @@ class DemoScreen:
 
     def _print(self, what: Any, *, markup: bool = True) -> None:
         self._out.print(what, highlight=False, soft_wrap=isinstance(what, str), markup=markup)
-
-
-# `dormouse demo`.
-
-
-def add_to(app: typer.Typer) -> None:
-    verb(app, "demo", example="dormouse demo --folder ./demo-lake", opens=False)(demo)
-
-
-def demo(
-    session: Session,
-    folder: Annotated[Path, typer.Option(help="A new folder, or that of an earlier demo.")] = Path(
-        "demo-lake"
-    ),
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Generate so many rows of TPC-H lineitem, instead of flights.")
-    ] = None,
-    keep: Annotated[
-        bool, typer.Option("--keep/--remove", help="Keep the data, or remove it at the end.")
-    ] = True,
-) -> None:
-    """A year of real flights: ingested, compacted, split, collected, queried, checked against DuckDB."""
-    from dormouse.demo import run_demo
-
-    report = run_demo(folder, rows=rows, keep=keep, screen=DemoScreen(quiet=session.as_json))
-    if session.as_json:
-        session.show(report, lambda: "")
-    if not report.all_match:
-        raise typer.Exit(FAILED)

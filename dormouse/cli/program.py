@@ -117,9 +117,7 @@ def _add_all(app: typer.Typer) -> None:
         system,
         tables,
     )
-    from dormouse.cli import (
-        demo_screen as demo,
-    )
+    from dormouse.cli import demo
 
     demo.add_to(app)
     tables.add_to(app)

@@ -1,0 +1,43 @@
+"""Names that other programs import: each stays importable, wherever its module moves."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+NAMES = {
+    "dormouse": "connect local restore backups Schema Field Range TableProperties LONG STRING Insert Patch ALL",
+    "dormouse.errors": "DormouseError InvalidInput TableNotFound CommitIdReused InstanceError",
+    "dormouse.client": "Client connect",
+    "dormouse.spark": "",
+    "dormouse.spark.session": "spark_session",
+    "dormouse.datasource.job": "main",
+    "pyspark_dormouse": "",
+    "dormouse.model.file_reference": "FileReference FileWithReferences AssignJobIdRequest "
+    "ReplaceFileReferencesRequest SplitFileReferenceRequest CheckAssignmentRequest",
+    "dormouse.commits.requests": "AddFiles AssignJobIds SplitFileReferences ReplaceFileReferences "
+    "DeleteCollectedFiles SplitPartition CommitRequest Envelope",
+    "dormouse.postgres": "migrate ConnectionSupplier",
+    "dormouse.postgres.migrate": "migrate",
+    "dormouse.system.restore": "restore_objects",
+    "dormouse.system.instance": "DeployedInstance",
+    "dormouse.system.aws": "Aws AwsRefused open_session",
+    "dormouse.settings.resources": "",
+    "dormouse.objects.folder": "",
+    "dormouse.embedded.postgres": "EmbeddedPostgres",
+}
+"""Modules, and of their names those that the documents and the examples use."""
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_name_that_other_programs_import_stays(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert [name for name in NAMES[module].split() if not hasattr(loaded, name)] == []
+
+
+def test_an_old_name_is_the_same_thing() -> None:
+    from dormouse.commits.requests import AddFiles as old
+    from dormouse.state.commits.requests import AddFiles
+
+    assert old is AddFiles
