@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
+from dormouse.api.table import Table
 from dormouse.cli.console import count, partition_tree, stderr, stdout
 from dormouse.demo.report import Answer, Step
-from dormouse.table import Table
 
 WIDTH_MAX = 100
 LEAVES_SHOWN_MAX = 24

@@ -102,6 +102,7 @@ def _add_all(app: typer.Typer) -> None:
         commits,
         completion,
         data,
+        demo,
         deployed,
         deployment,
         erase,
@@ -117,7 +118,6 @@ def _add_all(app: typer.Typer) -> None:
         system,
         tables,
     )
-    from dormouse.cli import demo
 
     demo.add_to(app)
     tables.add_to(app)
