@@ -11,8 +11,8 @@ import logging
 import sys
 
 from dormouse import __version__
-from dormouse.cli.console import ReaderGone, guard_streams
 from dormouse.cli.failures import exit_code_of, interrupts_once, report
+from dormouse.cli.output import ReaderGone, guard_streams
 from dormouse.errors import DormouseError
 
 

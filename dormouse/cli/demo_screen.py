@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from dormouse.api.table import Table
 from dormouse.cli.console import count, partition_tree, stderr, stdout
-from dormouse.demo.report import Answer, Step
+from dormouse.demo.pipeline import Answer, Step
 
 WIDTH_MAX = 100
 LEAVES_SHOWN_MAX = 24

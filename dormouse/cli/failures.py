@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
-from dormouse.cli.console import ReaderGone, printable
+from dormouse.cli.output import ReaderGone, printable
 from dormouse.errors import DormouseError, InvalidData, InvalidInput
 from dormouse.errors.extras import missing
 

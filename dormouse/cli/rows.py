@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_parameters
-from dormouse.cli.rows_files import (
+from dormouse.cli.rows_options import (
     ChangeId,
     CsvChosen,
     DryRun,

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dormouse.cli.console import printable
 from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, given_files
+from dormouse.cli.output import printable
 from dormouse.cli.parsing import parse_properties, parse_schema
 from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb

@@ -188,7 +188,7 @@ _KINDS: tuple[Kind, ...] = (
 )
 _ITEMS_ALONE = {"split_file_references", "replace_file_references"}
 _KEPT_FOR_EVER = {"add_files"}
-_QUERIES = load(__package__ or "", "split_partition")
+_QUERIES = load(__package__ or "", "apply")
 
 Requests = dict[int, CommitRequest]
 Outcomes = dict[int, CommitOutcome]

@@ -1,3 +1,4 @@
+
 -- name: record
 -- Records a commit that is about to be applied; gives nothing when its id is recorded already.
 insert into applied_commit (table_id, commit_key, commit_id, content, expires_at)
