@@ -17,7 +17,7 @@ from benchmarks.harness.command import Benchmark, Figures, Tell, amount
 from benchmarks.harness.place import temporary_folder
 from benchmarks.harness.report import Grid
 from dormouse.api.table import Table
-from dormouse.reading import checked_files as file_checks
+from dormouse.reading import checked_files
 
 SIDES = ("plain", "first", "again")
 
@@ -74,7 +74,7 @@ def _prepared(side: str, read: Callable[[bool], int]) -> Action:
     if side == "again":
         read(True)
     elif side == "first":
-        file_checks._verified.clear()
+        checked_files._verified.clear()
     return lambda: read(side != "plain")
 
 

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dormouse.jobs import claims as expiry
+from dormouse.jobs import claims
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
@@ -77,7 +77,7 @@ class Databases:
         with closing(ConnectionSupplier(self.template)) as supplier:
             # as each instance does that opens one
             removal_log.roll(supplier)
-            expiry.roll(supplier)
+            claims.roll(supplier)
         with psycopg.connect(self.template) as conn:
             ((self._newest_oid,),) = conn.execute("select max(oid) from pg_class").fetchall()
             ((self._definitions,),) = conn.execute(_DEFINITIONS).fetchall()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.embedded import postgres as base_backup
-from dormouse.embedded import server
+from dormouse.embedded import postgres, server
 
 VARIABLE = "DORMOUSE_TEST_POSTGRES"
 
@@ -26,5 +25,5 @@ def use_what_is_named() -> None:
     found = re.search(r"\(PostgreSQL\) (\d+)", told.stdout)
     assert found is not None, told.stdout
     server.MAJOR_VERSION = int(found[1])
-    for module in (server, base_backup):
+    for module in (server, postgres):
         module._binaries = lambda: programs  # type: ignore[attr-defined]

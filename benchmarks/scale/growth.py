@@ -20,7 +20,7 @@ from benchmarks.harness.report import median_ratio
 from benchmarks.state_tables import StateTable, Tables, keys_between, new_file
 from dormouse.model.file_reference import AssignJobIdRequest, FileWithReferences
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.commits import apply as table_cache
+from dormouse.state.commits import apply
 from dormouse.state.commits.requests import Envelope, ReplaceFileReferences
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore
@@ -39,7 +39,7 @@ class Cycles:
     def __init__(self, supplier: ConnectionSupplier, tables: Sequence[StateTable]) -> None:
         self._tables = tables
         self._stores = [FileReferenceStore(supplier, table.record) for table in tables]
-        self._known = table_cache.Tables(supplier)
+        self._known = apply.Tables(supplier)
         self._known.named((table.record.table_id, "") for table in tables)
         self._random = random.Random(23)
 

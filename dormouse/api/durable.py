@@ -134,7 +134,7 @@ class Durable:
         """
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
-        from dormouse.payloads import upkeep as payload_upkeep
+        from dormouse.payloads import upkeep
 
         self._check_writable()
         kept: dict[str, Callable[[], object]] = {}
@@ -159,7 +159,7 @@ class Durable:
                 write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done, numbers)
 
         def hourly() -> Mapping[str, Callable[[], object]]:
-            return {payload_upkeep.KIND: self._cool_payloads}
+            return {upkeep.KIND: self._cool_payloads}
 
         maintainer = Maintainer(self._supplier, self.tables, daily, hourly, tell, after_cycle)
         try:

@@ -103,9 +103,9 @@ class ShapedTable:
         deletions name; `TableNotFound`, `TableBusy`.
         """
         if dry_run:
-            from dormouse.reading import schemas as reshaping
+            from dormouse.reading import schemas
 
-            return reshaping.drop_column(self._context, name, dry_run=True).schema
+            return schemas.drop_column(self._context, name, dry_run=True).schema
         return self._reshaped(lambda to: to.drop_column(self._context, name))
 
     @property
@@ -133,11 +133,11 @@ class ShapedTable:
         return self._context
 
     def _reshaped(self, change: Callable[[ModuleType], Any]) -> Schema:
-        from dormouse.reading import schemas as reshaping
+        from dormouse.reading import schemas
 
         self._check_not_edited("use dm.AddColumn, dm.RenameColumn, dm.RetypeColumn or dm.DropColumn")
         with self.changing():
-            self._context = change(reshaping)
+            self._context = change(schemas)
         return self._context.schema
 
     def _check_not_edited(self, instead: str) -> None:

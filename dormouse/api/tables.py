@@ -231,9 +231,9 @@ def compact_on_spark(
     context: TableContext, now_ms: int, *, run_id: str | None = None
 ) -> Generator[CompactionResult, None, None]:
     """Compaction jobs as Spark tasks, those of a run, or all that are due; Spark is imported then."""
-    from dormouse.spark import tasks as compaction_tasks
+    from dormouse.spark import tasks
 
-    return compaction_tasks.compact_on_spark(context, now_ms, run_id=run_id)
+    return tasks.compact_on_spark(context, now_ms, run_id=run_id)
 
 
 def there_already(catalog: Catalog, name: str, schema: Schema) -> TableRecord:

@@ -21,7 +21,7 @@ from dormouse.errors import (
     PayloadExpired,
     PayloadNotFound,
 )
-from dormouse.jobs import answers as documents
+from dormouse.jobs import answers
 from dormouse.jobs.answers import compared
 from dormouse.jobs.claims import Claims, expire
 from dormouse.jobs.job import (
@@ -103,7 +103,7 @@ class JobStore:
         chosen = new_job_id() if job_id is None else job_id
         check_new_id(chosen)
         key = job_key(chosen)
-        text = documents.encode_request(chosen, request)
+        text = answers.encode_request(chosen, request)
         values = {
             "job_key": key,
             "kind_id": self._kind_id(kind),
@@ -111,7 +111,7 @@ class JobStore:
             "owner": owner,
         }
 
-        kept = documents.request_key(chosen, datetime.now(UTC))
+        kept = answers.request_key(chosen, datetime.now(UTC))
 
         def work(conn: Any) -> bool:
             nonlocal kept
@@ -119,8 +119,8 @@ class JobStore:
                 return False
             if job_id is not None and conn.execute(_QUERIES["has_ended"].on(), values).fetchone()[0]:
                 raise _Known
-            kept = documents.request_key(chosen, found[0][0])
-            documents.put_request(conn, kept, text)
+            kept = answers.request_key(chosen, found[0][0])
+            answers.put_request(conn, kept, text)
             return True
 
         try:
@@ -139,7 +139,7 @@ class JobStore:
     def request(self, job_id: str, owner: str | None = None) -> Any:
         """What a job was started with. Raises `JobNotFound`, and what payloads raise that are gone."""
         job = self._found(job_id, owner)
-        return documents.request_of(self._payloads, job)
+        return answers.request_of(self._payloads, job)
 
     def result(self, job_id: str, owner: str | None = None) -> Any:
         """What the function returned.
@@ -155,9 +155,9 @@ class JobStore:
         if job.state == "FAILED":
             data: Any = {}
             with suppress(DormouseError):  # many have none
-                data = documents.result_of(self._payloads, job)
+                data = answers.result_of(self._payloads, job)
             raise JobFailed.told(f"job {job_id!r} failed: {job.error}", {**data, "job_id": job_id})
-        return documents.result_of(self._payloads, job)
+        return answers.result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:
         """Ends a job that waits, and asks the function of one that runs to end; gives what it is now.
@@ -293,7 +293,7 @@ class JobStore:
         if (found.kind, found.owner) != (kind, owner):
             raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own", job_id=job_id)
         try:
-            before = documents.request_of(self._payloads, found)
+            before = answers.request_of(self._payloads, found)
         except (PayloadExpired, PayloadNotFound):
             return
         if compared(kind, before) != compared(kind, decode(text)):

@@ -12,7 +12,7 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_sqs as sqs
 from aws_cdk import aws_stepfunctions as sfn
 
-from dormouse.settings import lambdas as metrics
+from dormouse.settings import lambdas
 from dormouse.settings.section import LOSS_NEAR_SHARE
 
 ALARM = "Alarm"
@@ -169,13 +169,13 @@ class Monitors:
 
     def commits(self) -> None:
         self._graph(
-            "Commit requests", metrics.COMMITS_APPLIED, metrics.COMMITS_REJECTED, metrics.COMMITS_LATER
+            "Commit requests", lambdas.COMMITS_APPLIED, lambdas.COMMITS_REJECTED, lambdas.COMMITS_LATER
         )
 
     def given_up(self) -> None:
         self._custom(
             "Jobs given up",
-            self._ours(metrics.RUN_JOBS_GIVEN_UP, "Sum"),
+            self._ours(lambdas.RUN_JOBS_GIVEN_UP, "Sum"),
             0,
             self._when("Warning", "Compaction jobs failed at every attempt: dormouse status says why", 5),
         )
@@ -183,7 +183,7 @@ class Monitors:
     def garbage(self, orphaned_gb_max: float) -> None:
         self._custom(
             "Failing rounds",
-            self._ours(metrics.ROUNDS_FAILING, "Maximum"),
+            self._ours(lambdas.ROUNDS_FAILING, "Maximum"),
             0,
             # Short, as the next may be told a day later: until then it is as it was.
             self._when(
@@ -195,7 +195,7 @@ class Monitors:
         )
         self._custom(
             "Orphaned objects",
-            self._ours(metrics.ORPHANED_BYTES, "Maximum"),
+            self._ours(lambdas.ORPHANED_BYTES, "Maximum"),
             orphaned_gb_max * BYTES_GB,
             # A round may be a day after the other: until then it is as it was.
             self._when(
@@ -209,7 +209,7 @@ class Monitors:
     def payloads(self, backlog_days_max: int) -> None:
         self._custom(
             "Payload backlog",
-            self._ours(metrics.PAYLOAD_BACKLOG_DAYS, "Maximum"),
+            self._ours(lambdas.PAYLOAD_BACKLOG_DAYS, "Maximum"),
             backlog_days_max,
             # A round may be a day after the other: until then it is as it was.
             self._when(
@@ -224,7 +224,7 @@ class Monitors:
         """Starting and stopping again takes its time: only more than that is news."""
         self._custom(
             "Running while paused",
-            self._ours(metrics.RUNNING_WHILE_PAUSED, "Maximum"),
+            self._ours(lambdas.RUNNING_WHILE_PAUSED, "Maximum"),
             0,
             self._when(
                 "Critical",
@@ -339,9 +339,9 @@ class Monitors:
 
     def _ours(self, name: str, statistic: str) -> cloudwatch.Metric:
         return cloudwatch.Metric(
-            namespace=metrics.NAMESPACE,
+            namespace=lambdas.NAMESPACE,
             metric_name=name,
-            dimensions_map={metrics.DIMENSION: self._instance_id},
+            dimensions_map={lambdas.DIMENSION: self._instance_id},
             statistic=statistic,
             label=name,
             period=cdk.Duration.minutes(5),

@@ -23,7 +23,7 @@ import pytest
 from dormouse.api.instance import NO_TABLE, Instance
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.state.commits import pointers as bodies
+from dormouse.state.commits import pointers
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.writing.ingest_commit import commit_id
 from tests.commit_storm import (
@@ -197,7 +197,7 @@ def check_rows(instance: Instance, told: list[Told]) -> None:
 
 def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """What nothing refers to is gone, but for what `clear` forgot, of which collection knows no more."""
-    monkeypatch.setattr(bodies, "APPLIED_SECONDS", -2 * AHEAD_SECONDS)
+    monkeypatch.setattr(pointers, "APPLIED_SECONDS", -2 * AHEAD_SECONDS)
     expected = {"instance.json"}
     for table in instance.tables():
         table.set_properties(attempt_expiry_seconds=0, history_retention_seconds=0)
@@ -205,7 +205,7 @@ def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
             assert not table.collect_garbage().failed
         expected |= {r.filename for r in table.files.file_references()}
     instance._attempts.collect_abandoned(NO_TABLE)
-    bodies.sweep(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
+    pointers.sweep(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
     dead = "select substring(body from 'commits/[-0-9a-f]*.json') from dead_commit_message"
     expected |= {name for (name,) in query(instance._supplier, dead) if name}
     cleared = instance.table("cleared")._context.table.object_prefix

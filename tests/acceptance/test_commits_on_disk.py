@@ -16,8 +16,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import DormouseError
-from dormouse.state.commits import commit_queues as direct
-from dormouse.state.commits import handling
+from dormouse.state.commits import commit_queues, handling
 from dormouse.state.commits.job_commits import QueuedJobCommits
 from dormouse.state.commits.outcomes import settle
 from dormouse.state.commits.postgres_queue import PostgresQueue
@@ -271,7 +270,7 @@ def test_a_direct_commit_is_not_acknowledged_by_what_a_crash_undid(
     answers: list[str] = []
 
     def commit() -> None:
-        monkeypatch.setattr(direct, "settle", crashing(server, settle, before=True))
+        monkeypatch.setattr(commit_queues, "settle", crashing(server, settle, before=True))
         answers.append(instance.commit([add("t", "a")], seconds_max=0)[0].state)
         answers.extend(files_of(instance))
 

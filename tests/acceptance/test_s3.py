@@ -19,7 +19,7 @@ from moto.server import ThreadedMotoServer
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError, NotAnInstance
-from dormouse.objects import s3 as aws_credentials
+from dormouse.objects import s3
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
@@ -201,7 +201,7 @@ def test_credentials_may_come_from_a_profile(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
-    aws_credentials._session.cache_clear()
+    s3._session.cache_clear()
     options = {key: s3_options[key] for key in ("endpoint", "staging_dir")}
     try:
         with dm.connect(dsn, url, **options) as instance:
@@ -211,4 +211,4 @@ def test_credentials_may_come_from_a_profile(
             assert table.compact().jobs_run == 1
             assert table.query().read_all().num_rows == 20
     finally:
-        aws_credentials._session.cache_clear()
+        s3._session.cache_clear()

@@ -19,7 +19,7 @@ from dormouse.durability import abandoned_backups
 from dormouse.embedded.postgres import EmbeddedPostgres, base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
 from dormouse.objects import ObjectStore, open_store
-from dormouse.reading import checked_files as file_checks
+from dormouse.reading import checked_files
 from dormouse.settings import load_settings
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
@@ -145,7 +145,7 @@ def test_damage_in_s3_is_named_and_the_rest_is_backed_up(bucket: str, tmp_path: 
         data = store.get(name)
         store.delete([name])
         store.put(name, data[:-50])
-    file_checks._known.clear()  # a process knows sizes that it has seen
+    checked_files._known.clear()  # a process knows sizes that it has seen
     with instance_in_s3(tmp_path / "database", bucket) as instance:
         for work in (
             lambda: instance.table("t").query().read_all(),

@@ -15,7 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from queues import queue_numbers
 
-from dormouse.embedded import server as embedded_server
+from dormouse.embedded import server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.commits.postgres_queue import PostgresQueue
@@ -57,7 +57,7 @@ def server_folder(prepared_folder: Path) -> Iterator[Path]:
     folder = parent / "lake"
     subprocess.run(["cp", "-a", prepared_folder, folder], check=True)
     yield folder
-    for process in embedded_server._processes_in(folder / "postgres"):
+    for process in server._processes_in(folder / "postgres"):
         process.kill()
     shutil.rmtree(parent, ignore_errors=True)
 

@@ -14,7 +14,7 @@ from dormouse.api.instance import Instance
 from dormouse.errors import CommitQueueFull
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
-from dormouse.state.commits import apply as applying
+from dormouse.state.commits import apply
 from dormouse.state.commits.backpressure import AGE_MESSAGES_MIN, Gate, Marks
 from dormouse.state.commits.queue import QueueDepth
 from tests.commits import add
@@ -129,7 +129,7 @@ def test_runaway_producers_against_a_slow_committer_keep_the_queue_bounded(
     """Never above the high mark and one batch for each producer; and nothing is lost."""
     producers, batches, batch = 4, 12, 10
     deepest, full, done = [0], threading.Event(), threading.Event()
-    real = applying._TableBatch.apply
+    real = apply._TableBatch.apply
 
     def slow(self: Any, requests: Any) -> Any:
         threading.Event().wait(0.02)
@@ -144,7 +144,7 @@ def test_runaway_producers_against_a_slow_committer_keep_the_queue_bounded(
         while not done.wait(0.005):
             deepest[0] = max(deepest[0], small.commits.depths()[0].messages)
 
-    monkeypatch.setattr(applying._TableBatch, "apply", slow)
+    monkeypatch.setattr(apply._TableBatch, "apply", slow)
     stop = threading.Event()
     committer = small.committer(concurrency=1, batch_max=20)
     threads = [threading.Thread(target=produce, args=(number,)) for number in range(producers)]

@@ -13,7 +13,7 @@ from dormouse.aws.schedules import garbage
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import CommitQueueError
 from dormouse.model.text import narrow_id
-from dormouse.state.commits import pointers as bodies
+from dormouse.state.commits import pointers
 from dormouse.state.commits.pointers import PointerQueue, made_at, sweep
 from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.state.commits.requests import encode
@@ -73,7 +73,7 @@ def test_what_a_committer_left_that_died_after_the_message_goes(
     assert [o.state for o in instance.committer().drain()] == ["applied"]
     instance._objects.put(name, body)
     assert sweep(instance._supplier, instance._objects) == 0  # it may be that of another sender
-    aged(instance, 2 * bodies.APPLIED_SECONDS)
+    aged(instance, 2 * pointers.APPLIED_SECONDS)
     assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
 
 
@@ -85,7 +85,7 @@ def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue)
     queue.send([encode(add("t", "x" * 500, "c"), table_id=table_id(instance))])
     [message] = queue._queue.receive(1)
     queue._queue.delete([message])
-    aged(instance, 2 * bodies.APPLIED_SECONDS)
+    aged(instance, 2 * pointers.APPLIED_SECONDS)
     assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
     instance.submit([add("t", "x", "c")])
     assert [o.state for o in instance.committer().drain()] == ["applied"]
@@ -98,7 +98,7 @@ def test_maintenance_sweeps_bodies(instance: Instance, queue: PointerQueue) -> N
     queue.send([large("c")])
     [message] = queue._queue.receive(1)
     queue._queue.delete([message])
-    aged(instance, 2 * bodies.APPLIED_SECONDS)
+    aged(instance, 2 * pointers.APPLIED_SECONDS)
     assert len(names(instance)) == 1
     instance.maintain(once=True)
     assert names(instance) == []
@@ -111,7 +111,7 @@ def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, 
     query(instance._supplier, "alter table away rename to commit_message")
     aged(instance, 2 * DAY_SECONDS)
     assert sweep(instance._supplier, instance._objects) == 0  # for all it knows it is in SQS
-    assert sweep(instance._supplier, instance._objects, bodies.KEPT_SECONDS_IN_DATABASE) == 1
+    assert sweep(instance._supplier, instance._objects, pointers.KEPT_SECONDS_IN_DATABASE) == 1
     assert names(instance) == []
 
 

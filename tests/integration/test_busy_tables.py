@@ -21,7 +21,7 @@ from dormouse.api.instance import Instance
 from dormouse.errors import TableBusy
 from dormouse.postgres import ConnectionSupplier, Query, limits, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
-from dormouse.state import catalog as conversion
+from dormouse.state import catalog
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, assignment, files_of
 from tests.state import at_once, blocked, query, ref, wait_until
@@ -94,14 +94,14 @@ def test_a_table_that_is_dropped_holds_up_none_while_its_rows_are_forgotten(
 def test_tables_are_made_while_the_files_of_another_are_converted(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    composed = conversion.composed
+    composed = catalog.composed
 
     def composing(query: Query, names: Mapping[str, str]) -> Composed:
         if query.name == "adopt_files":
             at_once(lambda: instance.create_table("v", SCHEMA, layout="salted_counts"))
         return composed(query, names)
 
-    monkeypatch.setattr(conversion, "composed", composing)
+    monkeypatch.setattr(catalog, "composed", composing)
     instance.table("t").convert_layout("salted_counts")
     assert [table.layout for table in instance.tables()] == ["salted_counts", "file_table", "salted_counts"]
 

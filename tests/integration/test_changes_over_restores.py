@@ -17,8 +17,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.client import connect as connect_client
 from dormouse.errors import InvalidCut
-from dormouse.reading import changes as differences
-from dormouse.reading import table_view
+from dormouse.reading import changes, table_view
 from dormouse.sources.source import open_source
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history.moments import now, position_of
@@ -198,7 +197,7 @@ def test_a_consumer_goes_on_when_what_the_restore_looked_back_to_was_collected(i
 
 
 def test_rows_of_equal_values_are_counted(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "BATCH_ROWS", 2)
+    monkeypatch.setattr(changes, "BATCH_ROWS", 2)
     table = made(instance, gc_delay_seconds=0)
     for _ in range(2):
         add(table, 0, 2)
@@ -323,7 +322,7 @@ def test_only_what_a_restore_touched_is_read(instance: Instance, monkeypatch: py
     context = table._context
     [past] = events_between(context, position_of(context, after), now(context))
     assert isinstance(past, PastRestore)
-    restored = differences.Restored(context, past)
+    restored = changes.Restored(context, past)
     assert (restored._ranges() or {})["k"] == (dm.Range(max=10), dm.Range(40, 70))
     groups = list(restored.groups())
     assert [(len(went), len(came)) for went, came in groups] == [(1, 0)] * 4, "leaves 0, 40, 50 and 60"

@@ -7,7 +7,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability import checking as listing
+from dormouse.durability import checking
 from dormouse.durability.checking import by_file
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import SKETCHES_SUFFIX
@@ -100,7 +100,7 @@ def test_files_of_all_types_are_read(instance: Instance) -> None:
 
 
 def test_files_in_any_number_are_listed_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "RUN_OBJECTS", 7)
+    monkeypatch.setattr(checking, "RUN_OBJECTS", 7)
     objects = [(f"data/{number} é\n{SKETCHES_SUFFIX * (number % 2)}", number) for number in range(100)]
     listed = list(by_file(objects))
     assert sorted((one.name, one.byte_count) for one in listed) == sorted(objects)

@@ -20,8 +20,8 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import PayloadDayBusy, RowLockHeld
-from dormouse.jobs import worker as workers
-from dormouse.payloads import lease as payload_lease
+from dormouse.jobs import worker
+from dormouse.payloads import lease
 from dormouse.postgres.leases import clock_jumps, restart_leases
 from dormouse.state.history.moments import record_cut
 from tests.state import query
@@ -101,7 +101,7 @@ def test_what_lasts_as_long_as_it_may_is_left_alone(instance: Instance, table_t:
     job = instance.jobs.start("work", {})
     with (
         rows.locks.write(),
-        payload_lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
+        lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
         Working(instance.jobs.worker({"work": lambda request, progress: release.wait(600)})),
     ):
         until(lambda: not instance.jobs.status(job).is_waiting)
@@ -130,11 +130,11 @@ def test_a_lock_of_rows_is_over_a_while_later(instance: Instance) -> None:
 
 
 def test_a_day_of_payloads_is_free_a_while_later(instance: Instance) -> None:
-    with payload_lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]):
+    with lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]):
         query(instance._supplier, f"update payload_day set leased_until = {AHEAD}")
         with (
             pytest.raises(PayloadDayBusy),
-            payload_lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
+            lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
         ):
             pass
         assert seconds_left(instance, "payload_day", "leased_until") <= 60
@@ -143,7 +143,7 @@ def test_a_day_of_payloads_is_free_a_while_later(instance: Instance) -> None:
 def test_a_job_of_a_dead_worker_is_run_a_while_later(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "LOOK_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(worker, "LOOK_SECONDS_MAX", 0.1)
     job = instance.jobs.start("work", {})
     kind_id = instance.jobs._kind_id("work")
     claims = instance.jobs.worker({"work": print})._claims

@@ -15,9 +15,8 @@ from dormouse.api.instance import Instance
 from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
-from dormouse.state.commits import apply as applying
+from dormouse.state.commits import apply, handling
 from dormouse.state.commits import committer as committer_module
-from dormouse.state.commits import handling
 from dormouse.state.commits.committer import Committer
 from dormouse.state.commits.requests import (
     AddFiles,
@@ -162,12 +161,12 @@ def test_one_bad_request_among_a_hundred_harms_no_other(instance: Instance) -> N
 
 def test_a_request_that_makes_the_statement_fail_harms_no_other(instance: Instance) -> None:
     """It stands alone at last, and is refused with what the database says."""
-    tables = applying.Tables(instance._supplier)
+    tables = apply.Tables(instance._supplier)
     huge = file("huge", ref("huge"))
     object.__setattr__(huge.references[0], "row_count", 1 << 70)
     bad = AddFiles(commit_id="bad", table="t", files=(huge,))
     requests = [add("t", f"f{number}") for number in range(20)] + [bad, assignment("t", "j", "f3")]
-    outcomes = applying.apply(tables, [applying.Envelope(request) for request in requests])
+    outcomes = apply.apply(tables, [apply.Envelope(request) for request in requests])
     assert [o.state for o in outcomes] == ["applied"] * 20 + ["rejected", "applied"]
     assert "out of range" in str(outcomes[20].error)
 
@@ -280,7 +279,7 @@ def test_batches_in_work_are_bounded_by_the_concurrency(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy, most, lock = [0], [0], threading.Lock()
-    real: Callable[..., Any] = applying._TableBatch.apply
+    real: Callable[..., Any] = apply._TableBatch.apply
 
     def counted(self: Any, requests: Any) -> Any:
         with lock:
@@ -292,7 +291,7 @@ def test_batches_in_work_are_bounded_by_the_concurrency(
             with lock:
                 busy[0] -= 1
 
-    monkeypatch.setattr(applying._TableBatch, "apply", counted)
+    monkeypatch.setattr(apply._TableBatch, "apply", counted)
     outcomes = drained(instance, *(add("t", f"f{n}") for n in range(60)), concurrency=2, batch_max=1)
     assert len(outcomes) == 60
     assert 1 <= most[0] <= 2
@@ -338,14 +337,14 @@ def test_a_committer_that_is_stopped_finishes_what_it_holds(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    real: Callable[..., Any] = applying._TableBatch.apply
+    real: Callable[..., Any] = apply._TableBatch.apply
 
     def slow(self: Any, requests: Any) -> Any:
         begun.set()
         assert go_on.wait(60)
         return real(self, requests)
 
-    monkeypatch.setattr(applying._TableBatch, "apply", slow)
+    monkeypatch.setattr(apply._TableBatch, "apply", slow)
     instance.submit([add("t", "a")])
     stop, committer = threading.Event(), instance.committer()
     thread = threading.Thread(target=committer.run, args=(stop,))

@@ -10,8 +10,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.state.commits import apply as applying
-from dormouse.state.commits import handling
+from dormouse.state.commits import apply, handling
 from dormouse.state.commits.outcomes import commit_statuses
 from dormouse.state.commits.requests import ReplaceFileReferences
 from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement, send_raw, states
@@ -28,8 +27,8 @@ def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance:
     both = (replace("job 1", ["old 1"], "new 1"), replace("job 2", ["none"], "x"))
     request = ReplaceFileReferences(commit_id="both", table="t", requests=both)
     drained(instance, replacement("t", "job 2", ["none"], "x", "both"), receives_max=1)  # refused once
-    tables = applying.Tables(instance._supplier)
-    [lost] = applying.apply(tables, [applying.Envelope(request)])
+    tables = apply.Tables(instance._supplier)
+    [lost] = apply.apply(tables, [apply.Envelope(request)])
     status = instance.commit_status("both")
     assert (status.state, status.error) == ("applied", lost.error)
     again = drained(instance, request)["both"]

@@ -11,8 +11,7 @@ import pytest
 from dormouse.api.instance import Instance
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
-from dormouse.reading import changes as query_changes
-from dormouse.reading import table_view
+from dormouse.reading import changes, table_view
 from dormouse.reading.deletions import deletions_of
 from dormouse.reading.planner import QueryPlan
 from dormouse.reading.reach import Reach
@@ -118,7 +117,7 @@ def not_restored(patch: pytest.MonkeyPatch) -> None:
 
 def told_twice(patch: pytest.MonkeyPatch) -> None:
     """Changes tell rows as deleted that an earlier deletion took."""
-    patch.setattr(query_changes, "_earlier", lambda deletions, than: ())
+    patch.setattr(changes, "_earlier", lambda deletions, than: ())
 
 
 def history_kept(patch: pytest.MonkeyPatch) -> None:
@@ -155,12 +154,12 @@ def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
 
 def not_told(patch: pytest.MonkeyPatch) -> None:
     """Changes do not tell of deletions."""
-    real = query_changes.events_between
+    real = changes.events_between
 
     def others(*given: Any) -> list[Any]:
         return [one for one in real(*given) if not isinstance(one, PastDeletion)]
 
-    patch.setattr(query_changes, "events_between", others)
+    patch.setattr(changes, "events_between", others)
 
 
 def writers_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from dormouse.errors import (
 )
 from dormouse.model.cut import Cut
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.reading.sql import selects as together
+from dormouse.reading.sql import selects
 from dormouse.sources.source import open_source
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob
@@ -356,7 +356,7 @@ def _data(rows: list[Row]) -> pa.Table:
 
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
-    monkeypatch.setattr(together, "SCANS_MAX", 2)
+    monkeypatch.setattr(selects, "SCANS_MAX", 2)
     with dm.connect(dsn, tmp_path.as_uri()) as found:
         yield found
 

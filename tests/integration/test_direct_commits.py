@@ -14,7 +14,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.postgres.each import execute_each
-from dormouse.state.commits import apply as applying
+from dormouse.state.commits import apply
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, compaction, files_of, replacement
 from tests.state import at_once, query, wait_until
@@ -113,7 +113,7 @@ def test_what_threads_commit_at_once_is_one_statement_and_one_bad_request_harms_
         sent.append(len(found))
         return found
 
-    monkeypatch.setattr(applying, "execute_each", execute)
+    monkeypatch.setattr(apply, "execute_each", execute)
 
     def commit(number: int) -> Sequence[str]:
         if number:

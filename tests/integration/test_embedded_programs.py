@@ -12,7 +12,7 @@ import psutil
 import pytest
 from embedded import NOBODY, as_ordinary_user, ask
 
-from dormouse.embedded import owner as copied_programs
+from dormouse.embedded import owner
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.running import close_lock, open_lock, try_lock
@@ -52,7 +52,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder for copies, which does not exist yet."""
     above = Path(tempfile.mkdtemp(dir="/tmp"))
     above.chmod(0o755)
-    monkeypatch.setattr(copied_programs, "PLACE", above / "dormouse")
+    monkeypatch.setattr(owner, "PLACE", above / "dormouse")
     yield above / "dormouse"
     shutil.rmtree(above)
 
@@ -87,25 +87,25 @@ def test_a_server_runs_programs_from_a_private_home(private: Path, place: Path, 
 
 
 def test_a_copy_is_used_again_until_the_version_changes(private: Path, place: Path) -> None:
-    first = copied_programs.copied_programs(private)
+    first = owner.copied_programs(private)
     inode = (first / "postgres").stat().st_ino
-    assert copied_programs.copied_programs(private) == first
+    assert owner.copied_programs(private) == first
     assert (first / "postgres").stat().st_ino == inode
     added = private.parent / "share" / "of_another_version"
     added.touch()
     try:
-        assert copied_programs.copied_programs(private) != first
+        assert owner.copied_programs(private) != first
     finally:
         added.unlink()
     assert len(copies(place)) == 2
 
 
 def test_a_copy_that_is_not_whole_is_made_again(private: Path, place: Path) -> None:
-    first = copied_programs.copied_programs(private)
+    first = owner.copied_programs(private)
     (first / "postgres").write_bytes(b"")  # as after a power cut
     left = place / "new-killed"
     left.mkdir()
-    assert copied_programs.copied_programs(private) == first
+    assert owner.copied_programs(private) == first
     assert (first / "postgres").read_bytes() == (private / "postgres").read_bytes()
     assert not left.exists()
 
@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_copy_that_fails(
 
     monkeypatch.setattr(shutil, "copyfile", until_the_last)
     with pytest.raises(OSError, match="No space left"):
-        copied_programs.copied_programs(private)
+        owner.copied_programs(private)
     assert copies(place) == []
 
 
@@ -177,17 +177,17 @@ def test_a_place_that_another_user_prepared_is_refused(
 def test_a_copy_waits_for_the_process_that_makes_one(
     private: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copied_programs, "LOCK_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(owner, "LOCK_SECONDS_MAX", 0.1)
     place.mkdir()
     place.chmod(0o755)
     lock = open_lock(place / "lock")
     try:
         assert try_lock(lock)
         with pytest.raises(InstanceError, match=r"another process has held .*lock for 0\.1 s"):
-            copied_programs.copied_programs(private)
+            owner.copied_programs(private)
     finally:
         close_lock(lock)
-    assert copied_programs.copied_programs(private).is_dir()
+    assert owner.copied_programs(private).is_dir()
 
 
 def test_programs_that_are_links_into_a_private_folder_run(

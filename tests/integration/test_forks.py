@@ -126,7 +126,7 @@ TOGETHER = """
 import importlib, sys, threading
 import dormouse.api.instance
 sys.setswitchinterval(1e-5)
-names = ["rounds.ingest", "query.executor", "rounds.compaction", "rounds.splitting", "sql.statements"] * 2
+names = ["writing.ingest", "reading.executor", "writing.compaction", "writing.splitting", "reading.sql.statements"] * 2
 barrier = threading.Barrier(len(names))
 
 def load(name):

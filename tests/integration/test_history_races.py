@@ -23,8 +23,7 @@ from dormouse.reading.table_view import plan_query
 from dormouse.state.context import TableContext
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.history import changes as files_of
-from dormouse.state.history import moments
+from dormouse.state.history import changes, moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers
@@ -206,11 +205,11 @@ def test_files_of_a_moment_come_in_pages(new_table: NewTable, monkeypatch: pytes
         table.store.add_files([ref(name)])
     cut = cuts.record_cut(table)
     for page in (1, 2, 5):
-        monkeypatch.setattr(files_of, "PAGE_REFERENCES", page)
+        monkeypatch.setattr(changes, "PAGE_REFERENCES", page)
         assert sorted(one.filename for one in islice(references_at(table, cut), 9)) == names
     remove(table.store, "a", "c", "d")
     for page in (1, 2, 5):
-        monkeypatch.setattr(files_of, "PAGE_REFERENCES", page)
+        monkeypatch.setattr(changes, "PAGE_REFERENCES", page)
         assert sorted(one.filename for one in islice(references_at(table, cut), 9)) == names
 
 

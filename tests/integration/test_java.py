@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dormouse.errors import DependencyMissing
-from dormouse.spark import session as subject
+from dormouse.spark import session
 from dormouse.spark.session import java_home, java_version, parse_version
 
 SHOW_ARGUMENTS = 'for argument do printf "<%s>" "$argument"; done\n'
@@ -102,7 +102,7 @@ def test_only_the_vector_module_is_dropped(
 def test_nothing_found_says_what_was_looked_at_and_what_to_do(
     tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "find_spec", lambda _name: None)
+    monkeypatch.setattr(session, "find_spec", lambda _name: None)
     environment["JAVA_HOME"] = str(fake_java(tmp_path / "old", "11.0.2"))
     with pytest.raises(DependencyMissing) as caught:
         java_home(environment)

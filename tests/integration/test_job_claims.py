@@ -14,8 +14,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
-from dormouse.jobs import JobStore, Progress, claims
-from dormouse.jobs import answers as documents
+from dormouse.jobs import JobStore, Progress, answers, claims
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
 from dormouse.jobs.job import Claim
@@ -229,7 +228,7 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The object store throttles: the job is given back, and has not failed."""
-    read, failures = documents.requests, iter(range(2))
+    read, failures = answers.requests, iter(range(2))
 
     def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
         if next(failures, None) is not None:
@@ -245,7 +244,7 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
 def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, kind_id = documents.requests, jobs._kind_id("unread")
+    read, kind_id = answers.requests, jobs._kind_id("unread")
 
     def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
         if any(claim.kind_id == kind_id for claim in claims):

@@ -18,8 +18,7 @@ from dormouse.api.instance import Instance
 from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn
 from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
-from dormouse.jobs import Job, JobStore, worker
-from dormouse.jobs import claims as expiry
+from dormouse.jobs import Job, JobStore, claims, worker
 from dormouse.jobs.answers import answer_name
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note
@@ -188,7 +187,7 @@ def test_scheduled_upkeep_expires_jobs_in_its_time(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page at least, and goes on with the next: also with a day that is too large for a round."""
-    monkeypatch.setattr(expiry, "PAGE_JOBS", 1)
+    monkeypatch.setattr(claims, "PAGE_JOBS", 1)
     for number in range(3):
         instance.jobs.start("work", number)
     instance.jobs.worker({"work": lambda request, _: request}).run(drain=True)

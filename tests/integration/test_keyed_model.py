@@ -21,9 +21,8 @@ from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history.moments import record_cut
-from dormouse.writing import compaction_job as keyed_compaction
+from dormouse.writing import compaction_job, ingest_commit, keyed_merge
 from dormouse.writing import compaction_job as task
-from dormouse.writing import ingest_commit, keyed_merge
 from dormouse.writing.job_inputs import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import finds_what_is_wrong, run_machine
@@ -265,7 +264,7 @@ def test_each_reader_sees_the_rows_of_a_naive_dict_in_many_lives(instance: Insta
 
 
 def _forgetful(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(keyed_compaction, "forgets_marks", lambda *_: True)
+    patch.setattr(compaction_job, "forgets_marks", lambda *_: True)
     patch.setattr(keyed_merge.KeyedMerge, "_stays", lambda _self, at: at.is_null())
 
 

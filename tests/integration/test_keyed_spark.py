@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, JobFailed
-from dormouse.spark import frames as parquet_urls
-from dormouse.spark import ingest as spark_ingest
+from dormouse.spark import frames, ingest
 
 
 def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(
@@ -56,10 +55,10 @@ def test_rows_that_the_shuffle_loses_fail_the_load(
     spark: SparkSession, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = keyed(instance)
-    blobs_of = spark_ingest._blobs
+    blobs_of = ingest._blobs
     rows = spark.range(1_000).selectExpr("id as k", "id as v", "'x' as s")
     monkeypatch.setattr(
-        spark_ingest, "_blobs", lambda *given: blobs_of(*given).where("sent is not null or rand(7) < 0.5")
+        ingest, "_blobs", lambda *given: blobs_of(*given).where("sent is not null or rand(7) < 0.5")
     )
     with pytest.raises(JobFailed, match=r"sent 1,000 rows and received \d+; nothing was added"):
         table.upsert(rows.repartition(8))
@@ -84,8 +83,8 @@ def test_of_files_at_urls_the_later_wins_whichever_is_larger(
     spark.conf.set("spark.sql.files.maxPartitionBytes", "1mb")
     try:
         paths = {"files": days, "folder": [days[0].parent], "pattern": [days[0].parent / "day*"]}[given]
-        listed = Mock(side_effect=parquet_urls._plain_names)
-        monkeypatch.setattr(parquet_urls, "_plain_names", listed)
+        listed = Mock(side_effect=frames._plain_names)
+        monkeypatch.setattr(frames, "_plain_names", listed)
         table.upsert([f"file://{path}" for path in paths], engine="spark")
     finally:
         spark.conf.unset("spark.sql.files.maxPartitionBytes")

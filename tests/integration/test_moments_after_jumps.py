@@ -10,8 +10,7 @@ import pytest
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
-from dormouse.state.history import changes as sizes
-from dormouse.state.history import moments
+from dormouse.state.history import changes, moments
 from tests.small_tables import add, clock, keys, made
 from tests.state import query
 
@@ -91,13 +90,13 @@ def test_portions_have_what_was_committed_while_the_clock_was_ahead(
     add(table, 0, 1)
     ahead = Ahead(table, monkeypatch)
     ahead.adding(1, 5)
-    monkeypatch.setattr(sizes, "_COMMITTED_AT", moments._QUERIES["committed_at"])
+    monkeypatch.setattr(changes, "_COMMITTED_AT", moments._QUERIES["committed_at"])
     add(table, 2, 1)
     if cut_after:
         table.history.record_cut()
     seen = list[int]()
     for _ in range(3):
-        till = sizes.portion_since(table._context, start, 1)
+        till = changes.portion_since(table._context, start, 1)
         seen += table.changes(start, till, ["k"]).read_all()["k"].to_pylist()
         start = till
     assert sorted(seen) == [0, 1, 2]

@@ -19,8 +19,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
-from dormouse.postgres import ConnectionSupplier, run_transaction
-from dormouse.postgres import queries as statements
+from dormouse.postgres import ConnectionSupplier, queries, run_transaction
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
 from dormouse.state.commits.pointers import sweep
@@ -156,7 +155,7 @@ def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_ot
     new_table: Callable[..., TableContext], layout: str, walks_arrays: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also as servers are asked that may look arrays up by reading the whole partition."""
-    monkeypatch.setattr(statements, "WALKS_ARRAYS", walks_arrays)
+    monkeypatch.setattr(queries, "WALKS_ARRAYS", walks_arrays)
     table, files = unknown_to_postgres(new_table, layout, "with one file", FILES_A_LEAF), 1_000
     names = [f"f{n}" for n in range(files)]
     table.store.add_files(ref(name) for name in names)

@@ -18,8 +18,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
-from dormouse.spark import ingest as spark_ingest
-from dormouse.spark import tasks as compaction_tasks
+from dormouse.spark import ingest, tasks
 from dormouse.writing import compaction_job
 from dormouse.writing.merge import merge_sorted
 from tests.reshaped import Shaped
@@ -140,7 +139,7 @@ def test_a_task_on_spark_writes_by_the_columns_of_now(shaped: Shaped) -> None:
     swap(shaped)
     shaped.add(dm.Field("new", dm.LONG), 7)
     shaped.delete("odd", 4)
-    result = compaction_tasks.run_task((address, job, 0))
+    result = tasks.run_task((address, job, 0))
     assert (result.outcome, result.rows_written) == ("committed", 2)
     assert result.filename is not None
     assert result.filename.endswith(f".s{shaped.table.schema.version}.v2.parquet")
@@ -156,7 +155,7 @@ def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: 
     shaped.ingest({"k": 3, "odd": 6, "even": 7, "new": 8})
     context.jobs.create()
     [job] = context.jobs.take(10)
-    result = compaction_tasks.run_task((context.address, job, 0))
+    result = tasks.run_task((context.address, job, 0))
     assert (result.outcome, result.rows_written) == ("committed", 3)
     shaped.check()
 
@@ -166,14 +165,14 @@ def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: 
 def test_a_bulk_ingest_on_spark_that_began_before(
     spark: SparkSession, shaped: Shaped, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = spark_ingest._write
+    write = ingest._write
 
     def then_changed(*args: Any) -> Any:
         files = write(*args)
         change(shaped)
         return files
 
-    monkeypatch.setattr(spark_ingest, "_write", then_changed)
+    monkeypatch.setattr(ingest, "_write", then_changed)
     frame = spark.createDataFrame(table_of(3, 4).to_pylist())
     assert shaped.table.ingest(frame).rows == 2
     late_rows(shaped, 3, 4)

@@ -15,8 +15,8 @@ from psycopg.conninfo import make_conninfo
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
-from dormouse.jobs import claims as expiry
-from dormouse.payloads import rows as payload_rows
+from dormouse.jobs import claims
+from dormouse.payloads import rows
 from dormouse.payloads.lease import _reader_of
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
@@ -134,7 +134,7 @@ def test_a_function_that_breaks_the_rule_is_found(deployed: Deployment, made: st
 
 def test_days_are_made_for_the_tables_that_have_days(deployed: Deployment) -> None:
     with psycopg.connect(deployed.of(RUN_ROLE)) as conn:
-        for days in (removal_log.DAYS, expiry.DAYS, payload_rows.DAYS):
+        for days in (removal_log.DAYS, claims.DAYS, rows.DAYS):
             made = "select dormouse.add_day(%s, '2999-02-01')"
             assert conn.execute(made, [days.table]).fetchall() == [(True,)]
             assert conn.execute(made, [days.table]).fetchall() == [(False,)]

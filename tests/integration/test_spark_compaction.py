@@ -15,7 +15,7 @@ from state import assign
 
 from dormouse.model.schema import Field
 from dormouse.model.types import LONG
-from dormouse.spark import tasks as on_spark
+from dormouse.spark import tasks
 from dormouse.state.context import TableContext
 from dormouse.writing.compaction import CompactionReport, compact
 
@@ -24,7 +24,7 @@ PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files
 
 
 def compact_on(spark: SparkSession, table: TableContext, **options: Any) -> CompactionReport:
-    run_jobs = partial(on_spark.compact_on_spark, spark=spark)
+    run_jobs = partial(tasks.compact_on_spark, spark=spark)
     return compact(table, engine="spark", on_spark=run_jobs, **options)
 
 
@@ -60,14 +60,14 @@ def test_jobs_of_one_id_are_those_of_several_partitions(new_table: NewTable, spa
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]
     files = [add_file(table, leaf, [100 * number], [leaf]) for number, leaf in enumerate(leaves)]
     table.store.assign_job_ids(map(partial(assign, "job"), leaves, files))
-    results = list(on_spark.compact_on_spark(table, 0, spark))
+    results = list(tasks.compact_on_spark(table, 0, spark))
     assert {(one.partition_id, one.outcome) for one in results} == {(leaf, "committed") for leaf in leaves}
 
 
 def test_a_task_whose_process_dies_is_tried_again(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table, run_task = new_table(**PAIRS), on_spark.run_task
+    table, run_task = new_table(**PAIRS), tasks.run_task
     for name in "ab":
         add_file(table, name, range(10))
 
@@ -76,7 +76,7 @@ def test_a_task_whose_process_dies_is_tried_again(
             os.kill(os.getpid(), signal.SIGKILL)
         return run_task(payload)
 
-    monkeypatch.setattr(on_spark, "run_task", die_at_first)
+    monkeypatch.setattr(tasks, "run_task", die_at_first)
     report = compact_on(spark, table)
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (1, 1, 0)
     [reference] = table.store.file_references()
@@ -88,10 +88,10 @@ def test_a_large_job_is_several_tasks(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One dies at first: the job is tried again, and nothing of its first try is left."""
-    table, run_piece = new_table(compaction_task_bytes=1, **PAIRS), on_spark.run_piece
+    table, run_piece = new_table(compaction_task_bytes=1, **PAIRS), tasks.run_piece
     for name in "ab":
         add_file(table, name, range(1_000))
-    objects, run_tasks, ran = objects_of(table), on_spark.run_tasks, []
+    objects, run_tasks, ran = objects_of(table), tasks.run_tasks, []
 
     def die_at_first(payload: Any) -> Any:  # pickled by value: a worker does not know this module
         if payload[0] == 1 and payload[2].job.attempt == 1:
@@ -102,8 +102,8 @@ def test_a_large_job_is_several_tasks(
         ran.append(len(payloads))
         return run_tasks(spark, task, payloads, **options)
 
-    monkeypatch.setattr(on_spark, "run_piece", die_at_first)
-    monkeypatch.setattr(on_spark, "run_tasks", counted)
+    monkeypatch.setattr(tasks, "run_piece", die_at_first)
+    monkeypatch.setattr(tasks, "run_tasks", counted)
     report = compact_on(spark, table)
     assert (report.jobs_run, report.jobs_failed, report.given_up) == (1, 1, 0)
     # a check and two ranges, again, and the joining
@@ -134,9 +134,9 @@ def test_an_interrupted_round_puts_its_jobs_back(
     table = new_table(**PAIRS)
     for number in range(6):
         add_file(table, f"file-{number}", range(10))
-    run_tasks = on_spark.run_tasks
+    run_tasks = tasks.run_tasks
     monkeypatch.setattr(
-        on_spark,
+        tasks,
         "run_tasks",
         lambda spark, task, payloads, **_: run_tasks(spark, task, payloads, jobs_at_once=1),
     )

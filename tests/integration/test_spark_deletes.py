@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.spark import tasks as compaction_tasks
+from dormouse.spark import tasks
 from dormouse.spark.ingest import ingest_with_spark
 from dormouse.writing.compaction import compact
 from tests.texts import data, keys, made
@@ -23,7 +23,7 @@ def test_spark_applies_deletions_and_ingests_beside_them(instance: dm.Instance, 
     table.delete({"s": "c", "v": 1})
     left = [k for k in range(40) if k >= 3 and not (k >= 20 and k % 2 and k % 5 == 1)]
     assert keys(table) == left
-    run = partial(compaction_tasks.compact_on_spark, spark=spark)
+    run = partial(tasks.compact_on_spark, spark=spark)
     report = compact(context, engine="spark", on_spark=run)
     assert not report.errors
     assert report.jobs_run == 1

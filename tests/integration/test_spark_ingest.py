@@ -29,8 +29,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.sources.data_files import find_files
 from dormouse.sources.source_files import prepared, read_file
-from dormouse.spark import ingest as spark_ingest
-from dormouse.spark import shuffle
+from dormouse.spark import ingest, shuffle
 from dormouse.spark.frames import rows_at
 from dormouse.spark.ingest import ingest_with_spark, split_points
 from dormouse.spark.shuffle import keys_of_partitions
@@ -142,7 +141,7 @@ def test_a_task_draws_so_many_values_however_many_rows_it_has() -> None:
 def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTable) -> None:
     monkeypatch.setattr(shuffle, "BLOB_BYTES", 10_000)
     monkeypatch.setattr(shuffle, "CHUNK_BYTES", 50_000)
-    lookup = spark_ingest.LeafLookup(new_flights().partitions.tree())
+    lookup = ingest.LeafLookup(new_flights().partitions.tree())
     rows = flights(10_000)
     scatter = shuffle.Scatter(SCHEMA, lookup, shuffle.Targets.of(3, 2))
     blobs = list(scatter.run(rows.to_batches(500)))
@@ -179,9 +178,9 @@ def test_rows_that_the_shuffle_loses_fail_the_ingest(
     """Each task of stage one tells how many rows it sent, beside the rows."""
     table = new_flights(split_points=[])
     source = written(flights(1_000), files)
-    blobs_of = spark_ingest._blobs
+    blobs_of = ingest._blobs
     losing = "sent is not null" if lost == "rows" else "sent is null"
-    monkeypatch.setattr(spark_ingest, "_blobs", lambda *given: blobs_of(*given).where(losing))
+    monkeypatch.setattr(ingest, "_blobs", lambda *given: blobs_of(*given).where(losing))
     with pytest.raises(JobFailed, match=r"read 1,000 rows and wrote 0|read 0 rows and wrote 1,000"):
         ingest_with_spark(table, source, spark=spark)
     check_untouched(table)

@@ -21,8 +21,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.spark import run
-from dormouse.spark import tasks as on_spark
+from dormouse.spark import run, tasks
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
@@ -162,10 +161,10 @@ def test_sigterm_puts_back_what_is_not_finished(
 ) -> None:
     table = new("a", 4)
     run_id = created(supplier, objects)
-    run_tasks = on_spark.run_tasks
+    run_tasks = tasks.run_tasks
     # one of the four that were taken is done when the signal comes
     monkeypatch.setattr(
-        on_spark, "run_tasks", lambda spark, task, payloads, **_: run_tasks(spark, task, payloads[:1])
+        tasks, "run_tasks", lambda spark, task, payloads, **_: run_tasks(spark, task, payloads[:1])
     )
     monkeypatch.setattr(run, "note_if_shared", lambda _: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
@@ -275,8 +274,8 @@ def test_as_many_jobs_at_once_as_executors_may_come(spark: SparkSession) -> None
         def getConf(self) -> dict[str, str]:  # noqa: N802
             return {name.replace("_", "."): value for name, value in self.settings.items()}
 
-    assert on_spark._jobs_at_once(spark) == JOBS_AT_ONCE_MIN
+    assert tasks._jobs_at_once(spark) == JOBS_AT_ONCE_MIN
     dynamic = {"spark_dynamicAllocation_maxExecutors": "25", "spark_executor_cores": "4"}
-    assert on_spark._jobs_at_once(Configured(**dynamic)) == 100  # type: ignore[arg-type]
+    assert tasks._jobs_at_once(Configured(**dynamic)) == 100  # type: ignore[arg-type]
     dynamic["spark_dynamicAllocation_maxExecutors"] = "1000"
-    assert on_spark._jobs_at_once(Configured(**dynamic)) == on_spark.BATCH_JOBS  # type: ignore[arg-type]
+    assert tasks._jobs_at_once(Configured(**dynamic)) == tasks.BATCH_JOBS  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery, ObjectDamaged
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
-from dormouse.reading import checked_files as file_checks
+from dormouse.reading import checked_files
 from tests.flipped_bits import damage, flipped, path_of, written
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
@@ -80,13 +80,13 @@ def test_a_row_table_is_verified(instance: Instance) -> None:
 
 def test_a_file_is_read_whole_once_in_a_process(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    digest = file_checks.digest_of_object
+    digest = checked_files.digest_of_object
 
     def counted(objects: Any, name: str, *more: Any) -> tuple[int, bytes]:
         read.append(name)
         return digest(objects, name, *more)
 
-    monkeypatch.setattr(file_checks, "digest_of_object", counted)
+    monkeypatch.setattr(checked_files, "digest_of_object", counted)
     table.query().read_all()
     assert not read
     for how in HOW:

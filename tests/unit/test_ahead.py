@@ -11,7 +11,7 @@ import pytest
 
 from dormouse.errors import InvalidData
 from dormouse.model.ahead import ahead, chained_ahead, mapped_ahead
-from dormouse.sources import source as read_files
+from dormouse.sources import source
 
 
 def failing_after(items: int) -> Iterator[int]:
@@ -62,8 +62,8 @@ def test_many_small_files_are_read_as_few_batches() -> None:
 
     found: list[pa.RecordBatch] = []
     with pytest.raises(InvalidData, match="file 9000"):
-        found.extend(read_files.read_files(range(10_000), read, lambda _: 100))
-    batches = list(read_files.read_files(range(8_000), read, lambda _: 100))
+        found.extend(source.read_files(range(10_000), read, lambda _: 100))
+    batches = list(source.read_files(range(8_000), read, lambda _: 100))
     assert pa.Table.from_batches(batches)["n"].to_pylist() == [n for n in range(8_000) for _ in "12"]
-    assert len(batches) <= 8_000 / read_files.FILES_TOGETHER
-    assert list(read_files.each_file(str, range(1_000))) == list(map(str, range(1_000)))
+    assert len(batches) <= 8_000 / source.FILES_TOGETHER
+    assert list(source.each_file(str, range(1_000))) == list(map(str, range(1_000)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.embedded import postgres as base_backup
+from dormouse.embedded import postgres
 from dormouse.embedded.postgres import extract
 from dormouse.errors import BackupDamaged
 
@@ -18,7 +18,7 @@ from dormouse.errors import BackupDamaged
 def has_filters(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python has filters of archives from 3.11.4 on."""
     if not request.param:
-        monkeypatch.setattr(base_backup, "_AS_DATA", {})
+        monkeypatch.setattr(postgres, "_AS_DATA", {})
 
 
 def archive(path: Path, *members: tuple[str, bytes | None]) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidInput
-from dormouse.settings import config_file as reference
+from dormouse.settings import config_file
 from dormouse.settings.config_file import BYTES_MAX, load, parse
 from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
@@ -372,7 +372,7 @@ def test_bytes_are_settings_or_invalid_input(
 
 
 def test_the_reference_is_what_the_models_say() -> None:
-    assert (ROOT / reference.FILE).read_text("utf-8") == reference.render(), "run make docs"
+    assert (ROOT / config_file.FILE).read_text("utf-8") == config_file.render(), "run make docs"
 
 
 def test_what_schedules_call_is_over_before_a_pause_is_looked_at_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData
-from dormouse.sources import json_files as json_places
+from dormouse.sources import json_files
 from dormouse.sources.infer import infer
 from dormouse.sources.json_files import JSON_DEPTH_MAX
 from dormouse.sources.source import open_source
@@ -63,7 +63,7 @@ def test_brackets_in_texts_do_not_nest(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [f'{{"k": {k}, "v": "{value}"}}' for k in range(20)]
     wanted = [{"k": k, "v": value.replace('\\"', '"').replace("\\\\", "\\")} for k in range(20)]
     for size in (7, 64, 1 << 20):
-        monkeypatch.setattr(json_places, "_DEPTH_BYTES", size)
+        monkeypatch.setattr(json_files, "_DEPTH_BYTES", size)
         for name, text in {"a.jsonl": "\n".join(lines), "b.json": f"[{','.join(lines)}]"}.items():
             (tmp_path / name).write_text(text)
             assert rows_of(tmp_path / name) == wanted

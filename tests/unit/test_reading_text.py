@@ -14,8 +14,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData, InvalidSchema
-from dormouse.sources import json_files as json_places
-from dormouse.sources import sniffing
+from dormouse.sources import json_files, sniffing
 from dormouse.sources.data_files import find_files
 from dormouse.sources.infer import infer
 from dormouse.sources.json_files import json_batches
@@ -364,7 +363,7 @@ def test_the_line_of_a_value_is_found_in_any_batch(tmp_path: Path, monkeypatch: 
     schema = dm.Schema([dm.Field("k", dm.LONG)])
     with pytest.raises(InvalidData, match=r"line 10,001: column 'k' is '5\.5'"):
         [*open_source(path, schema).batches]
-    monkeypatch.setattr(json_places, "_WHOLE_CHARACTERS_MAX", 8)
+    monkeypatch.setattr(json_files, "_WHOLE_CHARACTERS_MAX", 8)
     path = written(tmp_path, "b.json", '[\n{"k": 1},\n{"k": 5.5}]')
     with pytest.raises(InvalidData, match=r": object 2: column 'k' is '5\.5'"):
         [*open_source(path, schema).batches]

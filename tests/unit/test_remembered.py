@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dormouse.reading.sql import engine as remembered
+from dormouse.reading.sql import engine
 from dormouse.reading.sql.engine import CHARACTERS_MAX, Remembered
 
 
@@ -23,7 +23,7 @@ def test_it_is_found_out_once_for_each_statement_and_what_else_tells_them_apart(
 
 
 def test_what_was_asked_longest_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "STATEMENTS_MAX", 2)
+    monkeypatch.setattr(engine, "STATEMENTS_MAX", 2)
     made = Remembered[int]()
     for number, statement in enumerate("abac"):
         made.get(statement, None, lambda number=number: number)

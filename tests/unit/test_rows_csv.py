@@ -18,7 +18,7 @@ from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_loads import loads
-from dormouse.sources import rows_csv_reader as csv_reader
+from dormouse.sources import rows_csv_reader
 from dormouse.sources.rows_csv_reader import CsvFile, CsvFormat
 
 COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
@@ -143,7 +143,7 @@ def test_cells_of_ten_megabytes(write: Write) -> None:
 def test_a_quote_that_is_never_closed_is_not_read_for_ever(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (1 << 12, 1 << 16))
+    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (1 << 12, 1 << 16))
     said = fault(write(b"a,b\n" + b"1,2\n" * 5_000 + b'3,"' + b"x,y\n" * 50_000))
     assert said == (
         "it, row 5001: it is larger than 65,536 bytes; is a quote opened in it that is never closed?"
@@ -199,15 +199,15 @@ def test_what_python_writes_is_read_as_it_was(
     csv.writer(text, lineterminator=ending, quoting=csv.QUOTE_ALL).writerows(rows)
     written = text.getvalue() if ends else text.getvalue().removesuffix(ending)
     path.write_bytes(written.encode())
-    sizes, csv_reader.BLOCK_BYTES = csv_reader.BLOCK_BYTES, (512, 1 << 20)
+    sizes, rows_csv_reader.BLOCK_BYTES = rows_csv_reader.BLOCK_BYTES, (512, 1 << 20)
     try:
         assert read(path, header=False) == rows
     finally:
-        csv_reader.BLOCK_BYTES = sizes
+        rows_csv_reader.BLOCK_BYTES = sizes
 
 
 def test_the_last_lines_end_may_lie_across_blocks(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (128,))
+    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (128,))
     assert read(write(b"a,%s\r\n" % (b"b" * 60) + b"c,%s\r\n" % (b"d" * 61)), header=False)[1][0] == "c"
 
 
@@ -250,7 +250,7 @@ def test_a_file_of_all_columns_and_rows_to_delete_alone_deletes(
     write: Write, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one block, or of many."""
-    monkeypatch.setattr(csv_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
+    monkeypatch.setattr(rows_csv_reader, "BLOCK_BYTES", (1 << 16, 1 << 20))
     found = loaded(write(b"ROW_ID,ROW_VERSION,n\n" + b"".join(b"%d,1\n" % n for n in range(1, count + 1))))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == [*range(1, count + 1)]
     assert max(map(len, found)) <= BLOCK_ROWS_MAX
@@ -387,11 +387,11 @@ def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
         else:
             lines.append(f'{number},1,"{"y" * numbers.randrange(40)}"')
     path = write("\n".join(lines).encode())
-    sizes, csv_reader.BLOCK_BYTES = csv_reader.BLOCK_BYTES, (300,)
+    sizes, rows_csv_reader.BLOCK_BYTES = rows_csv_reader.BLOCK_BYTES, (300,)
     try:
         found = loaded(path)
     finally:
-        csv_reader.BLOCK_BYTES = sizes
+        rows_csv_reader.BLOCK_BYTES = sizes
     assert [int(i) for one in found for i in one.ids] == list(range(1, 5_001))
     assert [int(i) for one in found if one.deletes is not None for i in one.ids] == deleted
     assert all(one.label(0) == f"row {one.ids[0]}" for one in found)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.spark import frames as conditions
+from dormouse.spark import frames
 
 
 class Deep(int):
@@ -20,9 +20,9 @@ class Deep(int):
 
 def test_thousands_of_parts_are_no_chain_of_thousands(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: Any = [Deep(0)] * 5_000
-    depths: Any = conditions._any(parts), conditions._all(parts)
+    depths: Any = frames._any(parts), frames._all(parts)
     assert depths == (13, 13)
-    monkeypatch.setattr(conditions, "_is_of", lambda schema, deletion: deletion)
-    monkeypatch.setattr(conditions, "lit", lambda value: value)
-    monkeypatch.setattr(conditions, "coalesce", lambda found, otherwise: found)
-    assert conditions.remains(None, parts) == ~13  # type: ignore[arg-type]
+    monkeypatch.setattr(frames, "_is_of", lambda schema, deletion: deletion)
+    monkeypatch.setattr(frames, "lit", lambda value: value)
+    monkeypatch.setattr(frames, "coalesce", lambda found, otherwise: found)
+    assert frames.remains(None, parts) == ~13  # type: ignore[arg-type]

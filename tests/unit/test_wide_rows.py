@@ -15,8 +15,7 @@ from dormouse.data import (
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
-from dormouse.sources import source as read_files
-from dormouse.sources import source_files as wide_rows
+from dormouse.sources import source, source_files
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 
 MEBIBYTE = 1 << 20
@@ -25,8 +24,8 @@ MEBIBYTE = 1 << 20
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
-        (wide_rows, "_BYTES_MAX"),
-        (read_files, "_WIDE_ROWS_BYTES"),
+        (source_files, "_BYTES_MAX"),
+        (source, "_WIDE_ROWS_BYTES"),
         (leaf_sorter, "STREAM_BYTES"),
         (datafusion_session, "_BATCH_BYTES"),
     ):
@@ -36,7 +35,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def batches(path: Path, rows_max: int = 65_536) -> list[pa.RecordBatch]:
     with pq.ParquetFile(path) as parquet:
         groups = range(parquet.metadata.num_row_groups)
-        rows = wide_rows.batch_rows(path, parquet, groups, rows_max)
+        rows = source_files.batch_rows(path, parquet, groups, rows_max)
         return [*parquet.iter_batches(rows)]
 
 
@@ -60,7 +59,7 @@ def test_of_ordinary_rows_as_many_are_read_as_may_be(tmp_path: Path) -> None:
 
 def test_wide_batches_are_not_joined_to_one() -> None:
     wide = pa.record_batch({"v": ["x" * 100_000] * 5})
-    found = [*read_files.read_files(range(40), lambda _: iter([wide]), lambda _: 1)]
+    found = [*source.read_files(range(40), lambda _: iter([wide]), lambda _: 1)]
     assert max(batch.nbytes for batch in found) < 2 * MEBIBYTE
     assert sum(batch.num_rows for batch in found) == 200
 

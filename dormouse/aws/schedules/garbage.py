@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import TableNotFound
-from dormouse.jobs import claims as jobs
+from dormouse.jobs import claims
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 from dormouse.state.catalog import Catalog
-from dormouse.state.commits import pointers as bodies
+from dormouse.state.commits import pointers
 from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
@@ -84,7 +84,7 @@ def collect(
 
 def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
     try:
-        bodies.sweep(supplier, objects)
+        pointers.sweep(supplier, objects)
     except Exception:
         logger.exception("no bodies of commit requests are deleted in this round")
 
@@ -94,7 +94,7 @@ def _roll_days(supplier: Supplier) -> None:
     for what, work in (
         ("restarting leases", restart_leases),
         ("making days of the log of removals", removal_log.roll),
-        ("making days of jobs", jobs.roll),
+        ("making days of jobs", claims.roll),
     ):
         try:
             work(supplier)
