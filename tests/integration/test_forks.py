@@ -126,7 +126,8 @@ TOGETHER = """
 import importlib, sys, threading
 import dormouse.api.instance
 sys.setswitchinterval(1e-5)
-names = ["writing.ingest", "reading.executor", "writing.compaction", "writing.splitting", "reading.sql.statements"] * 2
+rooms = {"writing": ["ingest", "compaction", "splitting"], "reading": ["executor", "sql.statements"]}
+names = [f"{room}.{name}" for room, modules in rooms.items() for name in modules] * 2
 barrier = threading.Barrier(len(names))
 
 def load(name):
