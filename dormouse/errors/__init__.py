@@ -118,11 +118,6 @@ from dormouse.errors.rows import *  # noqa: F403
 
 # What the payload store answers in place of a payload, and what its days refuse.
 
-__all__ = [
-    "PayloadCorrupt", "PayloadDayBusy", "PayloadExpired", "PayloadNotFound", "PayloadRoundFailed",
-    "PayloadUnavailable", "PayloadsDiffer",
-]  # fmt: skip
-
 
 class PayloadNotFound(DormouseError, LookupError):
     """There is no payload of this key."""
@@ -163,10 +158,6 @@ class PayloadRoundFailed(DormouseError):
 
 # What is wrong with a job, or with what is asked of it.
 
-__all__ = [
-    "JobCancelled", "JobError", "JobForbidden", "JobIdTaken", "JobLost", "JobNotEnded", "JobNotFound",
-]  # fmt: skip
-
 
 class JobError(DormouseError):
     """The job does not allow it."""
@@ -201,8 +192,6 @@ class JobForbidden(JobError):
 
 
 # What a history refuses, as it does not reach back so far, or another reader was faster.
-
-__all__ = ["ConsumerExpired", "ConsumerOvertaken", "CutExpired", "EpochNotFound"]
 
 
 class EpochNotFound(DormouseError, LookupError):

@@ -235,7 +235,7 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
             return {claim: PayloadUnavailable("please reduce your request rate") for claim in claims}
         return read(payloads, claims)
 
-    monkeypatch.setattr(workers.documents, "requests", requests)
+    monkeypatch.setattr(workers.answers, "requests", requests)
     job_id = jobs.start("work", 7)
     jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert (jobs.result(job_id), jobs.status(job_id).attempts) == (7, 3)
@@ -251,7 +251,7 @@ def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
             return {claim: PayloadUnavailable("access denied") for claim in claims}
         return read(payloads, claims)
 
-    monkeypatch.setattr(workers.documents, "requests", requests)
+    monkeypatch.setattr(workers.answers, "requests", requests)
     jobs.limit("few", 1)
     jobs.start("unread", None)
     job_id = jobs.start("few", None)

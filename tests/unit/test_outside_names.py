@@ -39,3 +39,11 @@ def test_a_name_that_other_programs_import_stays(module: str) -> None:
 def test_an_old_name_is_the_same_thing() -> None:
     old, new = map(importlib.import_module, ("dormouse.commits.requests", "dormouse.state.commits.requests"))
     assert old.AddFiles is new.AddFiles
+
+
+def test_every_error_is_found_in_the_package_too() -> None:
+    package, errors = map(importlib.import_module, ("dormouse", "dormouse.errors"))
+    kinds = [
+        name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)
+    ]
+    assert len(kinds) > 90 and [name for name in kinds if not hasattr(package, name)] == []
