@@ -26,7 +26,8 @@ from dormouse.model.portions import portions
 from dormouse.model.schema import Schema
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.deletions import Deletion, deletions_of
-from dormouse.reading.interruption import Interruption, interruptible
+from dormouse.reading.interruptible import interruptible
+from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan

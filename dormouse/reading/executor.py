@@ -33,7 +33,8 @@ from dormouse.model.types import Field
 from dormouse.reading.checked_files import FileGone, verify
 from dormouse.reading.dividing import are_narrow, divided, first_divided, is_large
 from dormouse.reading.edited import read_from, wanted_of
-from dormouse.reading.interruption import Interruption, interruptible
+from dormouse.reading.interruptible import interruptible
+from dormouse.reading.interruption import Interruption
 from dormouse.reading.keyed import GONE, KeyedScans
 from dormouse.reading.page_reads import can_look_up, rows_of
 from dormouse.reading.planner import Scan

@@ -18,7 +18,8 @@ from dormouse.errors import DormouseError
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import executor, query
-from dormouse.reading.interruption import Interruption, interruptible
+from dormouse.reading.interruptible import interruptible
+from dormouse.reading.interruption import Interruption
 
 WAIT_SECONDS = 60
 _names = count()

@@ -134,7 +134,7 @@ def test_a_function_that_breaks_the_rule_is_found(deployed: Deployment, made: st
 
 def test_days_are_made_for_the_tables_that_have_days(deployed: Deployment) -> None:
     with psycopg.connect(deployed.of(RUN_ROLE)) as conn:
-        for days in (removal_log.DAYS, claims.DAYS, rows.DAYS):
+        for days in (removal_log.DAYS, claims.ENDED_DAYS, rows.DAYS):
             made = "select dormouse.add_day(%s, '2999-02-01')"
             assert conn.execute(made, [days.table]).fetchall() == [(True,)]
             assert conn.execute(made, [days.table]).fetchall() == [(False,)]
