@@ -136,10 +136,7 @@ def test_a_batch_that_waits_is_not_tried_request_by_request(
 def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
     limited: Instance, patient: Instance
 ) -> None:
-    """A trigger makes each file slow; twenty at once take longer than a statement may.
-
-    One thread applies them: two wait for each other's rows, and only luck ends that within so short a limit.
-    """
+    """A trigger makes each file slow; twenty at once take longer than a statement may."""
     query(
         patient._supplier,
         """create function slow() returns trigger language plpgsql as
@@ -147,8 +144,7 @@ def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
            create trigger slow before insert on file_reference_1 for each row execute function slow()""",
     )
     patient.submit([add("t", f"f{number}") for number in range(20)])
-    options = CommitterOptions(concurrency=1)
-    committer = Committer(Tables(limited._supplier), patient.commits.queues, options)
+    committer = Committer(Tables(limited._supplier), patient.commits.queues)
     assert {o.state for o in committer.drain()} == {"applied"}
     assert committer.metrics().try_later < 20  # none waits for another chance to be the only one
 

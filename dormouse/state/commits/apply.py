@@ -25,6 +25,7 @@ from dormouse.errors import (
     FileReferenceAssignedToJob,
     FileReferenceNotAssignedToJob,
     InvalidName,
+    TableBusy,
     TableNotFound,
     TableOfAnotherTimeline,
 )
@@ -168,7 +169,6 @@ def _lacking(name: str, table_uuid: str | None) -> TableNotFound:
         table=name,
     )
 
-
 logger = logging.getLogger(__name__)
 PASSES_MAX = 10
 _HALVING_IS_NO_USE = (
@@ -192,13 +192,6 @@ _QUERIES = load(__package__ or "", "apply")
 
 Requests = dict[int, CommitRequest]
 Outcomes = dict[int, CommitOutcome]
-
-
-def _may_be_too_much(error: Exception) -> bool:
-    """Returns whether a half of the batch may succeed where the whole raised this error."""
-    if isinstance(error.__cause__, (pg.QueryCanceled, pg.TransactionTimeout)):
-        return True  # a limit of time, which also ends what waits for a lock: that cannot be told apart
-    return not isinstance(error, _HALVING_IS_NO_USE)
 
 
 def apply(tables: Tables, envelopes: Sequence[Envelope]) -> list[CommitOutcome]:
@@ -323,7 +316,7 @@ class _TableBatch:
             results = self._in_one_transaction(requests)
         except Exception as error:
             check_schema(self._supplier, error)
-            if len(requests) == 1 or not _may_be_too_much(error):
+            if len(requests) == 1 or _halving_is_no_use(error):
                 return self.all_failed(requests, error)
             # by chance: one that takes for ever does not come before the others each time
             mixed = random.sample(list(requests.items()), len(requests))
@@ -456,6 +449,13 @@ def _without_repeated_ids(requests: Requests) -> list[Requests]:
             waves.append({})
         waves[wave][number] = request
     return waves
+
+
+def _halving_is_no_use(error: Exception) -> bool:
+    """Returns whether the halves of a batch would fail as the whole did."""
+    # TableBusy stands for a wait for a lock, or for a statement that took too long: a half may be fast enough
+    reason = error.__cause__ or error if isinstance(error, TableBusy) else error
+    return isinstance(reason, _HALVING_IS_NO_USE)
 
 
 def _check_timeline(envelope: Envelope, table: TableRecord) -> None:
