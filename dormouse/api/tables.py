@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dormouse.reading import PlanSummary
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.sql.engine import Engine, Sessions
-    from dormouse.reading.sql.wanted import Named
+    from dormouse.reading.sql.named import Named
     from dormouse.reading.streams import Answer
     from dormouse.reading.where import Where
     from dormouse.writing.compaction_job import CompactionResult
@@ -153,7 +153,7 @@ class Tables:
         return Engine(self.objects)
 
     def _named(self, verify: bool = False) -> Named:
-        from dormouse.reading.sql.wanted import Named
+        from dormouse.reading.sql.named import Named
 
         def like(names: Iterable[str]) -> dict[str, TableContext]:
             listed = list(names)

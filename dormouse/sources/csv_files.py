@@ -15,6 +15,7 @@ from dormouse.errors import DependencyMissing, InvalidData
 from dormouse.model.schema import Schema
 from dormouse.model.types import STRING
 from dormouse.sources.data_files import DataFile, Files
+from dormouse.sources.odd_numbers import WatchedNumbers
 from dormouse.sources.text_format import (
     NeverClosed,
     TextFormat,
@@ -28,15 +29,7 @@ from dormouse.sources.text_format import (
     opened,
     unfit,
 )
-from dormouse.sources.text_values import (
-    TIMES,
-    UnfitRow,
-    UnfitText,
-    WatchedNumbers,
-    day_orders,
-    read_types,
-    typed,
-)
+from dormouse.sources.text_values import TIMES, UnfitRow, UnfitText, day_orders, read_types, typed
 
 if TYPE_CHECKING:
     from dormouse.sources.sniffing import Sniffed

@@ -35,6 +35,7 @@ from dormouse.model.types import (
     Field,
 )
 from dormouse.sources.data_files import DataFile
+from dormouse.sources.odd_numbers import has_long_numbers
 from dormouse.sources.text_format import opened
 from dormouse.sources.text_values import (
     TIMES,
@@ -42,7 +43,6 @@ from dormouse.sources.text_values import (
     UnfitText,
     exact_decimal,
     first_unkept,
-    has_long_numbers,
     not_null,
     value_column,
 )

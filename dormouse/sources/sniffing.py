@@ -22,6 +22,7 @@ from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidData, not_installed, one_line
 from dormouse.model.types import BOOLEAN, DATE, DOUBLE, LONG, STRING, TIMESTAMP, DataType, Field
 from dormouse.sources.data_files import DataFile
+from dormouse.sources.odd_numbers import are_kept, with_infinities
 from dormouse.sources.text_format import (
     UTF_8,
     TextFormat,
@@ -35,11 +36,9 @@ from dormouse.sources.text_values import (
     HEXADECIMAL,
     LEADING_ZERO,
     TIMES,
-    are_kept,
     formats_to_try,
     other_order,
     value_column,
-    with_infinities,
 )
 
 SAMPLE_BYTES = 2 * 1024 * 1024

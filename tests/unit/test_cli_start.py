@@ -38,7 +38,7 @@ def test_a_version_is_told_without_loading_anything() -> None:
     assert loaded & NEVER_FOR_A_VERSION == set()
     assert {name for name in loaded if name.startswith("dormouse.cli.")} == {
         "dormouse.cli.failures",
-        "dormouse.cli.console",
+        "dormouse.cli.output",
     }
 
 

@@ -55,7 +55,7 @@ LAID = [open_to_others, a_link, a_file]
 
 def test_no_other_module_names_a_file_in_the_folder_for_temporary_files() -> None:
     """These ask for it to measure its disk, to name it in a message, or to have a private folder in it."""
-    package = Path(private_folders_module.__file__).parent
+    package = Path(private_folders_module.__file__).parents[1]
     asking = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")

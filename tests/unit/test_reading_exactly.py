@@ -16,7 +16,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.model import exact as number_rule
-from dormouse.sources import csv_files, sniffing, text_format, text_values
+from dormouse.sources import csv_files, odd_numbers, sniffing, text_format
 from dormouse.sources.infer import infer
 from dormouse.sources.source import open_source
 
@@ -365,7 +365,7 @@ def test_numbers_of_json_are_kept_or_refused(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DuckDB makes doubles of them before anything else."""
-    monkeypatch.setattr(text_values, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(odd_numbers, "_BLOCK_BYTES", 16)
     for number, lines in enumerate(([text], ["0.5", text], [f"[{text}, 1.5]"], [f'{{"x": {text}}}'])):
         rows = "".join(f'{{"k": {at}, "v": {line}}}\n' for at, line in enumerate(lines))
         folder = written(tmp_path / str(number), a_jsonl=rows, b_json=f"[{','.join(rows.splitlines())}]")

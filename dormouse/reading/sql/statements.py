@@ -31,10 +31,11 @@ from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
 from dormouse.reading.schemas import again_if_moved, keeping_columns
 from dormouse.reading.sql.engine import Session, Sessions
 from dormouse.reading.sql.failures import ReadFailed
+from dormouse.reading.sql.named import Moments, Named, alone, meant
 from dormouse.reading.sql.results import BATCH_ROWS, Rows, fitted
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
-from dormouse.reading.sql.wanted import Moments, Named, Wanted, alone, meant
+from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import heeding_signals, in_thread, undisturbed
 from dormouse.reading.table_view import plan_query, plan_tables, summary
 from dormouse.reading.where import Condition, Question, question

@@ -25,9 +25,9 @@ from dormouse.reading.planner import Scan
 from dormouse.reading.schemas import on_current
 from dormouse.reading.sql.conditions import all_of, in_slices, remains, text, type_name
 from dormouse.reading.sql.engine import Sessions, connection
+from dormouse.reading.sql.named import Moments
 from dormouse.reading.sql.selects import Select
 from dormouse.reading.sql.statements import sql_of
-from dormouse.reading.sql.wanted import Moments
 from dormouse.reading.table_view import check_files, plan_tables
 from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext

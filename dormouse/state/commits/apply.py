@@ -169,6 +169,7 @@ def _lacking(name: str, table_uuid: str | None) -> TableNotFound:
         table=name,
     )
 
+
 logger = logging.getLogger(__name__)
 PASSES_MAX = 10
 _HALVING_IS_NO_USE = (
