@@ -11,7 +11,7 @@ from sqlglot import exp
 from documentation import cell, made_of
 from dormouse.errors import InvalidQuery
 from dormouse.model.values import PARAMETERS_MAX
-from dormouse.rows import binding, calls, expressions, pages, statements, types
+from dormouse.rows import binding, calls, pages, sql, statements, types
 from dormouse.rows.binding import CLAUSES, EXPRESSIONS
 from dormouse.rows.calls import AGGREGATES
 from dormouse.rows.columns import Column
@@ -300,7 +300,7 @@ def render() -> str:
         function_kinds=_function_kinds(),
         column_kinds="\n".join(f"| {name} | {types.cell(Column('c', name)).kind} |" for name in TYPES),
         refused="\n".join(f"| {what} | `{cell(query)}` |" for what, (query, _) in REFUSED.items()),
-        words=", ".join(sorted({cell(word) for word in expressions.WORDS.values()}, key=str.casefold)),
+        words=", ".join(sorted({cell(word) for word in sql.WORDS.values()}, key=str.casefold)),
         limits="\n".join(f"| {what} | {most:,} |" for what, most in _limits().items()),
     )
 
@@ -318,9 +318,9 @@ def _operators() -> list[type]:
 
 def _limits() -> dict[str, int]:
     return {
-        "characters": expressions.CHARACTERS_MAX,
-        "words": expressions.TOKENS_MAX,
-        "parentheses within each other": expressions.DEPTH_MAX,
+        "characters": sql.CHARACTERS_MAX,
+        "words": sql.TOKENS_MAX,
+        "parentheses within each other": sql.DEPTH_MAX,
         "depth of expressions": statements.DEPTH_MAX,
         "parameters": PARAMETERS_MAX,
         "rows of a page": pages.PAGE_ROWS_MAX,

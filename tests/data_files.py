@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.datafusion_session import open_parquet, sorted_session, table_file
+from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.data.leaf_sorter import MEMORY_BYTES
+from dormouse.data.object_access import open_parquet
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.datafusion_session import open_parquet
 from dormouse.data.leaf_sorter import LeafLookup
+from dormouse.data.object_access import open_parquet
 from dormouse.data.sketches import FileSketches
 from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema

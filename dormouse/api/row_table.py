@@ -30,9 +30,9 @@ from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
 from dormouse.rows.kinds import INTEGER_MAX
 from dormouse.rows.locks import HeldLock, RowLocks
 from dormouse.rows.reading import RowReader
-from dormouse.rows.statements import INDEX_WAIT_SECONDS
 from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
 from dormouse.rows.values import to_python
+from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
 
 if TYPE_CHECKING:

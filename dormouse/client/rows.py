@@ -28,8 +28,8 @@ from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.given import as_dicts
 from dormouse.rows.pages import Page, SelectColumn
-from dormouse.rows.statements import INDEX_WAIT_SECONDS
 from dormouse.rows.store import RowChange, RowSnapshot
+from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
 
 CHUNK_BYTES = 1 << 20

@@ -6,74 +6,23 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
-from datafusion import DataFrame, RuntimeEnvBuilder, SessionConfig, SessionContext
+from datafusion import DataFrame, Expr, RuntimeEnvBuilder, SessionConfig, SessionContext, literal
 
-from dormouse.data.expressions import key_order
-from dormouse.data.written import check_stored, reshaped, written_schema
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.expressions import column, key_order
+from dormouse.data.object_access import register
+from dormouse.data.written import check_stored, metadata_of, written_schema
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
+from dormouse.model.reshaping import is_as_stored, pairs
 from dormouse.model.schema import Schema
+from dormouse.model.shape import Column
+from dormouse.model.types import BYTES, STRING, Field
 from dormouse.objects import ObjectStore
 from dormouse.objects.forks import ForkGuard
-from dormouse.objects.s3 import current, s3_options
-
-if TYPE_CHECKING:
-    from datafusion import SessionContext
-
-# How DataFusion and pyarrow reach the object store's objects.
-
-
-def credentials(store: ObjectStore) -> dict[str, str]:
-    """What `register` would give a session to reach the store with, which may expire."""
-    return current(store.options) if urlsplit(store.url).scheme == "s3" else {}
-
-
-def register(ctx: SessionContext, store: ObjectStore) -> None:
-    """Let `ctx` read the objects of `store` under their `store.uri(name)`; a folder needs nothing."""
-    parts = urlsplit(store.url)
-    if parts.scheme == "s3":
-        from datafusion.object_store import AmazonS3
-
-        options: dict[str, Any] = {"bucket_name": parts.netloc, "allow_http": True} | s3_options(
-            store.options
-        )
-        ctx.register_object_store("s3://", AmazonS3(**options), parts.netloc)
-
-
-@contextmanager
-def parquet_object(
-    store: ObjectStore, name: str, *, verify: bool = False, **how: Any
-) -> Iterator[pq.ParquetFile]:
-    """An object as a Parquet file; `ObjectNotFound`, or `InvalidData` that names it when it is damaged.
-
-    `verify`: pages that have a checksum are verified by it. `how` is pyarrow's, as for `open_parquet`.
-    """
-    try:
-        with open_parquet(store, name, verify=verify, **how) as file:
-            yield file
-    except InvalidData as error:
-        raise InvalidData(f"file {name!r}: {error}") from None
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise InvalidData(f"file {name!r} cannot be read as Parquet: {one_line(error)}") from error
-
-
-def open_parquet(store: ObjectStore, name: str, *, verify: bool = False, **how: Any) -> pq.ParquetFile:
-    """Open an object as a Parquet file: mapped from a folder, else read in the ranges that are asked for.
-
-    `verify`: not mapped, as a page of a damaged disk would end the process. `how` is pyarrow's: `metadata`
-    that was read before, columns to `read_dictionary` as they are. Raises `ObjectNotFound`; close it, or use
-    it in a `with`.
-    """
-    path = store.local_path(name)
-    if path is None:
-        return pq.ParquetFile(store.reader(name), pre_buffer=True, page_checksum_verification=verify, **how)
-    store.size(name)  # says ObjectNotFound
-    return pq.ParquetFile(path, memory_map=not verify, page_checksum_verification=verify, **how)
-
 
 check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000
@@ -92,6 +41,7 @@ _OPTIONS = {
 _BATCH_ROWS = 8_192
 _BATCH_BYTES = 8 * 1024 * 1024
 """Of each file, as it is written: where rows are wide, fewer are in memory at once."""
+_VIEWS = {STRING: pa.string_view(), BYTES: pa.binary_view()}
 
 
 def sorted_session(
@@ -194,3 +144,35 @@ def query_error(
         except Exception as found:
             return file_error(file, found)
     return JobFailed(f"DataFusion failed: {one_line(error)}")
+
+
+def reshaped(rows: DataFrame, stored: Schema, schema: Schema, *, views: bool = False) -> DataFrame:
+    """Rows with the columns of one schema of a table, as rows with those of another.
+
+    `views`: whether texts and bytes travel as Arrow's views.
+    """
+    if is_as_stored(stored, schema):
+        return rows.select(*map(column, schema.names))
+    return rows.select(*(_now(*one, views=views) for one in pairs(stored, schema)))
+
+
+def _now(field: Field, one: Column, before: Field | None, *, views: bool) -> Expr:
+    if before is None:
+        return _default(field, one.default, views=views).alias(field.name)
+    found = column(before.name)
+    if before.type != field.type:
+        return found.cast(arrow_type(field.type)).alias(field.name)
+    return found if before.name == field.name else found.alias(field.name)
+
+
+def _default(field: Field, default: Any, *, views: bool) -> Expr:
+    kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
+    # of lists and structs there is no literal that is null
+    return literal(None).cast(kind) if default is None else literal(pa.scalar(default, kind))
+
+
+def numbered(rows: DataFrame, schema: Schema) -> DataFrame:
+    """The rows, whose columns have their ids in files that are written."""
+    named = zip(schema.names, schema.shape.columns, strict=True)
+    kinds = {field.name: arrow_type(field.type) for field in schema.fields}
+    return rows.select(*(column(name).alias(name, metadata_of(kinds[name], one)) for name, one in named))

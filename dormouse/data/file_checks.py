@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from dormouse.data.datafusion_session import parquet_object
-from dormouse.data.leaf_sorter import is_ascending
+from dormouse.data.key_sort import is_ascending
+from dormouse.data.object_access import parquet_object
 from dormouse.data.sketches import load_sketches
 from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import DormouseError, EngineFailed, InvalidData, ObjectNotFound, one_line

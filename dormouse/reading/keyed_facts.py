@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from dormouse.data.datafusion_session import parquet_object
+from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.keyed import DELETED_AT, SEQUENCE
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP

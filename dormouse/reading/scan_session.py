@@ -17,16 +17,10 @@ from datafusion.expr import SortExpr
 from datafusion.plan import LogicalPlan
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.datafusion_session import (
-    check_not_forked,
-    credentials,
-    open_session,
-    panics_as_errors,
-    register,
-)
+from dormouse.data.datafusion_session import check_not_forked, open_session, panics_as_errors, reshaped
 from dormouse.data.expressions import among, between, column, joined, key_order, union, value
+from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
-from dormouse.data.written import reshaped
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.region import KeyValue, Range
 from dormouse.model.schema import Field, Schema

@@ -25,11 +25,8 @@ from dormouse.rows.expressions import (
     Statement,
     Value,
     has_aggregate,
-    label,
-    name_node,
-    only,
-    refused,
 )
+from dormouse.rows.sql import label, name_node, only, refused
 
 CLAUSES = ("expressions", "from_", "where", "group", "order", "limit", "offset", "distinct", "having")
 ROWS_MAX = (1 << 63) - 1

@@ -9,7 +9,8 @@ from sqlglot import exp
 from dormouse.errors import InvalidQuery
 from dormouse.model.text import plural
 from dormouse.rows import types
-from dormouse.rows.expressions import ELSEWHERE, Apply, Expression, Function, Kind, Operator, Value
+from dormouse.rows.expressions import Apply, Expression, Function, Kind, Operator, Value
+from dormouse.rows.sql import ELSEWHERE
 
 Operands = Sequence[Expression]
 ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from dormouse.sources.source import as_arrow, is_of
+from dormouse.sources.given_rows import as_arrow, is_of
 
 _ROWS_AT_ONCE = 10_000
 

@@ -37,17 +37,8 @@ from dormouse.rows.index_worker import IndexWorker
 from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
 from dormouse.rows.page_tokens import PageToken
 from dormouse.rows.pages import Page, Rows, SelectColumn
-from dormouse.rows.statements import (
-    Asked,
-    Given,
-    Wait,
-    bound,
-    build_of,
-    count_of,
-    given,
-    page_at_once,
-    page_of,
-)
+from dormouse.rows.statements import Asked, Given, bound, build_of, count_of, given, page_at_once, page_of
+from dormouse.rows.waiting import Wait
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress

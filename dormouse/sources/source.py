@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as kinds
 
 from dormouse.data.arrow_schema import arrow_field, check_columns, conform
-from dormouse.errors import InvalidData, ObjectStoreError, one_line
+from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.ahead import chained_ahead, mapped_ahead
 from dormouse.model.portions import portions
 from dormouse.model.schema import Schema
 from dormouse.model.shape import Shape
 from dormouse.model.types import LONG, Field
 from dormouse.sources.data_files import Files, are_paths, find_files
+from dormouse.sources.given_rows import INDEX, as_arrow, is_of
 from dormouse.sources.source_files import (
     BATCH_ROWS,
     FilePart,
@@ -165,96 +166,6 @@ def _add_values(found: Hash, values: pa.Array) -> None:
         if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
             there = there.cast(pa.large_binary())
         found.update(pa.record_batch([there], ["values"]).serialize())
-
-
-# Rows in memory, whatever holds them, as Arrow.
-
-Rows: TypeAlias = pa.Table | pa.RecordBatch | pa.RecordBatchReader
-INDEX = "__index_level_"
-"""What pandas calls an index that has no name."""
-_FAILED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, TypeError)
-
-
-def as_arrow(data: Any, defaults: Mapping[str, Any] = {}) -> Rows | None:  # noqa: PLR0911 one a kind
-    """A dict of columns, a list of dicts, a DataFrame of pandas or Polars, a dataset, or what speaks Arrow.
-
-    None for what is none of these. A dict of a list that lacks a column has its default. Of pandas an index
-    comes as a column if it has a name. Raises `InvalidData` where values of one column have no common type.
-    """
-    if isinstance(data, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
-        return data
-    if isinstance(data, Mapping):
-        return _of_columns(data)
-    if isinstance(data, list | tuple) and data and all(isinstance(row, Mapping) for row in data):
-        return _of_dicts(data, defaults)
-    if is_of(data, "pandas") and hasattr(data, "columns"):
-        return _of_pandas(data)
-    if is_of(data, "polars") and hasattr(data, "collect"):
-        data = data.collect()
-    if is_of(data, "pyarrow") and hasattr(data, "scanner"):
-        return data.scanner().to_reader()
-    if hasattr(data, "__arrow_c_stream__"):
-        return pa.RecordBatchReader.from_stream(data)
-    return None
-
-
-def without_index(found: Rows) -> Rows:
-    """Without the indexes that pandas gave no name."""
-    if isinstance(found, pa.RecordBatchReader) or not any(n.startswith(INDEX) for n in found.schema.names):
-        return found
-    return found.select([name for name in found.schema.names if not name.startswith(INDEX)])
-
-
-def is_of(data: Any, package: str) -> bool:
-    """Returns whether a package made the data; it is not imported for that."""
-    return any(kind.__module__.partition(".")[0] == package for kind in type(data).__mro__)
-
-
-def _of_columns(columns: Mapping[str, Any]) -> pa.Table:
-    arrays = [_array(name, values) for name, values in columns.items()]
-    lengths = {len(array) for array in arrays}
-    if len(lengths) > 1:
-        raise InvalidData(f"the columns of the dict are of different lengths: {sorted(lengths)}")
-    return pa.table(dict(zip(map(str, columns), arrays, strict=True)))
-
-
-def _of_dicts(rows: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> pa.Table:
-    """The columns of all rows, not of the first alone; the default, or null, where a row has none."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table(
-        {str(name): _array(name, [row.get(name, defaults.get(name)) for row in rows]) for name in names}
-    )
-
-
-def _array(name: Any, values: Iterable[Any]) -> pa.Array | pa.ChunkedArray:
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidData(f"column {name!r} of the dict is {values!r}: give a list of values for each column")
-    try:
-        if hasattr(values, "__arrow_c_stream__"):
-            return pa.chunked_array(values)
-        return pa.array(values if hasattr(values, "__len__") else list(values))
-    except _FAILED as error:
-        raise _mixed(name, error) from None
-
-
-def _of_pandas(frame: Any) -> pa.Table:
-    try:
-        return without_index(pa.Table.from_pandas(frame))
-    except _FAILED as error:
-        failed = error
-    for number, name in enumerate(frame.columns):
-        try:
-            pa.array(frame.iloc[:, number], from_pandas=True)
-        except _FAILED as error:
-            raise _mixed(name, error) from None
-    raise InvalidData(f"the DataFrame cannot be read: {one_line(failed)}")
-
-
-def _mixed(name: Any, error: Exception) -> InvalidData:
-    return InvalidData(
-        f"column {name!r} has values of several types ({one_line(error)[:200]}): make them one, "
-        "e.g. by .astype(str)"
-    )
 
 
 # Many files, or parts of them, as one stream: the next are read while the rows of the last are used.

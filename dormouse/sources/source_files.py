@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import arrow_type, check_columns, conform
-from dormouse.data.leaf_sorter import LeafLookup, is_ascending
+from dormouse.data.key_sort import is_ascending
+from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidData, InvalidQuery, one_line
 from dormouse.model.portions import portions
 from dormouse.model.region import encode_key

@@ -10,8 +10,8 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING
 
-from dormouse.data.datafusion_session import parquet_object
 from dormouse.data.file_checks import copied, digest_of_object
+from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, ObjectDamaged, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore, open_store

@@ -14,10 +14,9 @@ import pyarrow.parquet as pq
 from datafusion import DataFrame
 
 from dormouse.data.bloom_filters import sized_filters
-from dormouse.data.datafusion_session import file_url
+from dormouse.data.datafusion_session import file_url, numbered
 from dormouse.data.file_checks import digest_of_file
 from dormouse.data.sketches import KeySampler
-from dormouse.data.written import numbered
 from dormouse.errors import JobFailed
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.portions import portions

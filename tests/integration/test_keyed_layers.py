@@ -14,7 +14,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.keyed import Layers, layers
+from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.table_view import plan_tables
 from dormouse.writing.ingest import keyed_rows, write_leaves
 from dormouse.writing.ingest_commit import commit_files

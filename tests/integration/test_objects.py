@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from datafusion import SessionContext
 
-from dormouse.data.datafusion_session import open_parquet, register
+from dormouse.data.object_access import open_parquet, register
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 from dormouse.objects import ObjectStore, open_store
 

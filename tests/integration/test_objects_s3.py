@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from datafusion import SessionContext
 
-from dormouse.data.datafusion_session import register
+from dormouse.data.object_access import register
 from dormouse.errors import ObjectAlreadyExists, ObjectStoreError
 from dormouse.objects import ObjectStore, open_store, s3
 from dormouse.objects.s3 import SINGLE_PUT_BYTES_MAX

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from dormouse.data import file_checks
-from dormouse.data.datafusion_session import parquet_object
 from dormouse.data.file_checks import FileReader, Written, _coded_texts, _Columns
-from dormouse.data.leaf_sorter import is_ascending
+from dormouse.data.key_sort import is_ascending
+from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
