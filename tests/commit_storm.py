@@ -20,8 +20,8 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import CommitFailed, DormouseError, TableAlreadyExists, TableNotFound
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dormouse.errors import InvalidProperties
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.text import name_of, parts_of
 from dormouse.model.types import BYTES, INT, LONG, STRING
 

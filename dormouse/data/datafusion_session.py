@@ -17,9 +17,7 @@ from dormouse.data.expressions import column, key_order
 from dormouse.data.object_access import register
 from dormouse.data.written import check_stored, metadata_of, written_schema
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
-from dormouse.model.reshaping import is_as_stored, pairs
-from dormouse.model.schema import Schema
-from dormouse.model.shape import Column
+from dormouse.model.schema import Column, Schema, is_as_stored, pairs
 from dormouse.model.types import BYTES, STRING, Field
 from dormouse.objects import ObjectStore
 from dormouse.objects.forks import ForkGuard

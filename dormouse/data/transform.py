@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from dormouse.data.bloom_filters import bloom_filter_columns
 from dormouse.errors import InvalidData, InvalidProperties
-from dormouse.model.keyed import check_keyed
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties, check_keyed
 from dormouse.model.text import NAME, name_of, parts_of
 from dormouse.model.types import BOOLEAN, BYTES, DATE, DOUBLE, FLOAT, INT, LONG, STRING, TIMESTAMP, DataType
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_columns
-from dormouse.model.schema import Schema
-from dormouse.model.shape import Column
+from dormouse.model.schema import Column, Schema
 from dormouse.objects.names import schema_version_of
 
 FIELD_ID = "PARQUET:field_id"

@@ -27,9 +27,9 @@ from dormouse.datasource.options import ReadOptions, StreamOptions, TableOptions
 from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.model.cut import Position
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.properties import TableProperties, check_not_edited
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties, check_not_edited
 from dormouse.model.text import check_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.activity import note_if_shared

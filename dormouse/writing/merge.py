@@ -23,10 +23,10 @@ from dormouse.data.datafusion_session import (
 from dormouse.data.expressions import in_region, key_order, union
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData
-from dormouse.model.portions import portions
-from dormouse.model.properties import TableProperties
+from dormouse.model.ahead import portions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.writing.parquet_file import FileFacts, write_sorted, writer_options
 

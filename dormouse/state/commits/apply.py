@@ -31,7 +31,8 @@ from dormouse.errors import (
 )
 from dormouse.model.file_reference import CheckAssignmentRequest
 from dormouse.model.table import TableRecord, table_of
-from dormouse.model.text import is_text, narrow_id
+from dormouse.model.text import narrow_id
+from dormouse.model.types import is_text
 from dormouse.objects.names import check_file_name
 from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.each import Call, execute_each

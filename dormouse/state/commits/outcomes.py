@@ -26,7 +26,8 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
-from dormouse.model.text import check_text, is_text, narrow_bytes
+from dormouse.model.text import check_text, narrow_bytes
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
 from dormouse.postgres.opening import was_open_at

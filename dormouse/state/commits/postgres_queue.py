@@ -27,7 +27,8 @@ from dormouse.errors import (
     InvalidInput,
     one_line,
 )
-from dormouse.model.text import is_text, narrow_bytes
+from dormouse.model.text import narrow_bytes
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.opening import was_open_at
 from dormouse.postgres.queries import Uuids, load, texts
