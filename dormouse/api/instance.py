@@ -28,7 +28,7 @@ from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord
 from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.guarded import GuardedStore
+from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.state.catalog import Catalog

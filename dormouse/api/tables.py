@@ -28,7 +28,7 @@ from dormouse.model.table import (
 )
 from dormouse.model.types import DataType
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note_if_shared
+from dormouse.objects.store import note_if_shared
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits.commit_queues import CommitQueues

@@ -20,7 +20,7 @@ from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFoun
 from dormouse.model.schema import Column, Schema, is_as_stored, pairs
 from dormouse.model.types import BYTES, STRING, Field
 from dormouse.objects import ObjectStore
-from dormouse.objects.forks import ForkGuard
+from dormouse.objects.s3 import ForkGuard
 
 check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000

@@ -24,7 +24,7 @@ from dormouse.errors import (
 )
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note_if_shared
+from dormouse.objects.store import note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.limits import COMMIT
 from dormouse.settings import Settings
