@@ -15,7 +15,7 @@ from dormouse.errors import CommitRejected
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.store import note_activity
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.limits import COMMIT
+from dormouse.postgres.session import COMMIT
 from dormouse.settings.lambdas import (
     COMMITS_APPLIED,
     COMMITS_DEAD,

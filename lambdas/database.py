@@ -15,7 +15,7 @@ from dormouse.model.ahead import backoff_seconds
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.connection import SESSION_SETTINGS
+from dormouse.postgres.session import SESSION_SETTINGS
 from dormouse.settings.lambdas import DatabaseEnvironment
 from lambdas.services import Call
 

@@ -16,8 +16,8 @@ from dormouse.model.region import Region
 from dormouse.model.table import is_keyed
 from dormouse.model.text import narrow_bytes
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import Uuids
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.deletions import Deletion
 from dormouse.reading.keyed_facts import Places, places_of

@@ -23,9 +23,9 @@ from dormouse.model.schema import SchemaMoved
 from dormouse.model.table import TableRecord, is_keyed
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.model.types import is_text
-from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.limits import PAGED
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, bytes_
+from dormouse.postgres.session import PAGED, Isolation
 from dormouse.postgres.transaction import bounded, fetched, run_statement, run_transaction
 from dormouse.state.files.diagnosis import State
 from dormouse.state.files.differences import Differences
