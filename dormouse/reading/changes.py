@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
 from dormouse.data.arrow_schema import arrow_schema, exact
-from dormouse.data.datafusion_session import reshaped
-from dormouse.data.expressions import column, key_order
+from dormouse.data.datafusion_session import column, key_order, reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidCut, InvalidInput, InvalidQuery
 from dormouse.model.ahead import portions

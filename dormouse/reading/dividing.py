@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dormouse.data.written import written_schema
+from dormouse.data.arrow_schema import written_schema
 from dormouse.model.region import KeyValue, Range, compare, decode_key
 from dormouse.model.schema import Schema, is_as_stored
 from dormouse.objects import ObjectStore

@@ -16,11 +16,10 @@ import pyarrow.compute as pc
 from datafusion import ExecutionPlan, Expr
 from datafusion.record_batch import RecordBatch
 
-from dormouse.data.arrow_schema import arrow_schema, exact
-from dormouse.data.expressions import column, key_order
+from dormouse.data.arrow_schema import arrow_schema, exact, written_schema
+from dormouse.data.datafusion_session import column, key_order
 from dormouse.data.newest import first_of_keys, laid_over
 from dormouse.data.transform import Transform
-from dormouse.data.written import written_schema
 from dormouse.errors import ObjectNotFound
 from dormouse.model.ahead import portions
 from dormouse.model.cut import Position, When, milliseconds_at

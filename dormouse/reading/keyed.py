@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
-from dormouse.data.expressions import column, key_order, union
+from dormouse.data.datafusion_session import column, key_order, union
 from dormouse.data.newest import FirstOfKeys
 from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema

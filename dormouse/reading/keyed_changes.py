@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.expressions import column
+from dormouse.data.datafusion_session import column
 from dormouse.data.file_checks import Flags, differ
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import first_of_keys

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from dormouse.data.written import written_schema
+from dormouse.data.arrow_schema import written_schema
 from dormouse.model.schema import Schema, then_called
 from dormouse.model.table import TableProperties, newest_first, stored_schema
 from dormouse.objects import ObjectStore

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type, check_columns, conform
-from dormouse.data.key_sort import is_ascending
+from dormouse.data.arrow_schema import arrow_type, check_columns, conform, is_ascending
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidData, InvalidQuery, one_line
 from dormouse.model.ahead import portions

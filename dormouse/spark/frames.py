@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.expressions import joined
+from dormouse.data.datafusion_session import joined
 from dormouse.data.transform import Transform
 from dormouse.model.cut import Position, When
 from dormouse.model.region import Range, number_of_value

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datafusion import ParquetColumnOptions, ParquetWriterOptions
 
-from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
+from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType

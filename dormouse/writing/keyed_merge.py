@@ -16,8 +16,16 @@ import pyarrow.compute as pc
 from datafusion import DataFrame, Expr, SessionContext, functions, literal
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type, exact
-from dormouse.data.datafusion_session import panics_as_errors, query_error, sorted_session, table_file
-from dormouse.data.expressions import column, in_region, key_order, union
+from dormouse.data.datafusion_session import (
+    column,
+    in_region,
+    key_order,
+    panics_as_errors,
+    query_error,
+    sorted_session,
+    table_file,
+    union,
+)
 from dormouse.data.newest import Marks, first_of_keys, without_values
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData, JobFailed

@@ -12,11 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.arrow_schema import arrow_schema, with_ids
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.sketches import KeySampler
-from dormouse.data.written import with_ids
 from dormouse.errors import JobFailed
 from dormouse.model.ahead import ahead
 from dormouse.model.file_reference import FileReference, FileWithReferences

@@ -15,12 +15,14 @@ from datafusion import DataFrame, Expr, SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import (
+    in_region,
+    key_order,
     panics_as_errors,
     query_error,
     sorted_session,
     table_file,
+    union,
 )
-from dormouse.data.expressions import in_region, key_order, union
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData
 from dormouse.model.ahead import portions
