@@ -60,6 +60,7 @@ ProblemKind = Literal[
     "not_sorted",
     "statistics",
 ]
+"""What a check finds."""
 
 
 # Conditions of deletions as they are kept: by the names that columns had then.
