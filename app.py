@@ -25,7 +25,7 @@ def main() -> int:
         return 2
     use_bundled_node()
     from dormouse.settings.config_file import load
-    from dormouse.settings.lambdas import no_certificates
+    from dormouse.settings.section import no_certificates
     from stacks.assets import BuiltAssets, StubAssets, refuse_deploys
     from stacks.instance import build, new_app, not_built
 

@@ -26,10 +26,9 @@ from psycopg.types.json import Jsonb
 
 from dormouse.model.file_reference import FileReference, FileWithReferences, ReplaceFileReferencesRequest
 from dormouse.model.partition_tree import ROOT
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import encode_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableProperties, TableRecord
 from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from documentation import cell, made_of
-from dormouse.model.properties import TableProperties, allowed_values
+from dormouse.model.table import TableProperties, allowed_values
 from dormouse.settings.process import Settings
 from dormouse.settings.service import ServiceSettings
 
@@ -52,7 +52,7 @@ def table_properties() -> str:
         f"| `{name}` | {_default(field.default)} | {cell(allowed_values(name))} | {cell(field.description or '')} |"
         for name, field in TableProperties.model_fields.items()
     ]
-    return _PROPERTIES.format(made=made_of("dormouse/model/properties.py"), rows="\n".join(rows))
+    return _PROPERTIES.format(made=made_of("dormouse/model/table.py"), rows="\n".join(rows))
 
 
 def process_settings() -> str:

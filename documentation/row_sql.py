@@ -10,7 +10,7 @@ from sqlglot import exp
 
 from documentation import cell, made_of
 from dormouse.errors import InvalidQuery
-from dormouse.model.values import PARAMETERS_MAX
+from dormouse.model.types import PARAMETERS_MAX
 from dormouse.rows import binding, calls, pages, sql, statements, types
 from dormouse.rows.binding import CLAUSES, EXPRESSIONS
 from dormouse.rows.calls import AGGREGATES

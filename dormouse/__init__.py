@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from dormouse.embedded.local import local
     from dormouse.embedded.restoring import backups, restore
     from dormouse.model.cut import Cut
-    from dormouse.model.properties import TableProperties
     from dormouse.model.region import Range, Region
     from dormouse.model.schema import Field, Schema
+    from dormouse.model.table import TableProperties
     from dormouse.model.types import (
         BOOLEAN,
         BYTES,
@@ -119,7 +119,7 @@ _HOMES = {
     "RowTable": "dormouse.api.row_table",
     "Schema": "dormouse.model.schema",
     "Table": "dormouse.api.table",
-    "TableProperties": "dormouse.model.properties",
+    "TableProperties": "dormouse.model.table",
     "backups": "dormouse.embedded.restoring",
     "connect": "dormouse.api.instance",
     "local": "dormouse.embedded.local",

@@ -12,9 +12,10 @@ from aws_lambda_powertools.utilities.batch import (
 )
 
 from dormouse.errors import CommitRejected
-from dormouse.objects import ObjectStore, activity, open_store
+from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.store import note_activity
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.limits import COMMIT
+from dormouse.postgres.session import COMMIT
 from dormouse.settings.lambdas import (
     COMMITS_APPLIED,
     COMMITS_DEAD,
@@ -70,7 +71,7 @@ def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:
             )
         done = batch.answer
         if done.applied:
-            activity.note(objects)
+            note_activity(objects)
         counts = (done.applied, done.rejected, done.later, done.dead)
         names = (COMMITS_APPLIED, COMMITS_REJECTED, COMMITS_LATER, COMMITS_DEAD)
         call.count(**dict(zip(names, counts, strict=True)))

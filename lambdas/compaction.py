@@ -11,7 +11,8 @@ from typing import Any
 from dormouse.aws.schedules import runs
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import InvalidInput, ObjectNotFound
-from dormouse.objects import activity, open_store
+from dormouse.objects import open_store
+from dormouse.objects.store import note_activity
 from dormouse.settings.lambdas import (
     ROUNDS_FAILING,
     RUN_JOBS_FINISHED,
@@ -78,7 +79,7 @@ def report(event: Mapping[str, Any], context: Any) -> dict[str, Any]:
             done = runs.report(supplier, objects, run_id, state, reason)
             failing = rounds_failing(supplier)
         if done.released:
-            activity.note(objects)  # there is work for the next run
+            note_activity(objects)  # there is work for the next run
         call.count(**{RUN_JOBS_FINISHED: done.finished, RUN_JOBS_RELEASED: done.released})
         call.count(**{RUN_JOBS_GIVEN_UP: done.given_up, ROUNDS_FAILING: failing})
         logger.info("run %s: %d jobs finished, %d released", done.run_id, done.finished, done.released)

@@ -13,9 +13,9 @@ from dormouse.durability.ownership import Ownership
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.model.ahead import backoff_seconds
 from dormouse.objects import ObjectStore
-from dormouse.objects.guarded import GuardedStore
+from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.connection import SESSION_SETTINGS
+from dormouse.postgres.session import SESSION_SETTINGS
 from dormouse.settings.lambdas import DatabaseEnvironment
 from lambdas.services import Call
 

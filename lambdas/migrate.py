@@ -33,11 +33,10 @@ from dormouse.aws.schedules.migration import bring_up_to_date, make_row_database
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.connection import SESSION_SETTINGS
-from dormouse.postgres.opening import LoginRefused, by_token
-from dormouse.settings.lambdas import CA_BUNDLE, BeginMigrationEnvironment, MigrateEnvironment, field
+from dormouse.postgres.session import SESSION_SETTINGS, LoginRefused, by_token
+from dormouse.settings.lambdas import BeginMigrationEnvironment, MigrateEnvironment, field
 from dormouse.settings.resources import state_parameter
-from dormouse.settings.section import CONNECT_SECONDS_MAX
+from dormouse.settings.section import CA_BUNDLE, CONNECT_SECONDS_MAX
 from dormouse.state.commits.outcomes import text_of
 from lambdas.answers import Answer, is_rolled_back, properties_before, request_type
 from lambdas.database import connected

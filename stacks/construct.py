@@ -20,7 +20,7 @@ import dormouse
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.settings.lambdas import no_certificates
+from dormouse.settings.section import no_certificates
 from stacks.assets import Assets, Builder, BuiltAssets
 from stacks.commit import CommitStack
 from stacks.compaction import SPARK_OBJECT_ACTIONS

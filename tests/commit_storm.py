@@ -20,12 +20,12 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import CommitFailed, DormouseError, TableAlreadyExists, TableNotFound
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.postgres import limits
+from dormouse.postgres import session
 from dormouse.settings import load_settings
 from dormouse.state.commits import committer as committer_module
 from dormouse.state.commits import job_commits
@@ -153,7 +153,7 @@ def set_clock_ahead() -> None:
 def hurry() -> None:
     """What takes seconds, so that nobody is hasty, is over sooner in this process."""
     storming.hurry()
-    limits.COMMIT |= {"lock_timeout": 500}
+    session.COMMIT |= {"lock_timeout": 500}
     committer_module.AGAIN_SECONDS = 0.2
     committer_module.RETRY_SECONDS_MAX = committer_module.FAILURE_SECONDS_MAX = 0.5
     job_commits.ANSWER_SECONDS_MAX = 40.0

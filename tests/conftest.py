@@ -26,8 +26,8 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.cli import main
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier

@@ -15,9 +15,9 @@ from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.data.object_access import open_parquet
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.objects import ObjectStore
 from dormouse.state.context import TableContext
 from dormouse.writing.leaf_files import LeafFiles

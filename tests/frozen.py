@@ -13,12 +13,12 @@ _PROGRAM = """
 import signal, sys
 from contextlib import contextmanager
 import dormouse as dm
-from dormouse.postgres import limits, transaction
+from dormouse.postgres import session, transaction
 from dormouse.rows.locks import RowLocks
 
-for kind in (limits.SHORT, limits.COMMIT, limits.ALONE, limits.LONG, limits.PAGED, limits.KEPT):
-    kind[limits.IDLE] = 300
-limits.KEPT_PULSE_SECONDS = 0.05
+for kind in (session.SHORT, session.COMMIT, session.ALONE, session.LONG, session.PAGED, session.KEPT):
+    kind[session.IDLE] = 300
+session.KEPT_PULSE_SECONDS = 0.05
 RowLocks.__init__.__defaults__ = (1.0,)
 seen = set()
 

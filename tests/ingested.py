@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.data.object_access import open_parquet
 from dormouse.data.sketches import FileSketches
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import DOUBLE, LIST, LONG, STRING
 from dormouse.objects import open_store
 from dormouse.objects.names import SKETCHES_SUFFIX

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 
+from dormouse.model.partition_tree import Joined, PartitionColumns, PartitionRow, TreeArrays
 from dormouse.model.region import encode_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.tree_arrays import Joined, PartitionColumns, PartitionRow, TreeArrays
 from dormouse.model.types import LONG
 
 SCHEMA = Schema([Field("key", LONG)])

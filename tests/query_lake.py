@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import KeyValue, encode_key
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier

@@ -27,8 +27,8 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import DormouseError
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import DOUBLE
 from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer

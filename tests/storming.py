@@ -17,7 +17,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import CommitOutcomeUnknown, ConnectionsExhausted, TooManyRetries
-from dormouse.postgres import limits
+from dormouse.postgres import session
 from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy, after
 
 PATIENCE_SECONDS = 600
@@ -42,8 +42,8 @@ def failing_network(dsn: str, rng: random.Random, bytes_mean: int) -> Iterator[t
 
 def hurry() -> None:
     """Has the server soon end the transactions of this process, when the process is frozen in one."""
-    for kind in (limits.SHORT, limits.COMMIT, limits.ALONE):
-        kind[limits.IDLE] = IDLE_MS  # type: ignore[index]
+    for kind in (session.SHORT, session.COMMIT, session.ALONE):
+        kind[session.IDLE] = IDLE_MS  # type: ignore[index]
 
 
 def freeze(pid: int, seconds: float) -> None:

@@ -13,8 +13,7 @@ import pytest
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from dormouse.postgres.each import Answer, Call, execute_each
-from dormouse.postgres.queries import Statement
+from dormouse.postgres.queries import Answer, Call, Statement, execute_each
 from dormouse.state.files import updates
 
 _numbers = count()

@@ -19,7 +19,7 @@ import psycopg
 
 from benchmarks.state_tables import StateTable
 from dormouse.postgres import ConnectionSupplier, Isolation
-from dormouse.postgres.connection import session_conninfo
+from dormouse.postgres.session import session_conninfo
 from dormouse.state.files.layout import layout
 from dormouse.state.files.operations import Commit
 from dormouse.state.files.store import FileReferenceStore

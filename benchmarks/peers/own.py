@@ -13,8 +13,7 @@ from benchmarks.harness.processes import Opener
 from benchmarks.peers.peer import FILES_PER_COMPACTION, Peer, Refused, Steps, refused_on, small_rows
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
-from dormouse.errors import CommitFailed
-from dormouse.errors.extras import DISTRIBUTION
+from dormouse.errors import DISTRIBUTION, CommitFailed
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,

@@ -18,7 +18,7 @@ _ANSWER_SECONDS_MAX = 120.0
 
 PRELOAD = (
     "benchmarks.peers.__main__",
-    "dormouse.data.bloom_filters",
+    "dormouse.data.transform",
     "dormouse.api.instance",
     "dormouse.objects.folder",
     "dormouse.api.table",

@@ -24,12 +24,11 @@ from dormouse.errors import (
     names_what_is_missing,
 )
 from dormouse.model.cut import When
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableProperties, TableRecord
 from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.guarded import GuardedStore
+from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.settings import Settings, load_settings
 from dormouse.state.catalog import Catalog
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from dormouse.api.table import Table
     from dormouse.api.tables import Tables
     from dormouse.model.table import TableRecord
-    from dormouse.model.values import Parameters
+    from dormouse.model.types import Parameters
     from dormouse.objects import ObjectStore
     from dormouse.reading import Answer, PlanSummary
     from dormouse.reading.interruption import Interruption

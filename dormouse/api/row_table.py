@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidQuery, RowNotFound, names_what_is_missing
-from dormouse.model.container import Container
-from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, Container
 from dormouse.rows.change import (
     LOCK_WAIT_SECONDS,
     Asked,
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.api.table import Table
-    from dormouse.model.values import Parameters
+    from dormouse.model.types import Parameters
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.streams import Answer
     from dormouse.rows.cell_files import CellFile, CellFiles

@@ -15,10 +15,16 @@ from dormouse.errors import (
     InstanceForbidden,
     NotARowTable,
 )
-from dormouse.model.keyed import check_keyed
-from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION, TableProperties, is_edited
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.table import (
+    ROW_DELETED,
+    ROW_ID,
+    ROW_VERSION,
+    TableProperties,
+    TableRecord,
+    check_keyed,
+    is_edited,
+)
 from dormouse.model.types import BOOLEAN, LONG, Field
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.api.tables import Tables
 from dormouse.model.cut import When
-from dormouse.model.properties import check_not_edited, is_edited
 from dormouse.model.schema import Schema
+from dormouse.model.table import check_not_edited, is_edited
 from dormouse.model.types import DataType, Field
 from dormouse.state.context import TableContext
 from dormouse.state.files.shapes import SchemaChange

@@ -7,8 +7,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import DormouseError
-from dormouse.model.properties import VERSIONS
 from dormouse.model.schema import Schema
+from dormouse.model.table import VERSIONS
 from dormouse.model.text import COLUMNS_SHOWN, plural, shown_list
 
 if TYPE_CHECKING:

@@ -13,11 +13,9 @@ from dormouse.api.tables import Tables, columns_of, compact_on_spark, ingest_on_
 from dormouse.data.transform import quoted
 from dormouse.errors import InvalidData, InvalidProperties, names_what_is_missing
 from dormouse.model.cut import When
-from dormouse.model.keyed import check_kept, check_upsert
 from dormouse.model.partition_tree import Partition
-from dormouse.model.properties import TableProperties, unknown_property
 from dormouse.model.reshaping import Evolve, check_evolve
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableProperties, TableRecord, check_kept, check_upsert, unknown_property
 from dormouse.model.types import LONG
 from dormouse.state.context import TableContext
 from dormouse.state.files.garbage import GarbageReport

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dormouse.api.shaped_table import ShapedTable
 from dormouse.api.tables import compact_on_spark
-from dormouse.model.container import Container
 from dormouse.model.cut import When
 from dormouse.model.region import Region
+from dormouse.model.table import Container
 from dormouse.state.files.deletions import RecordedDeletion
 from dormouse.state.files.erasures import proofs
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.durability.erasing import EraseReport
-    from dormouse.model.values import Parameters
+    from dormouse.model.types import Parameters
     from dormouse.reading import PlanSummary
     from dormouse.reading.deleting import DeleteReport, DeleteWhere
     from dormouse.reading.interruption import Interruption

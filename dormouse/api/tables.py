@@ -16,14 +16,19 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
-from dormouse.model.properties import VERSIONS, TableProperties, check_not_edited, is_edited, named_versions
-from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.table import (
+    VERSIONS,
+    TableProperties,
+    TableRecord,
+    check_not_edited,
+    is_edited,
+    named_versions,
+)
 from dormouse.model.types import DataType
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note_if_shared
+from dormouse.objects.store import note_if_shared
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits.commit_queues import CommitQueues
@@ -34,7 +39,7 @@ from dormouse.state.partitions.trees import TreeCache
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-    from dormouse.model.values import Parameters
+    from dormouse.model.types import Parameters
     from dormouse.reading import PlanSummary
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.sql.engine import Engine, Sessions

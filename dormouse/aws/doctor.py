@@ -16,7 +16,6 @@ from dormouse.aws.snapshots import others, restorable
 from dormouse.errors import DormouseError
 from dormouse.settings.database import EmrServerlessCompaction, FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.settings.lambdas import no_certificates
 from dormouse.settings.resources import (
     INSTANCE_TAG,
     CommitResources,
@@ -25,6 +24,7 @@ from dormouse.settings.resources import (
     stack_name,
     state_parameter,
 )
+from dormouse.settings.section import no_certificates
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"

@@ -14,7 +14,7 @@ from rich.tree import Tree
 
 from dormouse.cli.output import printable
 from dormouse.model.partition_tree import Partition, PartitionTree, outline
-from dormouse.model.values import shown_value
+from dormouse.model.types import shown_value
 
 PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
 PIPED_CELL_WIDTH = 1_000

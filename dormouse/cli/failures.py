@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dormouse.cli.output import ReaderGone, printable
-from dormouse.errors import DormouseError, InvalidData, InvalidInput
-from dormouse.errors.extras import missing
+from dormouse.errors import DormouseError, InvalidData, InvalidInput, missing
 
 FAILED, BAD_USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 

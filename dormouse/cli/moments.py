@@ -10,7 +10,7 @@ from dormouse.cli.history import app as history
 from dormouse.cli.parsing import parse_moment
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
-from dormouse.model.values import shown_value
+from dormouse.model.types import shown_value
 
 
 def add_to(app: typer.Typer) -> None:

@@ -15,7 +15,7 @@ import typer
 
 from dormouse.cli.verbs import Session, agreed, plural, verb
 from dormouse.errors import InvalidInput, InvalidPayload, PayloadCorrupt, PayloadRoundFailed
-from dormouse.model.exact import parse_json
+from dormouse.model.types import parse_json
 
 if TYPE_CHECKING:
     from dormouse.payloads.cooling import OffloadReport

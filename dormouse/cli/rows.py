@@ -30,7 +30,7 @@ from dormouse.cli.rows_options import (
 )
 from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
-from dormouse.model.exact import parse_json
+from dormouse.model.types import parse_json
 
 if TYPE_CHECKING:
     from dormouse.rows.columns import Column
@@ -201,7 +201,7 @@ def _page(page: Page, count: int) -> Any:
     from rich.console import Group
 
     from dormouse.cli.console import rows_table
-    from dormouse.model.properties import ROW_ID, ROW_VERSION
+    from dormouse.model.table import ROW_ID, ROW_VERSION
 
     keys = [] if page.row_ids is None else [ROW_ID, ROW_VERSION]
     numbers = page.beside_keys()

@@ -17,7 +17,7 @@ from dormouse.cli.failures import report
 from dormouse.cli.output import printable
 from dormouse.errors import InvalidInput, NotAnInstance
 from dormouse.model.text import plural as plural  # noqa: PLC0414
-from dormouse.model.values import json_value
+from dormouse.model.types import json_value
 from dormouse.settings import load_settings
 
 if TYPE_CHECKING:

@@ -12,14 +12,12 @@ from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
 from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
-from dormouse.model.container import Container
 from dormouse.model.cut import When, text_of_when
-from dormouse.model.properties import TableProperties, named_versions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
-from dormouse.model.table import check_table_name
+from dormouse.model.table import Container, TableProperties, check_table_name, named_versions
 from dormouse.model.text import path_segment
-from dormouse.model.values import Parameters, json_value
+from dormouse.model.types import Parameters, json_value
 from dormouse.reading.planner import PlanSummary
 from dormouse.reading.schemas import SCHEMAS_CHASED_MAX
 from dormouse.reading.streams import pandas_of, polars_of

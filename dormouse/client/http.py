@@ -29,7 +29,7 @@ from dormouse.errors import (
     InvalidQuery,
 )
 from dormouse.model.ahead import backoff_seconds
-from dormouse.model.values import Parameters, given
+from dormouse.model.types import Parameters, given
 from dormouse.reading.sources import Source
 from dormouse.reading.streams import Frames, shown_reader
 from dormouse.reading.where import parameters_json

@@ -17,10 +17,9 @@ from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
-from dormouse.model.container import Container
-from dormouse.model.properties import ROW_VERSION
+from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
-from dormouse.model.values import Parameters, given, json_value
+from dormouse.model.types import Parameters, given, json_value
 from dormouse.reading.where import parameters_json
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, changes_json, checked_reference

@@ -1,4 +1,4 @@
-"""Schemas as Arrow sees them, and data made to fit them.
+"""Schemas as Arrow sees them, data made to fit them, and files by the schema that they were written with.
 
 Strings are `string` and bytes `binary` in what Dormouse hands out; inside DataFusion they travel as views.
 """
@@ -6,7 +6,7 @@ Strings are `string` and bytes `binary` in what Dormouse hands out; inside DataF
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from math import isinf
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from dormouse.errors import InvalidData, one_line
 from dormouse.model.region import min_value
+from dormouse.model.schema import Column as SchemaColumn
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
     BOOLEAN,
@@ -34,6 +35,7 @@ from dormouse.model.types import (
     TIMESTAMP,
     DataType,
 )
+from dormouse.objects.names import schema_version_of
 
 Data = TypeVar("Data", pa.RecordBatch, pa.Table)
 Column: TypeAlias = pa.Array | pa.ChunkedArray
@@ -72,6 +74,9 @@ _LIMITS = {
     for kind, largest in ((TIMESTAMP, datetime.max.replace(tzinfo=UTC)), (DATE, date.max))
 }
 """What keys can be, as Arrow counts."""
+
+FIELD_ID = "PARQUET:field_id"
+"""Arrow's name, in the metadata of a field, for Parquet's `field_id`."""
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
@@ -341,3 +346,46 @@ def exact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for column, field in zip(batch.columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def written_schema(schema: Schema, filename: str) -> Schema:
+    """Those of the columns that a file has, by what they were when it was written."""
+    return schema.as_written(schema_version_of(filename))
+
+
+def check_stored(found: pa.Schema, schema: Schema, filename: str) -> None:
+    """`InvalidData` when a file has not the columns that it was written with, of those that still are."""
+    written = written_schema(schema, filename)
+    if written is not schema:
+        # what was dropped since is in it, too
+        found = pa.schema([field for field in found if field.name in written])
+    check_columns(found, written, has_all=True)
+
+
+def with_ids(fields: Iterable[pa.Field], schema: Schema) -> pa.Schema:
+    """Arrow's fields of the schema's columns, with their ids."""
+    numbered = zip(fields, schema.shape.columns, strict=True)
+    return pa.schema([field.with_metadata(metadata_of(field.type, one)) for field, one in numbered])
+
+
+def metadata_of(kind: pa.DataType, column: SchemaColumn) -> dict[str, str]:
+    """A column's id, but for bytes: of a column of bytes that has one DataFusion prunes no row group."""
+    return (
+        {} if pa.types.is_binary(kind) or pa.types.is_binary_view(kind) else {FIELD_ID: str(column.column_id)}
+    )
+
+
+def is_ascending(keys: pa.RecordBatch) -> bool:
+    """Whether each row is not below the one before it, by all columns."""
+    tied: Any = None
+    for column in keys.columns:
+        values = column.cast(pa.binary()) if pa.types.is_string(column.type) else column
+        before, after = values.slice(0, len(values) - 1), values.slice(1)
+        less, more = pc.less(after, before), pc.greater(after, before)
+        if pc.any(less if tied is None else pc.and_(less, tied), min_count=0).as_py():
+            return False
+        same = pc.invert(more)
+        tied = same if tied is None else pc.and_(tied, same)
+        if not pc.any(tied, min_count=0).as_py():
+            return True
+    return True

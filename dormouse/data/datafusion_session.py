@@ -1,28 +1,43 @@
-"""DataFusion sessions, set up for sorted streams of bounded memory, and their errors."""
+"""DataFusion: sessions for sorted streams of bounded memory, their errors, and expressions.
+
+Expressions are of our columns, ranges and orders; their typed literals are exact.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pyarrow as pa
-from datafusion import DataFrame, Expr, RuntimeEnvBuilder, SessionConfig, SessionContext, literal
+from datafusion import (
+    DataFrame,
+    Expr,
+    RuntimeEnvBuilder,
+    SessionConfig,
+    SessionContext,
+    col,
+    functions,
+    literal,
+)
+from datafusion.expr import SortExpr
 
-from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.expressions import column, key_order
+from dormouse.data.arrow_schema import arrow_type, check_stored, metadata_of, written_schema
 from dormouse.data.object_access import register
-from dormouse.data.written import check_stored, metadata_of, written_schema
+from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
-from dormouse.model.reshaping import is_as_stored, pairs
-from dormouse.model.schema import Schema
-from dormouse.model.shape import Column
-from dormouse.model.types import BYTES, STRING, Field
+from dormouse.model.region import Range, Region
+from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
+from dormouse.model.types import BYTES, STRING
 from dormouse.objects import ObjectStore
-from dormouse.objects.forks import ForkGuard
+from dormouse.objects.s3 import ForkGuard
+
+T = TypeVar("T")
 
 check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000
@@ -42,6 +57,65 @@ _BATCH_ROWS = 8_192
 _BATCH_BYTES = 8 * 1024 * 1024
 """Of each file, as it is written: where rows are wide, fewer are in memory at once."""
 _VIEWS = {STRING: pa.string_view(), BYTES: pa.binary_view()}
+
+
+def column(name: str) -> Expr:
+    return col(quoted(name))
+
+
+def value(field: Field, item: Any) -> Expr:
+    """A literal of exactly the field's type."""
+    return literal(pa.scalar(item, arrow_type(field.type)))
+
+
+def among(field: Field, items: Sequence[Any]) -> Expr:
+    """Returns whether a column has one of some values, of which there may be many thousands."""
+    if field.type == BYTES:
+        # its lists are of another type than what DataFusion reads
+        return functions.in_list(column(field.name), [value(field, item) for item in items])
+    # one literal, which DataFusion plans as it plans IN
+    listed = literal(pa.scalar(items, pa.list_(arrow_type(field.type))))
+    return functions.array_has(listed, column(field.name))
+
+
+def between(field: Field, item: Range) -> Expr | None:
+    """Whether a value lies in a range; None when every one does."""
+    parts = []
+    if item.min is not None:
+        low = value(field, item.min)
+        parts.append(column(field.name) >= low if item.min_inclusive else column(field.name) > low)
+    if item.max is not None:
+        high = value(field, item.max)
+        parts.append(column(field.name) <= high if item.max_inclusive else column(field.name) < high)
+    return reduce(and_, parts) if parts else None
+
+
+def in_region(schema: Schema, region: Region) -> Expr | None:
+    """Whether a row lies in a region; None when every row does."""
+    parts = [between(field, region.range(field.name)) for field in schema.row_keys]
+    bounds = [part for part in parts if part is not None]
+    return reduce(and_, bounds) if bounds else None
+
+
+def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[SortExpr]:
+    """How a table's files are sorted; rows of equal key have the largest of some columns first."""
+    return [
+        *(column(name).sort(ascending=True, nulls_first=False) for name in names),
+        *(column(name).sort(ascending=False, nulls_first=False) for name in descending),
+    ]
+
+
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    """The rows of all, at least one."""
+    return joined(frames, DataFrame.union)
+
+
+def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
+    """All parts, at least one, as a tree whose depth stays small however many there are."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(joined(parts[:middle], join), joined(parts[middle:], join))
 
 
 def sorted_session(

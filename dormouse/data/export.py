@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 
 from dormouse.data.arrow_schema import is_like
 from dormouse.errors import InvalidInput
-from dormouse.model.types import BYTES, STRING
-from dormouse.model.values import base64_text, interval_text
+from dormouse.model.types import BYTES, STRING, base64_text, interval_text
 
 # Arrow columns as JSON and CSV, a column at a time: no Python object is made of a number or a plain text.
 

@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from dormouse.data.key_sort import is_ascending
+from dormouse.data.arrow_schema import check_stored, is_ascending, written_schema
 from dormouse.data.object_access import parquet_object
 from dormouse.data.sketches import load_sketches
-from dormouse.data.written import check_stored, written_schema
 from dormouse.errors import DormouseError, EngineFailed, InvalidData, ObjectNotFound, one_line
 from dormouse.model.ahead import ahead
 from dormouse.model.region import Region, decode_key, encode_key, encode_value

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.model.keyed import DELETED_AT
+from dormouse.model.table import DELETED_AT
 
 _LISTED_SHARE = 1 / 128
 """Rows looked for among those of a batch, from which on all keys of the batch become Python's objects."""

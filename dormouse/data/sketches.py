@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasketches import PyObjectSerDe, kll_items_sketch
 
+from dormouse.data.arrow_schema import written_schema
 from dormouse.data.object_access import parquet_object
-from dormouse.data.written import written_schema
 from dormouse.errors import InvalidData
 from dormouse.model.region import KeyValue, Range, Region, decode_value, encode_value
 from dormouse.model.schema import Field, Schema

@@ -27,12 +27,12 @@ from dormouse.datasource.options import ReadOptions, StreamOptions, TableOptions
 from dormouse.errors import AttemptAbandoned, InvalidInput, InvalidSchema, JobFailed, TableNotFound
 from dormouse.model.cut import Position
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.properties import TableProperties, check_not_edited
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties, check_not_edited
 from dormouse.model.text import check_text
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note_if_shared
+from dormouse.objects.store import note_if_shared
 from dormouse.reading.schemas import add_missing, seen_by
 from dormouse.spark.ingest import check_fits, columns_of
 from dormouse.spark.worker import check_arrived, check_seen, partition_number

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import DOUBLE, INT, LONG, STRING, TIMESTAMP
 
 Say = Callable[[str], None]

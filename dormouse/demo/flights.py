@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from dormouse.demo.dataset import DemoTable, Load, Question, Say, select_list
 from dormouse.errors import not_installed
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import INT, LONG, STRING
 
 if TYPE_CHECKING:

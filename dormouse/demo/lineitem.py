@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.demo.dataset import DemoTable, Load, Question, Say, select_list
 from dormouse.errors import InstanceError, JobFailed, not_installed
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import DOUBLE, INT, LONG, STRING, TIMESTAMP
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dormouse.durability.incarnations import FOLDER, NOW, on_disk
 from dormouse.durability.job_objects import is_answer
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
-from dormouse.model.properties import is_edited
+from dormouse.model.table import is_edited
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.payloads.pack import written as payload_objects

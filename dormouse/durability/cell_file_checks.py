@@ -6,8 +6,7 @@ from hashlib import sha256
 from itertools import islice
 
 from dormouse.errors import ObjectNotFound
-from dormouse.model.properties import is_edited
-from dormouse.model.table import Problem, TableRecord
+from dormouse.model.table import Problem, TableRecord, is_edited
 from dormouse.objects import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.state.files.write_streams import PutFile, PutFiles

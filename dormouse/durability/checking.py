@@ -20,10 +20,10 @@ from dormouse.durability.cell_file_checks import cell_file_problems
 from dormouse.durability.orphans import Known, is_quarantined, is_there
 from dormouse.durability.payload_checks import payload_problems
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
-from dormouse.model.keyed import stored_schema
 from dormouse.model.region import Region
-from dormouse.model.table import Problem, TableRecord
-from dormouse.model.text import is_text, narrow_bytes
+from dormouse.model.table import Problem, TableRecord, stored_schema
+from dormouse.model.text import narrow_bytes
+from dormouse.model.types import is_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier

@@ -30,7 +30,7 @@ from dormouse.errors import (
     TableBusy,
 )
 from dormouse.model.ahead import backoff_seconds
-from dormouse.model.keyed import is_keyed
+from dormouse.model.table import is_keyed
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values

@@ -29,7 +29,7 @@ from dormouse.errors import (
     not_installed,
     one_line,
 )
-from dormouse.model.properties import TableProperties
+from dormouse.model.table import TableProperties
 from dormouse.payloads.status import STATES
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases

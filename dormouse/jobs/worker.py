@@ -45,7 +45,7 @@ from dormouse.jobs.job import Claim
 from dormouse.jobs.runs import JobFunction, Progress, Pulse, Run, refused, unkept
 from dormouse.model.ahead import backoff_seconds
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import is_noted_since, is_shared
+from dormouse.objects.store import is_noted_since, is_shared
 from dormouse.payloads import PayloadStore
 from dormouse.postgres.leases import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS
 from dormouse.postgres.listening import Listening

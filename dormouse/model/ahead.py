@@ -1,6 +1,6 @@
-"""Streams of which some is made in threads while what came before is used.
+"""Streams of items, made ahead in threads or cut into portions, and waits between attempts.
 
-All are to be closed, which waits for what is being made.
+A stream that is made ahead is to be closed, which waits for what is being made.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-# How long to wait before another attempt.
-
 BACKOFF_SECONDS_MIN = 0.005
 BACKOFF_SECONDS_MAX = 1.0
+
+T = TypeVar("T")
+
+S = TypeVar("S")
 
 
 def backoff_seconds(
@@ -27,10 +29,6 @@ def backoff_seconds(
     """
     ceiling = min(seconds_max, seconds_min * 2 ** min(attempt, 20))
     return random.uniform(0, ceiling)  # noqa: S311
-
-
-S = TypeVar("S")
-T = TypeVar("T")
 
 
 def ahead(items: Iterator[T], count: int) -> Generator[T, None, None]:
@@ -77,3 +75,17 @@ def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator
             yield from found
 
     return all_of(pool.submit(some))
+
+
+def portions(items: Iterable[T], size_of: Callable[[T], float], size_min: float) -> Iterator[list[T]]:
+    """As few items each as reach a size together; the last may be smaller."""
+    held: list[T] = []
+    size = 0.0
+    for item in items:
+        held.append(item)
+        size += size_of(item)
+        if size >= size_min:
+            yield held
+            held, size = [], 0.0
+    if held:
+        yield held

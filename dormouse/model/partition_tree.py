@@ -1,18 +1,347 @@
-"""The partition tree: regions of the key space, halved again and again; the leaves hold the live data."""
+"""The partition tree: regions of the key space, halved again and again; the leaves hold the live data.
+
+The partitions of a table, of all epochs so far, are kept in arrays: a few dozen bytes each, and no objects. A
+node is a row number. Rows are only appended, and a split fills in its partition's row, so that readers at an
+older epoch may go on meanwhile: what is newer than that shows by its epochs, which are written last. Where
+leaves are merged, the new one takes the place of the node above them in its parent's row. It knows the node
+that it replaced, so that readers at an older epoch go back from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+import threading
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from dormouse.errors import InvalidKey, InvalidRange, PartitionNotFound
-from dormouse.model.region import KeyValue, Range, Region, check_key, compare, encode_value, min_value
+from dormouse.model.region import (
+    KeyValue,
+    Range,
+    Region,
+    check_key,
+    compare,
+    decode_value,
+    encode_value,
+    min_value,
+)
 from dormouse.model.schema import Schema
-from dormouse.model.tree_arrays import NONE, TreeArrays
+
+NONE = -1
+"""No parent; no child that is known; never divided."""
+
+_SLOTS_MIN = 16
+_MOMENTS_MAX = 1_000
+_GONE_MIN = 10_000
 
 ROOT = "root"
 """A table's first partition; once its leaves are merged, the root is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """A partition as it is stored; the split's key and point are None for one that was never divided."""
+
+    partition_id: str
+    created_epoch: int
+    parent_id: str | None = None
+    is_upper: bool | None = None
+    sealed_epoch: int | None = None
+    split_key: int | None = None
+    split_point: bytes | None = None
+    merged_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Byte strings end to end, and the length of each, as 4 bytes, big-endian."""
+
+    lengths: bytes
+    joined: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionColumns:
+    """Many stored partitions, by column; numbers are signed and big-endian.
+
+    Without a split, `sealed_epochs` (8 bytes each) and `split_keys` (2 bytes) are -1, and the point is empty.
+    The root's parent is the empty string; `are_upper` is a byte each, 0 or 1.
+    """
+
+    ids: Joined
+    created_epochs: bytes
+    sealed_epochs: bytes
+    split_keys: bytes
+    split_points: Joined
+    parent_ids: Joined
+    are_upper: bytes
+
+
+class TreeArrays:
+    """The partitions that a table had from `first_epoch` to `epoch`. One writer; any number of readers."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self.epoch = NONE
+        """The newest epoch that is known; NONE when nothing is."""
+        self.first_epoch = 0
+        """The oldest: what was merged before it is not here."""
+        self.made_at: dict[int, int] = {}
+        """When epochs were made, in microseconds since 1970: of the last that were found to be current."""
+        self.root = NONE
+        """That of the newest epoch; an older one may have been another, which it replaced."""
+        self.merged_epoch: dict[int, int] = {}
+        """When nodes left the tree: those few that did."""
+        self.replaced: dict[int, int] = {}
+        """The nodes that others took the place of, as merged leaves."""
+        self.parent = array("i")
+        self.left = array("i")
+        self.right = array("i")
+        self.split_key = array("h")
+        self.created_epoch = array("q")
+        self.sealed_epoch = array("q")
+        self.is_upper = bytearray()
+        """Which half of its parent a node is: 1 for the upper."""
+        self._ids, self._id_starts = bytearray(), array("Q", [0])
+        self._points, self._point_starts = bytearray(), array("Q")
+        self._point_lengths = array("I")
+        self._slots = array("i", [NONE]) * _SLOTS_MIN
+        # the rows that were loaded by columns are in no order; those after them ascend by epoch
+        self._loaded_rows, self._loaded_epoch = 0, NONE
+        self._missing = 0
+        self._merged_epochs = array("q")
+        self._decoders = [partial(decode_value, field.type) for field in schema.row_keys]
+        self._lock = threading.Lock()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether there are divided partitions whose children are not both there."""
+        return self._missing > 0
+
+    @property
+    def byte_size(self) -> int:
+        """The memory that it takes, in bytes, without the schema's."""
+        parts = [part for part in vars(self).values() if isinstance(part, array | bytearray)]
+        numbers = 32 * 2 * (len(self.merged_epoch) + len(self.replaced))
+        return sum(map(sys.getsizeof, (*parts, self.merged_epoch, self.replaced))) + numbers
+
+    @property
+    def is_mostly_gone(self) -> bool:
+        """Whether it holds more that left the tree than is in it, and had better be read anew."""
+        return len(self.merged_epoch) > max(_GONE_MIN, len(self.created_epoch) // 2)
+
+    def knows(self, epoch: int) -> bool:
+        """Whether it has the tree of an epoch."""
+        return self.first_epoch <= epoch <= self.epoch
+
+    def agrees(self, epoch: int, made_at: int | None) -> bool:
+        """Whether an epoch of that moment can be the one that is known.
+
+        A server that lost what was committed last, when it was restored or another took over, makes other
+        epochs of the same numbers.
+        """
+        known = self.made_at.get(epoch)
+        return known is None or made_at is None or known == made_at
+
+    def note(self, epoch: int, made_at: int) -> None:
+        """Remembers when an epoch was made; one writer at a time."""
+        if len(self.made_at) >= _MOMENTS_MAX:
+            self.made_at = {}
+        self.made_at[epoch] = made_at
+
+    def find(self, partition_id: str) -> int:
+        """The node of a partition of any epoch, or NONE."""
+        return self._find(partition_id.encode("utf-8", "surrogatepass"))
+
+    def partition_id(self, node: int) -> str:
+        return self._ids[self._id_starts[node] : self._id_starts[node + 1]].decode()
+
+    def split_point(self, node: int) -> KeyValue:
+        """Where a divided partition was divided: a value of the row key of number `split_key[node]`."""
+        start = self._point_starts[node]
+        point = self._points[start : start + self._point_lengths[node]]
+        return self._decoders[self.split_key[node]](bytes(point))
+
+    def count_at(self, epoch: int) -> int:
+        """How many partitions were in the tree at an epoch: leaves, and those that had been divided."""
+        if epoch < self._loaded_epoch:
+            return sum(created <= epoch for created in self.created_epoch)
+        return bisect_right(self.created_epoch, epoch, lo=self._loaded_rows) - bisect_right(
+            self._merged_epochs, epoch
+        )
+
+    def at(self, node: int, epoch: int) -> int:
+        """Of a node, or NONE, and those that it and others replaced, the one of an epoch."""
+        created = self.created_epoch
+        while node != NONE and created[node] > epoch:
+            node = self.replaced.get(node, NONE)
+        return node
+
+    def extend(self, rows: Iterable[PartitionRow], epoch: int) -> None:
+        """Brings it forward to an epoch by the partitions that came, were divided or left since.
+
+        What is known already, or is newer than the epoch, does no harm. A child that is not there is NONE.
+        """
+        with self._lock:
+            old = {row.partition_id: row for row in rows if row.created_epoch <= epoch}
+            for row in _parents_first(old):
+                if self.find(row.partition_id) == NONE:
+                    self._append(row)
+            for row in old.values():
+                if row.split_point is not None and row.sealed_epoch is not None and row.sealed_epoch <= epoch:
+                    self._seal(row, row.sealed_epoch)
+            gone = [
+                (row.merged_epoch, row.partition_id) for row in old.values() if row.merged_epoch is not None
+            ]
+            for merged_epoch, partition_id in sorted(gone):
+                if merged_epoch <= epoch:
+                    self._merge(partition_id, merged_epoch)
+            self._know(epoch)
+
+    def load(self, pages: Iterable[PartitionColumns], epoch: int) -> None:
+        """Takes in the partitions of an epoch's tree, before anybody reads; `first_epoch` is the caller's."""
+        with self._lock:
+            linked = [(self._append_columns(page), page.parent_ids) for page in pages]
+            for new, parent_ids in linked:
+                self._link(new, parent_ids)
+            self._loaded_rows, self._loaded_epoch = len(self.created_epoch), epoch
+            divided = sum(sealed != NONE for sealed in self.sealed_epoch)
+            self._missing = self.left.count(NONE) + self.right.count(NONE) - 2 * (self._loaded_rows - divided)
+            self._know(epoch)
+
+    def _know(self, epoch: int) -> None:
+        self.epoch = max(self.epoch, epoch)
+
+    def _append(self, row: PartitionRow) -> None:
+        node, encoded = len(self.created_epoch), row.partition_id.encode()
+        self._ids += encoded
+        self._id_starts.append(len(self._ids))
+        for links in (self.parent, self.left, self.right, self.split_key, self.sealed_epoch):
+            links.append(NONE)
+        self.is_upper.append(bool(row.is_upper))
+        self._point_starts.append(0)
+        self._point_lengths.append(0)
+        self.created_epoch.append(row.created_epoch)
+        self._index(node)
+        if row.parent_id is None:
+            self._put_in_place(node, self.root)
+            self.root = node
+        elif (above := self.find(row.parent_id)) != NONE:
+            self.parent[node] = above
+            halves = self.right if row.is_upper else self.left
+            self._put_in_place(node, halves[above])
+            # last: until here, readers find the one before
+            halves[above] = node
+
+    def _put_in_place(self, node: int, before: int) -> None:
+        if before != NONE:
+            self.replaced[node] = before
+
+    def _seal(self, row: PartitionRow, sealed_epoch: int) -> None:
+        node, point = self.find(row.partition_id), row.split_point
+        if self.sealed_epoch[node] != NONE:
+            return
+        assert row.split_key is not None and point is not None  # noqa: S101 it was divided
+        self._missing += (self.left[node] == NONE) + (self.right[node] == NONE)
+        self.split_key[node] = row.split_key
+        self._point_starts[node] = len(self._points)
+        self._point_lengths[node] = len(point)
+        self._points += point
+        # last: from here on, readers at that epoch take it for divided
+        self.sealed_epoch[node] = sealed_epoch
+
+    def _merge(self, partition_id: str, merged_epoch: int) -> None:
+        node = self.find(partition_id)
+        if node not in self.merged_epoch:
+            self.merged_epoch[node] = merged_epoch
+            self._merged_epochs.append(merged_epoch)
+
+    def _append_columns(self, page: PartitionColumns) -> range:
+        """Gives the new nodes, which know neither parent nor children yet."""
+        first = len(self.created_epoch)
+        unknown = array("i", [NONE]) * (len(page.ids.lengths) // 4)
+        for links in (self.parent, self.left, self.right):
+            links.extend(unknown)
+        self.split_key.extend(_numbers("h", page.split_keys))
+        self.sealed_epoch.extend(_numbers("q", page.sealed_epochs))
+        self.is_upper += page.are_upper
+        lengths = _numbers("I", page.split_points.lengths)
+        self._point_starts.extend(accumulate(lengths[:-1], initial=len(self._points)))
+        self._point_lengths.extend(lengths)
+        self._points += page.split_points.joined
+        self._id_starts.extend(accumulate(_numbers("I", page.ids.lengths), initial=self._id_starts.pop()))
+        self._ids += page.ids.joined
+        self.created_epoch.extend(_numbers("q", page.created_epochs))
+        self._index(first)
+        return range(first, len(self.created_epoch))
+
+    def _link(self, nodes: Iterable[int], parent_ids: Joined) -> None:
+        """Tells nodes their parents, and these their halves."""
+        find, parent, halves, is_upper = self._find, self.parent, (self.left, self.right), self.is_upper
+        joined, start, last, above = parent_ids.joined, 0, b"", NONE
+        for node, length in zip(nodes, _numbers("I", parent_ids.lengths), strict=True):
+            if not length:
+                self.root = node
+                continue
+            end = start + length
+            if (encoded := joined[start:end]) != last:  # two halves often come one after the other
+                last, above = encoded, find(encoded)
+            if above != NONE:
+                parent[node] = above
+                halves[is_upper[node]][above] = node
+            start = end
+
+    def _index(self, first: int) -> None:
+        """Makes the nodes from `first` on known by their ids, which are new."""
+        count = len(self.created_epoch)
+        slots = self._slots
+        if 3 * count > 2 * len(slots):
+            slots, first = array("i", [NONE]) * (1 << (3 * count // 2).bit_length()), 0
+        ids, starts, mask = self._ids, self._id_starts, len(slots) - 1
+        start = starts[first]
+        for node in range(first, count):
+            end = starts[node + 1]
+            slot = hash(bytes(ids[start:end])) & mask
+            while slots[slot] != NONE:
+                slot = (slot + 1) & mask
+            slots[slot], start = node, end
+        # as a whole: readers go on in the old one meanwhile
+        self._slots = slots
+
+    def _find(self, encoded: bytes) -> int:
+        slots, ids, starts = self._slots, self._ids, self._id_starts
+        mask = len(slots) - 1
+        slot = hash(encoded) & mask
+        while (node := slots[slot]) != NONE:
+            if ids[starts[node] : starts[node + 1]] == encoded:
+                return node
+            slot = (slot + 1) & mask
+        return NONE
+
+
+def _parents_first(rows: Mapping[str, PartitionRow]) -> Iterator[PartitionRow]:
+    """Rows by epoch; of those of one epoch each after its parent, however they come."""
+    done: set[str] = set()
+    for row in sorted(rows.values(), key=lambda row: row.created_epoch):
+        chain = []
+        above: PartitionRow | None = row
+        while above is not None and above.partition_id not in done:
+            done.add(above.partition_id)
+            chain.append(above)
+            above = rows.get(above.parent_id or "")
+        yield from reversed(chain)
+
+
+def _numbers(typecode: str, encoded: bytes) -> array[int]:
+    numbers = array(typecode, encoded)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
 from dormouse.model.schema import Field
-from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, DataType
-from dormouse.model.values import plain
+from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, DataType, plain
 
 # Key values as bytes whose unsigned order is the order of the keys.
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from dormouse.errors import InvalidInput, InvalidSchema
-from dormouse.model.properties import TableProperties
-from dormouse.model.schema import Schema
-from dormouse.model.shape import Column, Stage
+from dormouse.model.schema import Column, Schema, Stage
+from dormouse.model.table import TableProperties
 from dormouse.model.text import NAME, name_of, parts_of, written
 from dormouse.model.types import DOUBLE, FLOAT, INT, LONG, DataType, Field
 
@@ -91,29 +90,6 @@ def seen_with(schema: Schema, newest: Schema) -> Schema:
             raise InvalidSchema(f"column {field.name!r} was dropped")
         columns.append(known[column.column_id])
     return _made(schema, schema.fields, replace(schema.shape, columns=tuple(columns), known=newest.version))
-
-
-def pairs(stored: Schema, schema: Schema) -> Iterator[tuple[Field, Column, Field | None]]:
-    """Each column of a schema, with what it is in another one of the same table; None: it is not there."""
-    ids = (column.column_id for column in stored.shape.columns)
-    known = dict(zip(ids, stored.fields, strict=True))
-    for field, one in zip(schema.fields, schema.shape.columns, strict=True):
-        yield field, one, known.get(one.column_id)
-
-
-def is_as_stored(stored: Schema, schema: Schema) -> bool:
-    """Whether each column is there under its name, with its type."""
-    return stored is schema or all(
-        before is not None and (before.name, before.type) == (field.name, field.type)
-        for field, _, before in pairs(stored, schema)
-    )
-
-
-def then_called(schema: Schema, then: Schema, name: str) -> str | None:
-    """What a column is called in another version; None when it is not there."""
-    column_id = schema.shape.columns[schema.names.index(name)].column_id
-    pairs = zip(then.names, then.shape.columns, strict=True)
-    return next((other for other, column in pairs if column.column_id == column_id), None)
 
 
 def properties_naming(properties: TableProperties, name: str) -> list[str]:

@@ -43,7 +43,6 @@ def listed(text: str) -> list[str]:
 
 NAME_BYTES_MAX = 256
 COLUMNS_SHOWN = 20
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_text(what: str, value: object, bytes_max: int = NAME_BYTES_MAX) -> None:
@@ -85,15 +84,6 @@ def check_texts(what: str, values: Sequence[object], bytes_max: int = NAME_BYTES
         pass
     for value in values:
         check_text(what, value, bytes_max)
-
-
-def is_text(value: object) -> bool:
-    """Whether PostgreSQL can hold it."""
-    return (
-        isinstance(value, str)
-        and "\x00" not in value
-        and (value.isascii() or not _LONE_SURROGATE.search(value))
-    )
 
 
 def narrow_id(text: str) -> uuid.UUID:

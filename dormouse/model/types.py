@@ -1,17 +1,44 @@
-"""Fields and their data types. Keys are of some types, values of any."""
+"""Fields, their data types and their values: as Python's, as parameters of statements, as JSON and as text.
+
+Keys are of some types, values of any. docs/reference/values.md has the table of forms; Arrow columns are
+written by `dormouse.data.export`, after the same rules.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import binascii
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Context, Decimal, InvalidOperation
 from typing import Any, cast
+from uuid import UUID
 
-from dormouse.errors import InvalidSchema
-from dormouse.model.text import is_text
+from dormouse.errors import InvalidQuery, InvalidSchema
 
 FIELD_NAME_LENGTH_MAX = 1_000
 NESTING_DEPTH_MAX = 16
 DECIMAL_DIGITS_MAX = 38
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_PACKAGES = {"numpy", "pandas", "polars", "pyarrow"}
+_OF_MANY = ("to_pylist", "to_list", "tolist")
+_OF_ONE = ("as_py", "to_pydatetime", "item")
+
+Parameters = Sequence[Any] | Mapping[str, Any]
+PARAMETERS_MAX = 10_000
+NESTING_MAX = 100
+"""The most lists in each other."""
+
+_TYPES = (bool, int, float, str, bytes, datetime, date, time, timedelta, Decimal, UUID, type(None))
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NOT_FINITE |= {"infinity": math.inf, "-infinity": -math.inf}
+
+EXACT_MAX = 2.0**53
+"""Up to it each whole number is a double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +156,15 @@ class Field:
         raise InvalidSchema(f"a field is an object with name, type and optionally nullable, not {value!r}")
 
 
+def is_text(value: object) -> bool:
+    """Returns whether PostgreSQL can hold it."""
+    return (
+        isinstance(value, str)
+        and "\x00" not in value
+        and (value.isascii() or not _LONE_SURROGATE.search(value))
+    )
+
+
 def check_field_name(name: object) -> None:
     """Any text, as headers and JSON have it; `InvalidSchema`."""
     if not isinstance(name, str) or not name or not is_text(name):
@@ -200,3 +236,292 @@ def _checked(inner: DataType, what: str) -> DataType:
 
 def _depth(found: DataType) -> int:
     return 1 + max(map(_depth, found.inner), default=0)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value of NumPy, pandas, Polars or Arrow as Python has it, a list for arrays and series.
+
+    None of these is imported. What is Python's already is returned as it is.
+
+    Instants are taken in microseconds, and left alone if that would lose anything.
+    """
+    kind = type(value)
+    if kind.__module__.partition(".")[0] not in _PACKAGES:
+        return value
+    if kind.__name__ == "datetime64":
+        exact = value.astype("datetime64[us]")
+        return exact.item() if exact == value and value.dtype.str[-2:] != "D]" else value.item()
+    methods = _OF_ONE if getattr(value, "ndim", None) == 0 or not hasattr(value, "__len__") else _OF_MANY
+    convert = next((getattr(value, name) for name in methods if hasattr(value, name)), None)
+    if convert is None or bool(getattr(value, "nanosecond", 0)):
+        return value
+    found = convert()
+    # of Arrow's nanoseconds pandas makes its own
+    return value if getattr(found, "nanosecond", 0) else found
+
+
+def given(parameters: object) -> Parameters:
+    """The parameters, as a list or a dict; `InvalidQuery` for too many, or what DuckDB has no type for."""
+    if parameters is None:
+        return []
+    if isinstance(parameters, Mapping):
+        _check_count(parameters)
+        return {
+            _parameter_name(name): _checked_parameter(f"${name}", value) for name, value in parameters.items()
+        }
+    if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes | bytearray):
+        _check_count(parameters)
+        return [_checked_parameter(f"${number}", value) for number, value in enumerate(parameters, 1)]
+    raise InvalidQuery(
+        f"parameters must be a list for $1, $2, … or a dict for $name, not {type(parameters).__name__}"
+    )
+
+
+def _check_count(parameters: Sequence[Any] | Mapping[Any, Any]) -> None:
+    count = len(parameters)
+    if count > PARAMETERS_MAX:
+        raise InvalidQuery(
+            f"a statement can have {PARAMETERS_MAX:,} parameters, not {count:,}: ask in parts; SQL over "
+            "tables takes a list as one of them, for x = ANY($1)"
+        )
+
+
+def _parameter_name(name: object) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InvalidQuery(f"{name!r} cannot be a parameter's name: use letters, digits and '_'")
+    return name
+
+
+def check_nesting(name: str, depth: int) -> None:
+    """Raises `InvalidQuery` for a parameter whose lists are more than `NESTING_MAX` in each other."""
+    if depth > NESTING_MAX:
+        raise InvalidQuery(f"parameter {name} has more than {NESTING_MAX} lists nested in each other")
+
+
+def _checked_parameter(name: str, value: Any, depth: int = 1) -> Any:
+    if type(value).__module__ == "numpy":
+        # as data frames hand them over
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        check_nesting(name, depth)
+        return [_checked_parameter(name, item, depth + 1) for item in value]
+    if isinstance(value, str) and not is_text(value):
+        raise InvalidQuery(f"parameter {name} can have neither NUL nor half a surrogate pair")
+    if not isinstance(value, _TYPES):
+        raise InvalidQuery(
+            f"parameter {name} is {value!r:.100}, of which SQL has no type; give a number, text, bytes, a "
+            "time, None, or a list of these"
+        )
+    return value
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON has it, with all that is in it; dataclasses are objects, what JSON lacks is text."""
+    if isinstance(value, Mapping):
+        return {name: json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple) and not _is_interval(value):
+        return [json_value(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
+    return _json_scalar(value)
+
+
+def _json_scalar(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, bytes):
+        return base64_text(value)
+    if _is_interval(value):
+        return interval_text(value)
+    return _time_text(value) if isinstance(value, datetime) else str(value)
+
+
+def shown_value(value: Any) -> str:
+    """A value as a person reads it, and `value_of_text` does; null is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
+    if _is_interval(value):
+        return interval_text(value)
+    if isinstance(value, bool | list | tuple | dict):
+        return json.dumps(json_value(value), ensure_ascii=False)
+    return _time_text(value) if isinstance(value, datetime) else str(value)
+
+
+def value_of_json(field: Field, value: Any) -> Any:
+    """Of the field's type, as far as JSON has no word for it; the query checks the rest."""
+    parser = _OF_JSON.get(field.type.name)
+    if value is None or parser is None:
+        return value
+    parse, what = parser
+    try:
+        return parse(value)
+    except (ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
+        text = repr(value)
+        shown = text if len(text) <= 100 else f"{text[:100]}…"
+        raise InvalidQuery(f"{field.name!r} is {field.type}: {shown} is not {what}") from None
+
+
+def value_of_text(field: Field, text: str) -> Any:
+    """A number, text, bytes as text or 0x and hexadecimal digits, true or false, a date, or a time.
+
+    Dates and times in ISO 8601, in UTC when it names no zone.
+    """
+    parse, what = _OF_TEXT.get(field.type.name, (str, "text"))
+    try:
+        return parse(text)
+    except (ValueError, KeyError, InvalidOperation):
+        raise InvalidQuery(f"{field.name!r} is {field.type}; {text!r} is not {what}") from None
+
+
+def base64_text(value: bytes) -> str:
+    return binascii.b2a_base64(value, newline=False).decode("ascii")
+
+
+def bytes_of_base64(text: str) -> bytes:
+    """Raises `ValueError` for what is not base64, or not in its one form."""
+    return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+
+
+def interval_text(value: Any) -> str:
+    """ISO 8601, of Arrow's months, days and nanoseconds."""
+    return f"P{value.months}M{value.days}DT{Decimal(value.nanoseconds).scaleb(-9).normalize():f}S"
+
+
+def _is_interval(value: Any) -> bool:
+    return hasattr(value, "nanoseconds") and hasattr(value, "months")
+
+
+def _time_text(value: datetime) -> str:
+    """ISO 8601 with microseconds, in UTC; without a zone when it has none."""
+    if value.tzinfo is None:
+        return value.isoformat(timespec="microseconds")
+    return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def time_of_text(text: str) -> datetime:
+    """A time in ISO 8601, in UTC when it names no zone; ValueError."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _bytes_of_json(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError
+    return bytes_of_base64(value)
+
+
+def _double_of_json(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, str):
+        return _NOT_FINITE[value.lower()]
+    if not math.isfinite(found := float(value)):
+        raise ValueError  # JSON's 1e400
+    return found
+
+
+def _double_of_text(text: str) -> float:
+    """Returns the number, which is infinite only where the text says so in letters."""
+    if math.isinf(found := float(text)) and any(map(str.isdigit, text)):
+        raise ValueError
+    return found
+
+
+def _decimal_of_json(value: Any) -> Decimal:
+    """JSON's numbers are not all exact: text is."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise TypeError
+    return Decimal(value)
+
+
+def _bytes_of_text(text: str) -> bytes:
+    return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+# for each type what reads it, and what it should have been
+_OF_JSON: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "bytes": (_bytes_of_json, "base64"),
+    "timestamp": (time_of_text, "a time in ISO 8601, like 2026-01-31T12:00:00Z"),
+    "date": (date.fromisoformat, "a date, like 2026-01-31"),
+    "decimal": (_decimal_of_json, 'a decimal number in quotes, like "0.10"'),
+    "double": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
+    "float": (_double_of_json, 'a number, "NaN", "Infinity" or "-Infinity"'),
+}
+_OF_TEXT: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "a whole number"),
+    "long": (int, "a whole number"),
+    "double": (_double_of_text, "a number that a double has"),
+    "float": (_double_of_text, "a number that a double has"),
+    "date": (date.fromisoformat, "a date, like 2026-01-31"),
+    "decimal": (Decimal, "a decimal number, like 0.10"),
+    "bytes": (_bytes_of_text, "hexadecimal after 0x"),
+    "boolean": (_truth, "true or false"),
+    "timestamp": (time_of_text, "a time like 2026-01-31T12:00"),
+}
+
+
+def keeps(number: float, text: str, shortest: str) -> bool:
+    """Returns whether a floating number has the digits of a text.
+
+    It has them if the text is `shortest`, which tells the number apart, or if the number's exact value,
+    rounded to as many digits as the text has, is the text's.
+    """
+    if not math.isfinite(number):
+        return False
+    value = Decimal(text.strip())
+    if value == Decimal(shortest):
+        return True
+    if value != value.to_integral_value():
+        value = value.normalize()  # zeros at the end of a fraction say nothing
+    return value == Context(prec=len(value.as_tuple().digits)).create_decimal(Decimal(number))
+
+
+def exact_double(text: str) -> float:
+    """Returns the double of a decimal number; ValueError says why a double does not keep it.
+
+    It is infinite or zero only where the text says so, and from 2**53 it has all digits of the text.
+    """
+    number = float(text)
+    if (
+        math.isfinite(number)
+        and (number == 0 or abs(number) >= EXACT_MAX)
+        and not keeps(number, text, repr(number))
+    ):
+        raise ValueError("is not exact in a double" if number else "is smaller than any double")
+    if not math.isfinite(number) and any(map(str.isdigit, text)):
+        raise ValueError("is larger than any double")
+    return number
+
+
+def parse_json(text: str, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """Returns the value of JSON; ValueError for a name that is there twice, and numbers that would change.
+
+    `parse_constant` is called for NaN and infinities, as `json.loads` calls it.
+    """
+    return json.loads(
+        text, parse_float=_json_double, parse_constant=parse_constant, object_pairs_hook=_object
+    )
+
+
+def _json_double(text: str) -> float:
+    try:
+        return exact_double(text)
+    except ValueError as error:
+        raise ValueError(f"{text[:60]} {error}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:100]!r} is named twice")
+        found[name] = value
+    return found

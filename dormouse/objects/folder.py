@@ -15,8 +15,17 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from dormouse.errors import InvalidName, ObjectStoreError
-from dormouse.objects.failures import failed, missing, reporting_full_disk, taken, whole_range
-from dormouse.objects.names import STAGING, check_name, check_prefix, pinned_name
+from dormouse.objects.names import (
+    STAGING,
+    check_name,
+    check_prefix,
+    failed,
+    missing,
+    pinned_name,
+    reporting_full_disk,
+    taken,
+    whole_range,
+)
 from dormouse.objects.staging import StagingArea, sync
 
 # Files below a folder in which others write: opened without a link being followed, and pinned while used.

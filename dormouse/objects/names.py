@@ -1,23 +1,27 @@
-"""What an object may be called: relative, plain, and the same in a folder, in S3 and in a URL."""
+"""Names of objects: relative, plain, the same in a folder, in S3 and in a URL; errors that name an object."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from dormouse.errors import InvalidName
+from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
 
 # Texts without the paths of this machine, for readers who only know the names of objects.
 
 STORE = "the object store"
 _REST = r"""(?:/[^\s'"]*)?"""
+
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @lru_cache(maxsize=16)
@@ -179,3 +183,34 @@ def _segment_fault(segment: str) -> str | None:
     if not _SEGMENT.fullmatch(segment):
         return "has characters other than letters, digits and . _ = -"
     return None
+
+
+def taken(name: str, store: str) -> ObjectAlreadyExists:
+    return ObjectAlreadyExists(f"Object {name!r} exists already in {store}")
+
+
+def missing(name: str, store: str) -> ObjectNotFound:
+    return ObjectNotFound(f"Object {name!r} does not exist in {store}", filename=name)
+
+
+def failed(verb: str, name: str, store: str, cause: str) -> ObjectStoreError:
+    what = f"objects below {name!r}" if verb == "list" else f"object {name!r}"
+    return ObjectStoreError(f"Cannot {verb} {what} in {store}: {cause}")
+
+
+def whole_range(found: bytes, length: int, name: str, store: str) -> bytes:
+    """The bytes of a range, if it is whole."""
+    if len(found) < length:
+        raise failed("read", name, store, "it ends before the bytes that were asked for")
+    return found
+
+
+@contextmanager
+def reporting_full_disk(name: str, store: str) -> Iterator[None]:
+    """Report a full disk as the store's failure; what else goes wrong while writing is the writer's own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        raise failed("write", name, store, os.strerror(error.errno)) from error

@@ -1,16 +1,41 @@
-"""The object store seam: whole objects under relative names, never overwritten."""
+"""The object store seam: whole objects under relative names, never overwritten.
+
+Activity: changes are noted beside the tables, so that schedules need not wake a database to ask. A note is an
+empty object named after its minute: `activity/20261121/1542`. A process makes one a minute at most, after
+what it did is visible; so one tells of all that its process did within two minutes from its name.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import DormouseError, InvalidInput, ObjectAlreadyExists
+
+ASKED_EVERY = 1_000
+"""Objects: a long deletion must not outlive the right to it."""
+
+Deleting = Callable[[], AbstractContextManager[object]]
+"""Entered for each deletion, of so many objects at most; raises when nothing may be deleted."""
+
+NOTE_SECONDS = 60.0
+TOLD_SECONDS = 2 * NOTE_SECONDS
+"""What happened so long after the minute that a note is named after is told by that note."""
+
+_ACTIVITY = "activity"
+_DAY, _MINUTE = "%Y%m%d", "%H%M"
+
+logger = logging.getLogger(__name__)
+_noted: dict[str, float] = {}  # that threads meet in it costs a note more
 
 
 class ObjectStore(Protocol):
@@ -133,3 +158,118 @@ def _folder(text: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"Object store {text!r}: there is a file where the folder should be")
     return folder
+
+
+@dataclass(frozen=True)
+class GuardedStore:
+    """An `ObjectStore` that enters `deleting` for each deletion, and deletes nothing more when that raises.
+
+    When pickled, it is the store alone: other processes have their own questions.
+    """
+
+    store: ObjectStore
+    deleting: Deleting = field(repr=False, compare=False)
+
+    def __reduce__(self) -> Any:
+        return _alone, (self.store,)
+
+    @property
+    def url(self) -> str:
+        return self.store.url
+
+    @property
+    def options(self) -> dict[str, str]:
+        return self.store.options
+
+    def put(self, name: str, data: bytes) -> None:
+        self.store.put(name, data)
+
+    def staged(self, name: str) -> AbstractContextManager[Path]:
+        return self.store.staged(name)
+
+    def copy(self, source: str, name: str) -> None:
+        self.store.copy(source, name)
+
+    def get(self, name: str) -> bytes:
+        return self.store.get(name)
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        return self.store.get_range(name, start, length)
+
+    def size(self, name: str) -> int:
+        return self.store.size(name)
+
+    def reader(self, name: str) -> BinaryIO:
+        return self.store.reader(name)
+
+    def delete(self, names: Iterable[str]) -> list[tuple[str, Exception]]:
+        failed: list[tuple[str, Exception]] = []
+        pending = iter(names)
+        while batch := list(islice(pending, ASKED_EVERY)):
+            with self.deleting():
+                failed += self.store.delete(batch)
+        return failed
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        return self.store.list(prefix)
+
+    def list_dated(self, prefix: str = "") -> Iterator[tuple[str, int, datetime]]:
+        return self.store.list_dated(prefix)
+
+    def local_path(self, name: str) -> Path | None:
+        return self.store.local_path(name)
+
+    def pinned(self, names: Iterable[str]) -> AbstractContextManager[dict[str, Path]]:
+        return self.store.pinned(names)
+
+    def uri(self, name: str) -> str:
+        return self.store.uri(name)
+
+    def sweep_staging(self) -> int:
+        return self.store.sweep_staging()
+
+
+def _alone(store: ObjectStore) -> ObjectStore:
+    return store
+
+
+def note_activity(objects: ObjectStore) -> None:
+    """Tells that something has changed; a store that cannot be written to is only logged."""
+    now = time.monotonic()
+    if now - _noted.get(objects.url, float("-inf")) < NOTE_SECONDS:
+        return
+    _noted[objects.url] = now
+    try:
+        objects.put(f"{_ACTIVITY}/{datetime.now(UTC):{_DAY}/{_MINUTE}}", b"")
+    except ObjectAlreadyExists:
+        return
+    except DormouseError as error:
+        _noted.pop(objects.url, None)
+        logger.warning("activity is not noted, so schedules may come late: %s", error)
+
+
+def note_if_shared(objects: ObjectStore) -> None:
+    """Notes activity in a store in S3, where schedules of a deployed instance work; none do in a folder."""
+    if is_shared(objects):
+        note_activity(objects)
+
+
+def is_shared(objects: ObjectStore) -> bool:
+    """Returns whether a store is in S3, so that other hosts see it and its database may pause itself."""
+    return objects.url.startswith("s3://")
+
+
+def is_noted_since(objects: ObjectStore, moment: datetime) -> bool:
+    """Whether something may have changed since then."""
+    earliest = moment.astimezone(UTC) - timedelta(seconds=TOLD_SECONDS)
+    days = (datetime.now(UTC).date() - earliest.date()).days
+    # tomorrow too, as clocks differ
+    dates = [earliest.date() + timedelta(days=day) for day in range(days + 2)]
+    first = f"{_ACTIVITY}/{earliest:{_DAY}/{_MINUTE}}"
+    return any(name >= first for day in dates for name, _ in objects.list(f"{_ACTIVITY}/{day:{_DAY}}"))
+
+
+def forget_activity(objects: ObjectStore, moment: datetime) -> None:
+    """Deletes the notes of earlier days."""
+    first = f"{_ACTIVITY}/{moment.astimezone(UTC):{_DAY}}"
+    objects.delete([name for name, _ in objects.list(_ACTIVITY) if name < first])

@@ -20,8 +20,8 @@ from dormouse.payloads.lease import Lease, mark_reader
 from dormouse.payloads.pack import Entry, Packed, Packer, PayloadObjects, Row, compressed
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.limits import IDLE, PAGED, PEER_OF_PAGES
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import IDLE, PAGED, PEER_OF_PAGES
 from dormouse.postgres.transaction import bounded, run_transaction
 
 # Dictionaries of zstd, trained on payloads of a kind, where they gain enough.

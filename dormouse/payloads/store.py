@@ -27,7 +27,7 @@ from dormouse.errors import (
     PayloadNotFound,
     one_line,
 )
-from dormouse.model.properties import SECONDS_MAX
+from dormouse.model.table import SECONDS_MAX
 from dormouse.objects import ObjectStore
 from dormouse.payloads import cooling, rows, upkeep
 from dormouse.payloads.content import decode, encode_given

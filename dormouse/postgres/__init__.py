@@ -1,12 +1,9 @@
 """PostgreSQL as a mechanism: connections, transactions, named queries and migrations."""
 
-from dormouse.postgres.connection import (
-    ConnectionSupplier,
-    Isolation,
-    Supplier,
-)
+from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.migrate import MIGRATIONS, Migration, migrate
 from dormouse.postgres.queries import Queries, Query, load
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import (
     RETRIES,
     Retries,

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import psycopg
 
 from dormouse.errors import InstanceError
-from dormouse.postgres.opening import Connection
+from dormouse.postgres.session import Connection
 
 END_SECONDS_MAX = 10.0
 """How long what is to end waits for a server that does not answer one statement."""

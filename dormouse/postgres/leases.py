@@ -20,10 +20,10 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from dormouse.errors import one_line
-from dormouse.postgres import limits
+from dormouse.postgres import session
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.opening import limits_of
 from dormouse.postgres.queries import Query, load
+from dormouse.postgres.session import limits_of
 from dormouse.postgres.transaction import bounded, rows_of, run_lookup, run_transaction
 
 # An advisory lock for work that takes longer than a transaction may, and a way to notice its loss.
@@ -103,10 +103,10 @@ def _answers(conn: psycopg.Connection[Any]) -> bool:
 @contextmanager
 def _kept(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Keeps a transaction open until the context ends."""
-    with bounded(conn, limits.KEPT):
+    with bounded(conn, session.KEPT):
         ended = threading.Event()
-        idle_ms = limits.lower(limits.KEPT[limits.IDLE], limits_of(conn).highest.get(limits.IDLE, 0))
-        seconds = min(limits.KEPT_PULSE_SECONDS, idle_ms / 1_000 / PULSES_A_LIMIT)
+        idle_ms = session.lower(session.KEPT[session.IDLE], limits_of(conn).highest.get(session.IDLE, 0))
+        seconds = min(session.KEPT_PULSE_SECONDS, idle_ms / 1_000 / PULSES_A_LIMIT)
         beating = threading.Thread(
             target=_beat, args=(conn, ended, seconds), name="session lock", daemon=True
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -15,17 +16,16 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import InstanceError, InstanceReadOnly, InstanceTooNew, NotAnInstance, one_line
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
-from dormouse.postgres.copied import settle
-from dormouse.postgres.limits import ALONE, MIGRATING_IDLE_MS_MAX
-from dormouse.postgres.opening import Connection
 from dormouse.postgres.queries import Queries, load
+from dormouse.postgres.session import ALONE, MIGRATING_IDLE_MS_MAX, Connection
 from dormouse.postgres.transaction import ALONE_SECONDS_MAX, CONFLICTS, bounded, impatiently, run_lookup
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 """Dormouse's own migrations."""
 
 _FILE_NAME = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
-_queries = load(__file__, "migrate")
+_QUERIES = load(__file__, "migrate")
+_RENUMBERING = ("renumber_references", "renumber_removals", "renumber_collections", "forget_looks")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def migrate(dsn_or_supplier: str | Supplier, folder: Path = MIGRATIONS) -> list[
         return []
     with dsn_or_supplier.connection() as conn:
         try:
-            with locked(conn, _queries):
+            with locked(conn, _QUERIES):
                 return _apply_all(conn, migrations)
         except psycopg.errors.ReadOnlySqlTransaction as error:
             if applied is None:
@@ -141,7 +141,7 @@ def _settle(conn: psycopg.Connection[TupleRow]) -> None:
 def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:
     """What the database has; None when it was never migrated."""
     try:
-        return [_Applied(*row) for row in conn.execute(_queries["applied"].on())]
+        return [_Applied(*row) for row in conn.execute(_QUERIES["applied"].on())]
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
         return None
     except psycopg.errors.InsufficientPrivilege as error:
@@ -168,13 +168,13 @@ def _pending(applied: Sequence[_Applied], migrations: Sequence[Migration]) -> li
 
 
 def _prepare(conn: psycopg.Connection[TupleRow]) -> None:
-    if foreign := conn.execute(_queries["foreign_relation"].on()).fetchone():
+    if foreign := conn.execute(_QUERIES["foreign_relation"].on()).fetchone():
         raise NotAnInstance(
             f"the schema 'dormouse' of this database is not Dormouse's: it holds {foreign[0]!r}; "
             "use another database"
         )
     try:
-        conn.execute(_queries["prepare"].on())
+        conn.execute(_QUERIES["prepare"].on())
     except psycopg.errors.InsufficientPrivilege as error:
         raise _not_granted(conn, "make", error) from error
 
@@ -195,7 +195,7 @@ def _apply(conn: psycopg.Connection[TupleRow], migration: Migration) -> None:
         try:
             with bounded(conn, ALONE, lock_ms=lock_ms):
                 conn.execute(migration.text.encode())
-                conn.execute(_queries["record"].on(), record)
+                conn.execute(_QUERIES["record"].on(), record)
         except psycopg.errors.ReadOnlySqlTransaction:
             raise
         except (psycopg.errors.LockNotAvailable, *CONFLICTS) as error:
@@ -239,3 +239,34 @@ def locked(conn: psycopg.Connection[TupleRow], queries: Queries) -> Iterator[Non
             f"the database was lost while it was brought up to date ({one_line(error)}); each step is done "
             "as a whole, or not at all: try again"
         ) from error
+
+
+def settle(conn: psycopg.Connection[Any]) -> None:
+    """Makes a database at home in its cluster, for a user that may write all of it, alone with it.
+
+    It may have been copied into another cluster by its rows, as pg_dump and logical replication do.
+    References, their log and what rounds remember carry transaction ids, which begin anew in another
+    cluster. Where those of the copy are ahead of it, they are replaced, in the same order. Sequences
+    that did not come along go on.
+    (Snapshots of disks, copies of files and pg_upgrade keep ids and counter together.)
+    """
+    with bounded(conn, ALONE):
+        if conn.execute(_QUERIES["is_ahead"].on()).fetchall()[0][0]:
+            for name in _RENUMBERING:
+                conn.execute(_QUERIES[name].on())
+        # which asks what restores undid
+        if conn.execute(_QUERIES["knows_deletions"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["renumber_deletions"].on())
+        if conn.execute(_QUERIES["knows_history"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["forget_history"].on())
+            conn.execute(_QUERIES["begin_history"].on())
+        if conn.execute(_QUERIES["knows_dropped"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["forget_dropped"].on())
+        if conn.execute(_QUERIES["knows_payloads"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["begin_days_anew"].on())
+        if conn.execute(_QUERIES["knows_schemas"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["renumber_schemas"].on())
+        if conn.execute(_QUERIES["knows_incarnations"].on()).fetchall()[0][0]:
+            conn.execute(_QUERIES["note_copy"].on())
+        conn.execute(_QUERIES["advance_sequences"].on())
+        conn.execute(_QUERIES["settle"].on())

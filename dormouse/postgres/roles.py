@@ -18,11 +18,17 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from dormouse.errors import InstanceError, one_line
-from dormouse.postgres.connection import SESSION_SETTINGS, Isolation, Supplier
-from dormouse.postgres.limits import SHORT, TRANSACTION, peer_settings
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.migrate import locked
-from dormouse.postgres.opening import parameters
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import (
+    SESSION_SETTINGS,
+    SHORT,
+    TRANSACTION,
+    Isolation,
+    parameters,
+    peer_settings,
+)
 
 SCHEMA_ROLE = "dormouse_schema"
 OWNER_ROLE = "dormouse_owner"

@@ -25,11 +25,20 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.model.ahead import backoff_seconds
-from dormouse.postgres.connection import SCAN_SETTINGS, Isolation, Supplier
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.cutting import cut_in_time
-from dormouse.postgres.limits import ALONE, LOCK, LONG, STATEMENT, Limits
-from dormouse.postgres.opening import is_alive, limits_of
 from dormouse.postgres.queries import Query
+from dormouse.postgres.session import (
+    ALONE,
+    LOCK,
+    LONG,
+    SCAN_SETTINGS,
+    STATEMENT,
+    Isolation,
+    Limits,
+    is_alive,
+    limits_of,
+)
 
 # Counts of the transactions that were tried again, given up or left unknown.
 
@@ -115,7 +124,7 @@ def run_transaction(
     `scans`: its statements read much of a table, and the planner may scan, hash and merge. Other statements
     look rows up by keys, whatever the statistics say: a plan made while a table was small outlives that.
 
-    `limits` names the kind of work, by which PostgreSQL bounds the transaction (`dormouse.postgres.limits`).
+    `limits` names the kind of work, by which PostgreSQL bounds the transaction (`dormouse.postgres.session`).
     Without it, work that `scans` or is `read_only` has those of LONG, and other work those of the supplier.
     A wait for a lock that takes too long raises TableBusy. With `lock_ms`, which replaces that limit, it
     raises psycopg's LockNotAvailable, which the caller handles.

@@ -16,14 +16,13 @@ import pyarrow.compute as pc
 from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
 from dormouse.data.arrow_schema import arrow_schema, exact
-from dormouse.data.datafusion_session import reshaped
-from dormouse.data.expressions import column, key_order
+from dormouse.data.datafusion_session import column, key_order, reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidCut, InvalidInput, InvalidQuery
+from dormouse.model.ahead import portions
 from dormouse.model.cut import Position, milliseconds_at
-from dormouse.model.keyed import is_keyed
-from dormouse.model.portions import portions
 from dormouse.model.schema import Schema
+from dormouse.model.table import is_keyed
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.deletions import Deletion, deletions_of
 from dormouse.reading.interruptible import interruptible

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from dormouse.data.arrow_schema import check_stored
 from dormouse.data.file_checks import digest_of_object
 from dormouse.data.object_access import open_parquet
-from dormouse.data.written import check_stored
 from dormouse.errors import InvalidData, InvalidQuery, ObjectDamaged, ObjectNotFound, one_line
 from dormouse.objects import ObjectStore
 from dormouse.reading.interruption import Interruption

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.properties import as_now, kept
 from dormouse.model.region import encode_value
-from dormouse.model.schema import Schema
-from dormouse.model.shape import Shape
+from dormouse.model.schema import Schema, Shape
+from dormouse.model.table import as_now, kept
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.where import Condition, Question, question
 from dormouse.reading.where_json import parse_where, where_json

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dormouse.data.written import written_schema
+from dormouse.data.arrow_schema import written_schema
 from dormouse.model.region import KeyValue, Range, compare, decode_key
-from dormouse.model.reshaping import is_as_stored
-from dormouse.model.schema import Schema
+from dormouse.model.schema import Schema, is_as_stored
 from dormouse.objects import ObjectStore
 from dormouse.reading.page_reads import row_group_starts, row_groups_in_memory
 from dormouse.reading.planner import Scan

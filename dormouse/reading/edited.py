@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.datafusion_session import sorted_session
-from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.reading.scan_session import meets
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext

@@ -16,19 +16,16 @@ import pyarrow.compute as pc
 from datafusion import ExecutionPlan, Expr
 from datafusion.record_batch import RecordBatch
 
-from dormouse.data.arrow_schema import arrow_schema, exact
-from dormouse.data.expressions import column, key_order
+from dormouse.data.arrow_schema import arrow_schema, exact, written_schema
+from dormouse.data.datafusion_session import column, key_order
 from dormouse.data.newest import first_of_keys, laid_over
 from dormouse.data.transform import Transform
-from dormouse.data.written import written_schema
 from dormouse.errors import ObjectNotFound
-from dormouse.errors.moved import SchemaMoved
+from dormouse.model.ahead import portions
 from dormouse.model.cut import Position, When, milliseconds_at
-from dormouse.model.keyed import DELETED_AT, is_keyed, newest_first, stored_schema
-from dormouse.model.portions import portions
 from dormouse.model.region import KeyValue, Range
-from dormouse.model.reshaping import is_as_stored
-from dormouse.model.schema import Schema
+from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
+from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import Field
 from dormouse.reading.checked_files import FileGone, verify
 from dormouse.reading.dividing import are_narrow, divided, first_divided, is_large

@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
-from dormouse.data.expressions import column, key_order, union
+from dormouse.data.datafusion_session import column, key_order, union
 from dormouse.data.newest import FirstOfKeys
 from dormouse.data.transform import Transform
-from dormouse.model.keyed import DELETED_AT, newest_first, stored_schema
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stored_schema
 from dormouse.objects import ObjectStore
 from dormouse.reading.deletions import Deletion
 from dormouse.reading.overlaps import layers, overlap

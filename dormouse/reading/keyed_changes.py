@@ -17,16 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.expressions import column
+from dormouse.data.datafusion_session import column
 from dormouse.data.file_checks import Flags, differ
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
+from dormouse.model.ahead import portions
 from dormouse.model.cut import Position
-from dormouse.model.keyed import SEQUENCE, stored_schema
-from dormouse.model.portions import portions
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
+from dormouse.model.table import SEQUENCE, stored_schema
 from dormouse.reading.deletions import deletions_of
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, ObjectStoreError
-from dormouse.model.keyed import DELETED_AT, SEQUENCE
+from dormouse.model.table import DELETED_AT, SEQUENCE
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
 from dormouse.objects import ObjectStore
 from dormouse.reading.known_files import KEPT

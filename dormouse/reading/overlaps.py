@@ -7,11 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from dormouse.data.written import written_schema
-from dormouse.model.keyed import newest_first, stored_schema
-from dormouse.model.properties import TableProperties
-from dormouse.model.reshaping import then_called
-from dormouse.model.schema import Schema
+from dormouse.data.arrow_schema import written_schema
+from dormouse.model.schema import Schema, then_called
+from dormouse.model.table import TableProperties, newest_first, stored_schema
 from dormouse.objects import ObjectStore
 from dormouse.reading.keyed_facts import WHOLE_NUMBERS, NewestBounds, newest_bounds
 from dormouse.reading.planner import Scan

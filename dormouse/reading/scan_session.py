@@ -17,8 +17,19 @@ from datafusion.expr import SortExpr
 from datafusion.plan import LogicalPlan
 
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.datafusion_session import check_not_forked, open_session, panics_as_errors, reshaped
-from dormouse.data.expressions import among, between, column, joined, key_order, union, value
+from dormouse.data.datafusion_session import (
+    among,
+    between,
+    check_not_forked,
+    column,
+    joined,
+    key_order,
+    open_session,
+    panics_as_errors,
+    reshaped,
+    union,
+    value,
+)
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidQuery

@@ -16,8 +16,6 @@ from dormouse.errors import (
     QueryOvertaken,
     TableBusy,
 )
-from dormouse.errors.moved import SchemaMoved
-from dormouse.model.properties import as_now
 from dormouse.model.reshaping import (
     added,
     dropped,
@@ -28,8 +26,8 @@ from dormouse.model.reshaping import (
     widened,
     with_properties,
 )
-from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.table import TableRecord, as_now
 from dormouse.model.types import DataType, Field
 from dormouse.reading.where import value_of
 from dormouse.state.context import TableContext

@@ -20,11 +20,10 @@ from dormouse.errors import (
     InvalidQuery,
     QueryOvertaken,
 )
-from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import Position, When
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import number_of_value
-from dormouse.model.schema import Schema
+from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_transaction
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.deletions import deletions_of, key_bounds

@@ -16,11 +16,10 @@ from pydantic import TypeAdapter
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
-from dormouse.model.exact import exact_double
 from dormouse.model.region import Range, Region, check_key
 from dormouse.model.schema import Field, Schema
 from dormouse.model.text import did_you_mean
-from dormouse.model.values import base64_text, bytes_of_base64, check_nesting, plain
+from dormouse.model.types import base64_text, bytes_of_base64, check_nesting, exact_double, plain
 from dormouse.reading.key_ranges import KeyRanges
 
 # Parameters of statements in JSON, as the service and its client have them.

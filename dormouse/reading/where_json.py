@@ -8,7 +8,7 @@ from typing import Any
 from dormouse.errors import InvalidQuery
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.values import json_value, value_of_json
+from dormouse.model.types import json_value, value_of_json
 from dormouse.reading.where import Question, checked_count, is_nan
 
 _ENDS = {"min", "max"}

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.file_checks import differ
 from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
-from dormouse.model.properties import ROW_ID
+from dormouse.model.table import ROW_ID
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.cell_files import Targets
 from dormouse.rows.columns import Column

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dormouse.errors import InvalidRow
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.rows.changes import Insert, Patch, Remove, Update
 from dormouse.rows.columns import Column, value_of
 from dormouse.rows.ranges import Flags, Ints

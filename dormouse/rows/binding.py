@@ -9,7 +9,7 @@ from dataclasses import replace
 from sqlglot import exp
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.rows import calls, types
 from dormouse.rows.calls import AGGREGATES, ARITHMETIC, CALLS, COMPARED
 from dormouse.rows.columns import Column

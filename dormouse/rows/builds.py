@@ -20,10 +20,9 @@ from uuid import UUID
 import psycopg
 from psycopg import sql
 
-from dormouse.postgres.connection import ConnectionSupplier, Isolation, Supplier
-from dormouse.postgres.limits import LONG
-from dormouse.postgres.opening import Connection
+from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import LONG, Connection, Isolation
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_statement, run_transaction
 from dormouse.rows.cluster import Looked
 from dormouse.rows.columns import Column

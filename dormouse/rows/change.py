@@ -25,10 +25,9 @@ from dormouse.data.file_checks import differ
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidRow
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
-from dormouse.model.values import json_value
+from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
+from dormouse.model.types import json_value
 from dormouse.rows.applying import Application
 from dormouse.rows.batches import (
     BLOCK_ROWS_MAX,

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, overload
 
 from dormouse.errors import InvalidInput, InvalidRow, RowNotFound
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import check_text
 from dormouse.rows.columns import Column
 from dormouse.rows.given import as_dicts

@@ -20,8 +20,8 @@ from psycopg.conninfo import make_conninfo
 from dormouse.errors import InstanceError, InvalidInput, TableNotFound, one_line
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.migrate import migrate
-from dormouse.postgres.opening import parameters
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import parameters
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 from dormouse.rows.columns import Column, from_jsonb
 

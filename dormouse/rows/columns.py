@@ -10,9 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
-from dormouse.model.properties import HIDDEN, ROW_DELETED, ROW_ID, ROW_VERSION
-from dormouse.model.types import DataType, check_field_name
-from dormouse.model.values import json_value
+from dormouse.model.table import DROPPED, ROW_DELETED, ROW_ID, ROW_VERSION
+from dormouse.model.types import DataType, check_field_name, json_value
 from dormouse.rows.kinds import FORMS, STORED, TYPES, ColumnType, Misfit, parsed_value, stored_value
 
 RESERVED = frozenset({ROW_ID, ROW_VERSION, ROW_DELETED, "ROW_ETAG"})
@@ -219,8 +218,8 @@ def check_column_name(name: object) -> None:
         raise InvalidColumn(str(error).replace("field name", "column name")) from None
     if str(name).upper() in RESERVED:
         raise InvalidColumn(f"column name {name!r} is reserved, as are {', '.join(sorted(RESERVED))}")
-    if str(name).lower().startswith(HIDDEN):
-        raise InvalidColumn(f"column name {name!r}: names that begin with {HIDDEN!r} are reserved")
+    if str(name).lower().startswith(DROPPED):
+        raise InvalidColumn(f"column name {name!r}: names that begin with {DROPPED!r} are reserved")
 
 
 def check_columns(columns: Sequence[Column]) -> tuple[Column, ...]:

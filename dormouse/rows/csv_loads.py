@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.export import Csv, compressed, format_of_name, moment_texts
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.objects.staging import whole_file
 from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidColumn, InvalidData, InvalidRow
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, check_column_name
 from dormouse.rows.kinds import ColumnType
 from dormouse.rows.values import of_text

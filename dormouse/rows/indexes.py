@@ -26,7 +26,7 @@ from dormouse.errors import (
     PageExpired,
     one_line,
 )
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows import page_tokens, pages, paging
 from dormouse.rows.builds import TYPES, Build, BuildBusy, SlowColumns, Unsure
@@ -42,7 +42,7 @@ from dormouse.rows.waiting import Wait
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress
-    from dormouse.model.values import Parameters
+    from dormouse.model.types import Parameters
     from dormouse.reading.interruption import Interruption
 
 # Rows of an index by the values of some of their columns, for upserts: thousands of keys at once.

@@ -9,8 +9,7 @@ from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
 
 from dormouse.errors import one_line
-from dormouse.model.exact import EXACT_MAX, exact_double, parse_json
-from dormouse.model.types import BOOLEAN, DOUBLE, LONG, STRING, DataType
+from dormouse.model.types import BOOLEAN, DOUBLE, EXACT_MAX, LONG, STRING, DataType, exact_double, parse_json
 
 ColumnType = Literal["INTEGER", "DOUBLE", "STRING", "DATE", "BOOLEAN", "ENTITY", "LINK", "FILE", "JSON"]
 TYPES: tuple[ColumnType, ...] = get_args(ColumnType)

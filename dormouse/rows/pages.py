@@ -12,7 +12,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from dormouse.errors import InvalidInput
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.reading.streams import Frames
 from dormouse.rows import paging
 from dormouse.rows.columns import LINK_MAX, Column

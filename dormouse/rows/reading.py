@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import DormouseError, InvalidQuery, one_line
-from dormouse.errors.moved import SchemaMoved
-from dormouse.model.properties import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.region import Range
-from dormouse.model.schema import Schema
+from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.objects.staging import spill_folder
 from dormouse.reading import query
 from dormouse.reading.edited import newest_versions

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema
-from dormouse.model.properties import HIDDEN
 from dormouse.model.reshaping import added, renamed
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import DROPPED
 from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn
 from dormouse.rows.columns import Column, check_column_name, check_columns, check_new, column_named
 from dormouse.rows.values import Label, fitting, of_text, row_label
@@ -141,7 +141,7 @@ class ColumnPlan:
 
     def _hide(self, column: Column, said: str) -> None:
         """Older versions of rows still have it."""
-        self._next(lambda schema: renamed(schema, column.name, f"{HIDDEN}{column.column_id}"), said)
+        self._next(lambda schema: renamed(schema, column.name, f"{DROPPED}{column.column_id}"), said)
 
     def _next(self, change: Callable[[Schema], Schema], said: str) -> None:
         try:

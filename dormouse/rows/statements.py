@@ -13,8 +13,8 @@ import psycopg
 from sqlglot import exp
 
 from dormouse.errors import InvalidQuery, PageExpired
-from dormouse.model import values as parameters
-from dormouse.model.values import Parameters
+from dormouse.model.types import Parameters
+from dormouse.model.types import given as checked_parameters
 from dormouse.rows import pages, types
 from dormouse.rows.binding import Binding
 from dormouse.rows.builds import Build, Builds, Unsure, has_version
@@ -50,7 +50,7 @@ def given(values: Parameters | None) -> Given:
     """Parameters as users give them: a list for $1, $2, …, or a dict for $name; `InvalidQuery`."""
     if not values:
         return ()
-    found = parameters.given(values)
+    found = checked_parameters(values)
     named = found.items() if isinstance(found, dict) else ((str(n), one) for n, one in enumerate(found, 1))
     return tuple(sorted((name.lower(), _value(name, value)) for name, value in named))
 

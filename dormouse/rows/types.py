@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dormouse.errors import InvalidQuery, InvalidRow
-from dormouse.model.properties import ROW_ID, ROW_VERSION
+from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.rows.columns import Column, value_of
 from dormouse.rows.expressions import (
     ROW_ID_CELL,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dormouse.errors import DormouseError, InvalidInput
-from dormouse.model import exact
+from dormouse.model.types import parse_json as exact_json
 from dormouse.service.declared import Served
 from dormouse.service.problems import Refused
 
@@ -80,7 +80,7 @@ class JsonRoute(Served):
 def parse_json(body: bytes, what: str = "the body") -> Any:
     """JSON as RFC 8259 has it: no NaN, no name twice, only texts that UTF-8 can have, exact numbers."""
     try:
-        found = exact.parse_json(body.decode("utf-8"), _refuse_constant)
+        found = exact_json(body.decode("utf-8"), _refuse_constant)
         json.dumps(found, ensure_ascii=False).encode("utf-8")
     except UnicodeError:
         raise InvalidInput(f"{what} is not valid Unicode") from None

@@ -11,7 +11,7 @@ from dormouse.api.table import Table
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
-from dormouse.model.values import json_value
+from dormouse.model.types import json_value
 from dormouse.reading.where import LIMIT_MAX
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES

@@ -18,7 +18,7 @@ from dormouse.jobs import Job, Worker
 from dormouse.jobs.answers import ANSWERING, SENT
 from dormouse.jobs.job import JobPlace
 from dormouse.model.text import path_segment
-from dormouse.model.values import json_value
+from dormouse.model.types import json_value
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents

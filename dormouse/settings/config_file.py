@@ -1,21 +1,39 @@
-"""Reads the file of a deployment's settings; of what is wrong with it, everything is said at once."""
+"""The file of a deployment: its tables, what each setting allows, and all that is wrong with it at once.
+
+Pydantic stops at the first layer: settings that contradict one another are looked for only where all else is
+right. So what is wrong is noted, taken away, and the rest looked at again, until nothing new turns up.
+"""
 
 from __future__ import annotations
 
+import copy
 import difflib
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from dormouse.errors import InvalidInput
 from dormouse.settings.deployment import DeploymentSettings
-from dormouse.settings.problems import problems_of
-from dormouse.settings.toml_tables import Table, allowed, literal, tables
+from dormouse.settings.section import PATTERNS
 
-# Writes docs/reference/deployment-settings.md from the models, for `make docs`.
+_WORDS = dict(PATTERNS.values())
+
+Keys = tuple[str, ...]
+
+FILES = Path("config")
+BYTES_MAX = 1_000_000
+ROUNDS_MAX = 8
+SHOWN_MAX = 60
+_PLACEHOLDERS = {"id": "placeholder"}
 
 FILE = Path("docs/reference/deployment-settings.md")
 
@@ -40,8 +58,280 @@ The last column says what a change needs:
 """
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of the file, or one kind of it; the top of the file has no key."""
+
+    key: str
+    description: str
+    properties: dict[str, dict[str, Any]]
+    kind: tuple[str, str] | None = None
+    """The setting that tells the kinds of the table apart, and its value in this one."""
+
+    optional: bool = False
+    """Whether what it sets is deployed only when the table is in the file."""
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """The top of the file, then its tables in their order."""
+    schema = DeploymentSettings.model_json_schema()
+    top, found = {}, []
+    for key, node in schema["properties"].items():
+        kinds, optional = _kinds(node, schema["$defs"]), node.get("default", ...) is None
+        if not kinds:
+            top[key] = node
+        for kind, model in kinds:
+            found.append(Table(key, model["description"], model["properties"], kind, optional))
+    return Table("", schema["description"], top), *found
+
+
+def tables_of(key: str) -> list[Table]:
+    """One, or one for each kind."""
+    return [table for table in tables() if table.key == key]
+
+
+def allowed(node: dict[str, Any]) -> str:
+    """What may stand in the file: `a whole number, 2 to 1,000`."""
+    if "anyOf" in node:
+        return allowed(next(one for one in node["anyOf"] if one.get("type") != "null"))
+    if "const" in node:
+        return literal(node["const"])
+    if "enum" in node:
+        *first, last = map(literal, node["enum"])
+        return f"{', '.join(first)} or {last}"
+    return _of_type(node)
+
+
+def literal(value: Any) -> str:
+    """As TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(literal, value))}]"
+    return (
+        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
+def _of_type(node: dict[str, Any]) -> str:
+    match node.get("type"):
+        case "boolean":
+            return "true or false"
+        case "integer" | "number":
+            return _number(node)
+        case "array":
+            return f"a list, each {allowed(node['items'])}"
+        case "object":
+            return f"a table, each {allowed(node['additionalProperties'])}"
+    words = _WORDS.get(node.get("pattern", ""))
+    return f"text in quotes: {words}" if words else "text in quotes"
+
+
+def _number(node: dict[str, Any]) -> str:
+    whole = node["type"] == "integer"
+    words = "a whole number" if whole else "a number"
+    low, high, over = (node.get(name) for name in ("minimum", "maximum", "exclusiveMinimum"))
+    if whole and over is not None:
+        low = over + 1
+    if low is not None and high is not None:
+        words += f", {low:,} to {high:,}"
+    elif over is not None:
+        words += f", more than {over:,}"
+    return f"{words}, in steps of {node['multipleOf']:g}" if "multipleOf" in node else words
+
+
+def _kinds(
+    node: dict[str, Any], models: dict[str, Any]
+) -> list[tuple[tuple[str, str] | None, dict[str, Any]]]:
+    """The models that a node refers to, each with what tells it apart."""
+    if "discriminator" in node:
+        name, mapping = node["discriminator"]["propertyName"], node["discriminator"]["mapping"]
+        order = [one["$ref"] for one in node["oneOf"]]
+        kinds = sorted(mapping.items(), key=lambda item: order.index(item[1]))
+        return [((name, value), models[ref.rpartition("/")[2]]) for value, ref in kinds]
+    if "$ref" in node:
+        return [(None, models[node["$ref"].rpartition("/")[2]])]
+    return [kind for one in node.get("anyOf", ()) for kind in _kinds(one, models)]
+
+
+def problems_of(content: Mapping[str, Any]) -> tuple[DeploymentSettings | None, list[str]]:
+    """The settings, or None with a line for each problem."""
+    found = _Problems(content)
+    rest = copy.deepcopy(dict(content))
+    for number in range(ROUNDS_MAX):
+        try:
+            settings = DeploymentSettings.model_validate(rest)
+        except ValidationError as error:
+            errors: list[Any] = error.errors(include_url=False, include_input=False)
+            for each in errors:
+                found.note(each, rest)
+        else:
+            return (settings if number == 0 else None), found.lines
+    return None, found.lines
+
+
+class _Problems:
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.content = content
+        self.lines: list[str] = []
+        self.gone: set[Keys] = set()
+        """What was taken away: nothing is said of it any more, nor of what is compared with it."""
+        self.guessed: set[str] = set()
+        """Tables whose kind is not known."""
+
+    def note(self, error: Any, rest: dict[str, Any]) -> None:
+        """Says what the error is, once, and takes away from `rest` what it is about."""
+        path, kind = _in_file(error["loc"])
+        match error["type"]:
+            case "contradiction":
+                for key, why in error["ctx"]["problems"]:
+                    self._contradiction((*path, *str(key).split(".", 1)), str(why), rest)
+            case "union_tag_not_found" | "union_tag_invalid":
+                self._kind(path[0], rest)
+            case "missing":
+                self._say(path, f"{_dotted(path)} is missing: it must be {_allowed(path, kind)}")
+                _put(rest, path, _PLACEHOLDERS.get(path[-1]))
+            case "extra_forbidden":
+                if path[0] not in self.guessed or not any(
+                    path[-1] in one.properties for one in tables_of(path[0])
+                ):
+                    self._say(path, _unknown(path, kind))
+                self._take(path, rest)
+            case _:
+                self._wrong(path, kind, error, rest)
+
+    def _wrong(self, path: Keys, kind: str | None, error: Any, rest: dict[str, Any]) -> None:
+        value = _shown(_at(self.content, path))
+        if len(path) == 1 and tables_of(path[0]):
+            self._say(path, f"{_dotted(path)} = {value}: it must be a table, which begins with [{path[0]}]")
+        else:
+            words = _allowed(path, kind) or error["msg"]
+            self._say(path, f"{_dotted(path)} = {value}: it must be {words}")
+        self._take(path, rest)
+
+    def _contradiction(self, path: Keys, why: str, rest: dict[str, Any]) -> None:
+        names = {gone[:2][-1] for gone in self.gone if gone[0] == path[0] or gone[0] in why}
+        compared = any(re.search(rf"\b{re.escape(name)}\b", why) for name in names)
+        if path not in self.gone and not compared:
+            value = _at(self.content, path)
+            self._say(path, f"{_dotted(path)}{f' = {_shown(value)}' if value is not None else ''}: {why}")
+        if not self._take(path, rest):
+            self._take(path[:-1] or path, rest)
+
+    def _kind(self, key: str, rest: dict[str, Any]) -> None:
+        """The kind is not known: the one that has most of the settings that are given is taken."""
+        kinds = tables_of(key)
+        name = next(table.kind[0] for table in kinds if table.kind)
+        given = rest[key]
+        known = [f'"{table.kind[1]}"' for table in kinds if table.kind]
+        words = f"it must be {', '.join(known[:-1])} or {known[-1]}"
+        value = f" = {_shown(given[name])}:" if name in given else " is missing:"
+        self._say((key, name), f"{key}.{name}{value} {words}")
+        best = max(kinds, key=lambda table: len(table.properties.keys() & given.keys()))
+        given[name] = best.kind[1] if best.kind else None
+        self.guessed.add(key)
+        self.gone.add((key, name))
+
+    def _say(self, path: Keys, line: str) -> None:
+        if path not in self.gone:
+            self.lines.append(line)
+        self.gone.add(path)
+
+    def _take(self, path: Keys, rest: dict[str, Any]) -> bool:
+        """Whether it was there; of a list or a table of tags all is taken, of what tells a kind nothing."""
+        self.gone.add(path)
+        owner: Any = rest if len(path) == 1 or not isinstance(rest.get(path[0]), dict) else rest[path[0]]
+        key = path[0] if owner is rest else path[1]
+        return isinstance(owner, dict) and owner.pop(key, None) is not None
+
+
+def _in_file(loc: tuple[Any, ...]) -> tuple[Keys, str | None]:
+    """The keys of the file, and the kind of table, which pydantic names in between."""
+    keys = tuple(str(key) for key in loc)
+    kinds = [table.kind[1] for table in tables_of(keys[0]) if table.kind] if keys else []
+    if len(keys) > 1 and keys[1] in kinds:
+        return (keys[0], *keys[2:]), keys[1]
+    return keys, None
+
+
+def _allowed(path: Keys, kind: str | None) -> str:
+    """What may stand there; empty when that is not known."""
+    key, name = ("", path[0]) if len(path) == 1 or not tables_of(path[0]) else path[:2]
+    depth = len(path) - (1 if key == "" else 2)
+    for table in tables_of(key):
+        node = table.properties.get(name)
+        if node is not None and (kind is None or table.kind is None or table.kind[1] == kind):
+            inner = node.get("items") or node.get("additionalProperties") if depth else node
+            return allowed(inner if isinstance(inner, dict) else node)
+    return ""
+
+
+def _unknown(path: Keys, kind: str | None) -> str:
+    """What is not a setting there: where it is one, or the nearest that is."""
+    name, shown = path[-1], f"{_dotted(path)} is not a setting"
+    mine = [table for table in tables_of(path[0] if len(path) > 1 else "") if _is(table, kind)]
+    for table in tables_of(path[0]) if len(path) > 1 else ():
+        if name in table.properties and table.kind and kind:
+            here = f'{path[0]}.{table.kind[0]} = "{kind}"'
+            return f'{shown} of {here}: it belongs to {table.kind[0]} = "{table.kind[1]}"'
+    known = {one for table in mine for one in table.properties}
+    known |= {table.key for table in tables() if table.key} if len(path) == 1 else set()
+    if near := difflib.get_close_matches(name, sorted(known), 1, 0.7):
+        return f"{shown}; did you mean {near[0]}?"
+    for table in tables():
+        if name in table.properties:
+            where = (
+                f"of [{table.key}]" if table.key else "of the file itself: put it before the first [table]"
+            )
+            return f"{shown}; it is one {where}"
+    near = difflib.get_close_matches(name, sorted(known), 1, 0.5)
+    return (
+        f"{shown}; did you mean {near[0]}?" if near else f"{shown}; known there: {', '.join(sorted(known))}"
+    )
+
+
+def _is(table: Table, kind: str | None) -> bool:
+    return kind is None or table.kind is None or table.kind[1] == kind
+
+
+def _at(content: Any, path: Keys) -> Any:
+    for key in path:
+        if isinstance(content, Mapping):
+            content = content.get(key)
+        elif isinstance(content, list | tuple) and key.isdigit() and int(key) < len(content):
+            content = content[int(key)]
+        else:
+            return None
+    return content
+
+
+def _put(rest: dict[str, Any], path: Keys, value: Any) -> None:
+    owner = rest if len(path) == 1 else rest[path[0]]
+    owner[path[-1]] = value
+
+
+def _dotted(path: Keys) -> str:
+    parts = [key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _shown(key) for key in path]
+    return ".".join(parts) or "the file"
+
+
+def _shown(value: Any) -> str:
+    """On one line, not too long, as TOML has it."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    try:
+        text = json.dumps(
+            value, ensure_ascii=not (isinstance(value, str) and value.isprintable()), default=str
+        )
+    except (ValueError, RecursionError):  # a number of 5,000 digits
+        text = "…"
+    text = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}.get(text, text)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+
+
 def render() -> str:
-    """The page."""
+    """Returns docs/reference/deployment-settings.md, made of the models for `make docs`."""
     return "\n".join([HEAD, *(_section(table) for table in tables())])
 
 
@@ -89,10 +379,6 @@ def _default(value: Any) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
-
-
-FILES = Path("config")
-BYTES_MAX = 1_000_000
 
 
 def load(path: str | Path) -> DeploymentSettings:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from dormouse.settings.database import CompactionSettings, DatabaseSettings, QuerySettings, ServerlessDatabase
-from dormouse.settings.lambdas import no_certificates
 from dormouse.settings.section import (
     CONNECT_SECONDS_MAX,
     DRAIN_SECONDS,
@@ -31,6 +30,7 @@ from dormouse.settings.section import (
     ZoneName,
     architecture_of,
     cidr_problem,
+    no_certificates,
     pattern,
     setting,
     tag_problems,

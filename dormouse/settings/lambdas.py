@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import ssl
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, Json, model_validator
@@ -91,31 +87,6 @@ RUNNING_WHILE_PAUSED = "RunningWhilePaused"
 Unit = Literal["Count", "Bytes"]
 UNITS: dict[str, Unit] = {ORPHANED_BYTES: "Bytes"}
 """Those that are no counts."""
-
-
-# The certificates that a database on AWS is checked against, and the regions that they are of.
-
-CA_BUNDLE = Path(__file__).parents[1] / "postgres" / "rds-ca-bundle.pem"
-_AUTHORITY = re.compile(r"Amazon RDS ([a-z]{2}(?:-[a-z]+)+-\d) Root CA .*")
-
-
-def no_certificates(region: str) -> str | None:
-    """A line that says so, and what to do, if an instance in this region could not be trusted; else None."""
-    if region in _regions(CA_BUNDLE):
-        return None
-    return (
-        f"the certificates of Amazon RDS in {region} are not in {CA_BUNDLE.name}: "
-        "append AWS's bundle of this region (docs/how-to/deploy.md, Regions), or choose another region"
-    )
-
-
-@cache
-def _regions(bundle: Path) -> frozenset[str]:
-    """The regions that have an authority in a bundle."""
-    certificates = ssl.create_default_context(cafile=bundle).get_ca_certs()
-    subjects = [dict(pair for part in one["subject"] for pair in part) for one in certificates]  # type: ignore[misc]
-    found = (_AUTHORITY.fullmatch(str(one.get("commonName", ""))) for one in subjects)
-    return frozenset(one[1] for one in found if one)
 
 
 _OF_THE_SERVICE = {"region", "function_name"}

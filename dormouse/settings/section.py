@@ -1,14 +1,22 @@
-"""What the settings of a deployment are made of: tables, fields, and texts that must match a pattern."""
+"""Parts of the settings of a deployment: tables, fields, texts that must match a pattern, certificates."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
+
+CA_BUNDLE = Path(__file__).parents[1] / "postgres" / "rds-ca-bundle.pem"
+"""The certificates that a database on AWS is checked against."""
+
+_AUTHORITY = re.compile(r"Amazon RDS ([a-z]{2}(?:-[a-z]+)+-\d) Root CA .*")
 
 CONNECT_SECONDS_MAX = 40
 """How long a lambda waits for a database that wakes; its timeout is longer."""
@@ -239,3 +247,22 @@ def has_instance_store(instance_type: str) -> bool:
     family = instance_type.partition(".")[0]
     found = re.match(r"([a-z]+)\d+([a-z]*)", family)
     return found is not None and ("d" in found[2] or not STORING.isdisjoint((found[1], family)))
+
+
+def no_certificates(region: str) -> str | None:
+    """A line that says so, and what to do, if an instance in this region could not be trusted; else None."""
+    if region in _regions(CA_BUNDLE):
+        return None
+    return (
+        f"the certificates of Amazon RDS in {region} are not in {CA_BUNDLE.name}: "
+        "append AWS's bundle of this region (docs/how-to/deploy.md, Regions), or choose another region"
+    )
+
+
+@cache
+def _regions(bundle: Path) -> frozenset[str]:
+    """The regions that have an authority in a bundle."""
+    certificates = ssl.create_default_context(cafile=bundle).get_ca_certs()
+    subjects = [dict(pair for part in one["subject"] for pair in part) for one in certificates]  # type: ignore[misc]
+    found = (_AUTHORITY.fullmatch(str(one.get("commonName", ""))) for one in subjects)
+    return frozenset(one[1] for one in found if one)

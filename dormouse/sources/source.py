@@ -18,10 +18,8 @@ import pyarrow.types as kinds
 
 from dormouse.data.arrow_schema import arrow_field, check_columns, conform
 from dormouse.errors import InvalidData, ObjectStoreError
-from dormouse.model.ahead import chained_ahead, mapped_ahead
-from dormouse.model.portions import portions
-from dormouse.model.schema import Schema
-from dormouse.model.shape import Shape
+from dormouse.model.ahead import chained_ahead, mapped_ahead, portions
+from dormouse.model.schema import Schema, Shape
 from dormouse.model.types import LONG, Field
 from dormouse.sources.data_files import Files, are_paths, find_files
 from dormouse.sources.given_rows import INDEX, as_arrow, is_of

@@ -16,15 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type, check_columns, conform
-from dormouse.data.key_sort import is_ascending
+from dormouse.data.arrow_schema import arrow_type, check_columns, conform, is_ascending
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidData, InvalidQuery, one_line
-from dormouse.model.portions import portions
+from dormouse.model.ahead import portions
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
-from dormouse.model.types import DataType
-from dormouse.model.values import value_of_text
+from dormouse.model.types import DataType, value_of_text
 from dormouse.sources.csv_files import csv_batches, csv_format
 from dormouse.sources.data_files import DataFile
 from dormouse.sources.json_files import is_empty, json_batches, json_types

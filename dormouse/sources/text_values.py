@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import InvalidData, not_installed
-from dormouse.model.exact import keeps
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import (
     BYTES,
@@ -26,8 +25,9 @@ from dormouse.model.types import (
     STRING,
     TIMESTAMP,
     DataType,
+    bytes_of_base64,
+    keeps,
 )
-from dormouse.model.values import bytes_of_base64
 from dormouse.sources.text_format import TextFormat
 
 if TYPE_CHECKING:

@@ -30,12 +30,12 @@ from pyspark.sql.types import (
 )
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.data.expressions import joined
+from dormouse.data.datafusion_session import joined
 from dormouse.data.transform import Transform
 from dormouse.model.cut import Position, When
-from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Range, number_of_value
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import is_keyed
 from dormouse.model.types import BYTES, DATE, TIMESTAMP
 from dormouse.model.types import DataType as ColumnType
 from dormouse.objects.names import schema_version_of

@@ -25,8 +25,7 @@ from dormouse.aws.schedules.runs import FOLDER, RunList, RunTable, read_list
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
 from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.activity import note_if_shared
-from dormouse.objects.guarded import GuardedStore
+from dormouse.objects.store import GuardedStore, note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.spark.tasks import compact_on_spark
 from dormouse.state.catalog import Catalog

@@ -17,10 +17,10 @@ import pyarrow as pa
 from dormouse.data.arrow_schema import conform
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES, LeafLookup
 from dormouse.errors import InvalidData
+from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.portions import portions
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.objects import ObjectStore
 from dormouse.sources.source_files import FilePart
 from dormouse.spark.splits import read_splits

@@ -11,11 +11,18 @@ from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import TableAlreadyExists, TableBusy, TableNotFound
-from dormouse.model.properties import TableProperties, is_edited, named_versions
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord, check_table_name, table_of
-from dormouse.model.text import did_you_mean, is_text
+from dormouse.model.table import (
+    TableProperties,
+    TableRecord,
+    check_table_name,
+    is_edited,
+    named_versions,
+    table_of,
+)
+from dormouse.model.text import did_you_mean
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction

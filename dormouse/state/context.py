@@ -9,10 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dormouse.model.cut import Cut, Position, Remembered
-from dormouse.model.keyed import stored_schema
-from dormouse.model.properties import TableProperties, current_schema, is_edited
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableProperties, TableRecord, current_schema, is_edited, stored_schema
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts

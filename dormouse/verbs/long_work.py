@@ -29,7 +29,7 @@ from dormouse.jobs.answers import answer_names
 from dormouse.model.cut import when_of_text
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
-from dormouse.model.values import given, json_value
+from dormouse.model.types import given, json_value
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import INCOMING, check_name, hiding, without_paths
 from dormouse.reading.interruption import Interruption

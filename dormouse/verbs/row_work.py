@@ -37,7 +37,7 @@ from dormouse.errors import (
 )
 from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.answers import upload_name
-from dormouse.model.values import json_value
+from dormouse.model.types import json_value
 from dormouse.reading.where import parse_parameters
 from dormouse.rows.changes import Changed, check_change_id, parse_changes
 from dormouse.rows.columns import Column

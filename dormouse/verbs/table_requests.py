@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
 from dormouse.model.partition_tree import outline
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DataType
-from dormouse.model.values import json_value, value_of_text
+from dormouse.model.table import TableProperties
+from dormouse.model.types import DataType, json_value, value_of_text
 from dormouse.settings.lambdas import TABLE_CHANGES, TABLE_READS, field
 from dormouse.state.files.layout import layout as known_layout
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dormouse.errors import CommitOutcomeUnknown, InvalidCommitRequest, JobFailed, ObjectNotFound
 from dormouse.model.file_reference import FileReference, ReplaceFileReferencesRequest
-from dormouse.model.keyed import is_keyed
 from dormouse.model.region import Region
+from dormouse.model.table import is_keyed
 from dormouse.model.text import narrow_bytes
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import Uuids
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.deletions import Deletion
 from dormouse.reading.keyed_facts import Places, places_of

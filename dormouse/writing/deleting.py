@@ -12,7 +12,7 @@ from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.errors import QueryOvertaken
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.keyed import is_keyed
+from dormouse.model.table import is_keyed
 from dormouse.reading import query
 from dormouse.reading.deleting import ALL, DeleteReport, DeleteWhere, names_values
 from dormouse.reading.deleting import delete as record

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datafusion import ParquetColumnOptions, ParquetWriterOptions
 
-from dormouse.data.bloom_filters import FALSE_POSITIVES, bloom_filter_columns
-from dormouse.model.properties import TableProperties
+from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
 
 SAMPLE_ROWS = 131_072

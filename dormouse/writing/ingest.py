@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX, LeafLookup
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.keyed import given_schema, is_keyed
+from dormouse.model.table import given_schema, is_keyed
 from dormouse.model.text import plural
 from dormouse.settings.process import load_settings, machine_bytes
 from dormouse.sources.data_files import Files

@@ -22,8 +22,7 @@ from dormouse.errors import (
 )
 from dormouse.model.ahead import backoff_seconds
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.keyed import is_keyed
-from dormouse.model.properties import TableProperties, check_not_edited
+from dormouse.model.table import TableProperties, check_not_edited, is_keyed
 from dormouse.model.text import check_text
 from dormouse.postgres.transaction import run_transaction
 from dormouse.sources.source import STREAM, is_same

@@ -16,16 +16,30 @@ import pyarrow.compute as pc
 from datafusion import DataFrame, Expr, SessionContext, functions, literal
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type, exact
-from dormouse.data.datafusion_session import panics_as_errors, query_error, sorted_session, table_file
-from dormouse.data.expressions import column, in_region, key_order, union
+from dormouse.data.datafusion_session import (
+    column,
+    in_region,
+    key_order,
+    panics_as_errors,
+    query_error,
+    sorted_session,
+    table_file,
+    union,
+)
 from dormouse.data.newest import Marks, first_of_keys, without_values
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData, JobFailed
 from dormouse.model.ahead import ahead
-from dormouse.model.keyed import DELETED_AT, HIDDEN, given_schema, newest_first, stored_schema
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import (
+    DELETED_AT,
+    HIDDEN_COLUMNS,
+    TableProperties,
+    given_schema,
+    newest_first,
+    stored_schema,
+)
 from dormouse.model.types import TIMESTAMP
 from dormouse.objects import ObjectStore
 from dormouse.sources.source import Source, open_source
@@ -74,7 +88,7 @@ class KeyedRows:
     def stored(self, batches: Iterable[pa.RecordBatch], first_row: int = 0) -> Iterator[pa.RecordBatch]:
         """Batches that have the given columns, as they are stored, with the numbers of their rows last."""
         whole = arrow_schema(stored_schema(self.schema, self.properties))
-        names = [*(name for name in whole.names if name not in HIDDEN), *HIDDEN, ROW]
+        names = [*(name for name in whole.names if name not in HIDDEN_COLUMNS), *HIDDEN_COLUMNS, ROW]
         for batch in batches:
             yield pa.RecordBatch.from_arrays(self._columns(batch, first_row), names=names)
             first_row += batch.num_rows

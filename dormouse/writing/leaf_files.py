@@ -12,17 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.data.arrow_schema import arrow_schema, with_ids
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.sketches import KeySampler
-from dormouse.data.written import with_ids
 from dormouse.errors import JobFailed
 from dormouse.model.ahead import ahead
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.keyed import is_keyed, newest_first
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties, is_keyed, newest_first
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape

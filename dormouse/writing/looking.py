@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from datafusion import DataFrame, functions, lit
 
-from dormouse.data.expressions import joined
+from dormouse.data.datafusion_session import joined
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
 from dormouse.model.schema import Schema

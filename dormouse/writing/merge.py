@@ -15,18 +15,20 @@ from datafusion import DataFrame, Expr, SessionContext
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import (
+    in_region,
+    key_order,
     panics_as_errors,
     query_error,
     sorted_session,
     table_file,
+    union,
 )
-from dormouse.data.expressions import in_region, key_order, union
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData
-from dormouse.model.portions import portions
-from dormouse.model.properties import TableProperties
+from dormouse.model.ahead import portions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.writing.parquet_file import FileFacts, write_sorted, writer_options
 

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datafusion import DataFrame
 
-from dormouse.data.bloom_filters import sized_filters
 from dormouse.data.datafusion_session import file_url, numbered
 from dormouse.data.file_checks import digest_of_file
 from dormouse.data.sketches import KeySampler
+from dormouse.data.transform import sized_filters
 from dormouse.errors import JobFailed
+from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.portions import portions
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import STRING
 from dormouse.writing.file_shape import FileShape
 

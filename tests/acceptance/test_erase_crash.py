@@ -30,8 +30,8 @@ STEPS = [
     ("writing.compaction_job", "commit_output", "before"),
     ("writing.compaction_job", "commit_output", "after"),
     ("durability.erasing:_Erasing", "wait_for_readers", "before"),
-    ("objects.guarded:GuardedStore", "delete", "before"),
-    ("objects.guarded:GuardedStore", "delete", "after"),
+    ("objects.store:GuardedStore", "delete", "before"),
+    ("objects.store:GuardedStore", "delete", "after"),
     ("state.files.garbage:GarbageCollector", "_forget", "before"),
     ("state.files.garbage:GarbageCollector", "_forget", "after"),
     ("state.files.erasures:Erasure", "freed", "after"),
@@ -45,7 +45,7 @@ import json, os, signal, sys
 from importlib import import_module
 import dormouse as dm
 import dormouse.api.instance, dormouse.api.table, dormouse.durability.erasing, dormouse.writing.looking
-import dormouse.objects.guarded, dormouse.writing.compaction_job, dormouse.reading.executor
+import dormouse.objects.store, dormouse.writing.compaction_job, dormouse.reading.executor
 
 def kills(where, name, when):
     module, _, kind = where.partition(":")

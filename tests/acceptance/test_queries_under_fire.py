@@ -24,7 +24,7 @@ from query_storm import (
     write,
 )
 
-from dormouse.model.properties import TableProperties
+from dormouse.model.table import TableProperties
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import query

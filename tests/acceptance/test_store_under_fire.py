@@ -20,9 +20,8 @@ from fire import ROWS, WAIT_SECONDS_MAX, Workers, commits, expected, partition_o
 from state import clock, ref
 
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableProperties, TableRecord
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, Isolation, migrate, run_transaction

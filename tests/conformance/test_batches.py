@@ -20,8 +20,7 @@ from dormouse.errors import (
     FileReferenceNotFound,
     InvalidInput,
 )
-from dormouse.postgres.each import _Pipeline
-from dormouse.postgres.queries import Statement
+from dormouse.postgres.queries import Statement, _Pipeline
 from dormouse.state.context import TableContext
 from dormouse.state.files.operations import Commit, CommitResult, Kind
 from dormouse.state.files.store import FileReferenceStore

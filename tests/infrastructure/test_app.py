@@ -197,7 +197,7 @@ def test_what_a_region_does_not_have_is_no_traceback(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CLI says what is wrong, from the report."""
-    monkeypatch.setattr("dormouse.settings.lambdas._regions", lambda _: {"us-gov-west-1"})
+    monkeypatch.setattr("dormouse.settings.section._regions", lambda _: {"us-gov-west-1"})
     path = tmp_path / "government.toml"
     where = 'account = "123456789012"\nregion = "us-gov-west-1"'
     path.write_text(f'id = "gov"\n{where}\n[monitoring]\nbudget_usd_month = 5\n', "utf-8")

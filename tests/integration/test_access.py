@@ -16,7 +16,7 @@ from dormouse.aws.month import Assumptions, estimate
 from dormouse.aws.pause import pause, resume
 from dormouse.aws.query import sleeper_state
 from dormouse.aws.status import status
-from dormouse.postgres import opening
+from dormouse.postgres import session
 from dormouse.settings.config_file import parse
 from dormouse.settings.resources import AccessResources, resources_parameter
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
@@ -112,8 +112,8 @@ def test_what_is_forwarded_is_still_checked_by_its_name(
     """The certificate and the token are for the database, whatever the address is."""
     given = json.loads(cli("env", "--instance", "dev", "--region", REGION, "--forwarded", "--json")[1])
     signed: list[Any] = []
-    monkeypatch.setattr(opening, "_token", lambda *what: signed.append(what) or "token")
-    found = conninfo_to_dict(opening.with_token(opening.to_conninfo(given["DORMOUSE_DSN"])))
+    monkeypatch.setattr(session, "_token", lambda *what: signed.append(what) or "token")
+    found = conninfo_to_dict(session.with_token(session.to_conninfo(given["DORMOUSE_DSN"])))
     assert (found["host"], found["hostaddr"], found["sslmode"]) == ("db", "127.0.0.1", "verify-full")
     assert signed == [("db", "5432", "dormouse_owner", REGION)]
     assert "hostaddr" not in cli("env", "--instance", "dev", "--region", REGION)[1]

@@ -18,8 +18,8 @@ from ingested import flights_table
 from query_lake import sql
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import query

@@ -13,8 +13,8 @@ from pruning import pruned
 
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidProperties
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

@@ -16,8 +16,9 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import RowLockHeld, TableBusy
-from dormouse.postgres import ConnectionSupplier, limits, run_statement, run_transaction
-from dormouse.postgres.limits import (
+from dormouse.postgres import ConnectionSupplier, run_statement, run_transaction, session
+from dormouse.postgres.migrate import migrate
+from dormouse.postgres.session import (
     ALONE,
     COMMIT,
     IDLE,
@@ -29,7 +30,6 @@ from dormouse.postgres.limits import (
     STATEMENT,
     TRANSACTION,
 )
-from dormouse.postgres.migrate import migrate
 from dormouse.postgres.transaction import bounded, run_alone
 from tests.cooling import AT
 from tests.frozen import Frozen
@@ -94,7 +94,7 @@ def test_each_kind_of_work_has_its_limits(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [SHORT, COMMIT, ALONE, LONG, PAGED, KEPT])
-def test_no_kind_is_without_a_bound_for_a_process_that_is_frozen(kind: limits.Limits) -> None:
+def test_no_kind_is_without_a_bound_for_a_process_that_is_frozen(kind: session.Limits) -> None:
     assert 0 < kind[IDLE] <= 600_000 and 0 < kind[LOCK] <= 600_000
     assert {kind[IDLE] for kind in (SHORT, COMMIT, ALONE)} == {15_000}
 
@@ -148,7 +148,7 @@ def test_transactions_begin_only_where_they_are_bounded() -> None:
                 found.add((str(path.relative_to(ROOT.parent)), call))
     assert found == {
         ("dormouse/postgres/transaction.py", "conn.transaction"),
-        ("dormouse/postgres/opening.py", "Connection.connect"),
+        ("dormouse/postgres/session.py", "Connection.connect"),
         ("dormouse/payloads/rows.py", "conn.transaction"),  # a savepoint
         ("dormouse/payloads/store.py", "conn.transaction"),  # a savepoint of the application's
     }

@@ -19,7 +19,7 @@ from psycopg.sql import Composed
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import TableBusy
-from dormouse.postgres import ConnectionSupplier, Query, limits, transaction
+from dormouse.postgres import ConnectionSupplier, Query, session, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state import catalog
 from dormouse.state.commits import committer as committer_module
@@ -122,7 +122,7 @@ def test_a_wait_for_a_table_has_an_end(dsn: str, instance: Instance) -> None:
 def test_a_busy_table_is_put_off_and_the_others_go_on(
     dsn: str, tmp_path: Path, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(limits.COMMIT, "lock_timeout", 50)
+    monkeypatch.setitem(session.COMMIT, "lock_timeout", 50)
     monkeypatch.setattr(committer_module, "AGAIN_SECONDS", 0.1)
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as patient:
         committer = patient.committer(concurrency=1)
@@ -141,9 +141,9 @@ def test_a_busy_table_is_put_off_and_the_others_go_on(
 FROZEN = """
 import signal, sys
 import dormouse as dm
-from dormouse.postgres import limits
+from dormouse.postgres import session
 from dormouse.state.files.attempts import WriteAttempts
-limits.COMMIT["idle_in_transaction_session_timeout"] = 500
+session.COMMIT["idle_in_transaction_session_timeout"] = 500
 freeze = WriteAttempts.finish
 def finish(*values, **more):
     signal.raise_signal(signal.SIGSTOP)  # of this thread: of the process, another may be the first to stop

@@ -21,8 +21,8 @@ from dormouse.errors import (
     TableNotFound,
     TooManyRetries,
 )
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BYTES, LIST, LONG, MAP, STRING
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, transaction

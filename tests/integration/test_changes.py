@@ -14,8 +14,8 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import CutExpired, InvalidCut, InvalidQuery, ObjectNotFound
 from dormouse.model.cut import Cut, Position
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

@@ -14,8 +14,8 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InstanceError
-from dormouse.postgres import ConnectionSupplier, connection, cutting, listening, run_statement
-from dormouse.postgres.limits import PAGED
+from dormouse.postgres import ConnectionSupplier, connection, cutting, listening, run_statement, session
+from dormouse.postgres.session import PAGED
 from dormouse.postgres.transaction import bounded
 from dormouse.state.commits import committer as committer_module
 from tests.cutting import CuttingProxy
@@ -135,7 +135,7 @@ def test_a_reader_closes_though_its_session_is_frozen(dsn: str, apart: Connectio
 def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: ConnectionSupplier
 ) -> None:
-    monkeypatch.setattr(connection, "_CONNECT_SECONDS_MAX", 2)  # of psycopg, of each try
+    monkeypatch.setattr(session, "_CONNECT_SECONDS_MAX", 2)  # of psycopg, of each try
     looks, look = threading.Event(), ConnectionSupplier._look
     with closing(CuttingProxy(dsn)) as proxy:
         instance = dm.connect(proxy.dsn, (tmp_path / "objects").as_uri())

@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
-from dormouse.objects import activity
+from dormouse.objects import store as store_module
 from dormouse.settings.deployment import RECEIVES_LEAST
 from dormouse.state.commits.pointers import PointerQueue, object_of
 from dormouse.state.commits.postgres_queue import PostgresQueue
@@ -230,7 +230,7 @@ def test_its_log_is_json_with_table_and_commit(
 
 
 def test_it_notes_activity(instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_noted", {})
+    monkeypatch.setattr(store_module, "_noted", {})
     again(record("1", add("nowhere", "a")))
     assert not (tmp_path / "objects" / "activity").exists()
     again(record("2", add("t", "a")))

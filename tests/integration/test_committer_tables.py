@@ -13,7 +13,7 @@ from psycopg import errors as pg
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.each import execute_each
+from dormouse.postgres.queries import execute_each
 from dormouse.state.commits import apply as applying
 from dormouse.state.commits.apply import Tables, apply
 from dormouse.state.commits.postgres_queue import PostgresQueue

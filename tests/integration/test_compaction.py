@@ -16,9 +16,9 @@ from state import assign, at_once, query, unreferenced, wait_until
 
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import CommitOutcomeUnknown, InvalidInput
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier

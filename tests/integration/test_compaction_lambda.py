@@ -16,7 +16,8 @@ from dormouse.api.instance import Instance
 from dormouse.aws.schedules import runs as system_runs
 from dormouse.aws.schedules.runs import RunList, RunTable
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.objects import activity, open_store
+from dormouse.objects import open_store
+from dormouse.objects import store as store_module
 from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from lambdas import compaction, runs
@@ -160,8 +161,8 @@ def test_jobs_that_a_run_gives_up_are_counted_once(
         assert (reported["given_up"], reported["released"]) == (jobs, 2 - jobs)
         told = metrics_in(capsys.readouterr().out)
         assert (told["RunJobsGivenUp"], told["RoundsFailing"]) == (jobs, 1)
-        monkeypatch.setattr(activity, "_noted", {})
-        activity.note(instance._objects)
+        monkeypatch.setattr(store_module, "_noted", {})
+        store_module.note_activity(instance._objects)
     assert compaction.report({"run": created, "status": FAILED}, Context())["given_up"] == 0
 
 
@@ -174,8 +175,8 @@ def test_a_table_whose_jobs_cannot_be_made_is_told(
         assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
     [found] = table.status().rounds
     assert (found.kind, found.error, found.failures) == ("compaction", "division by zero", 1)
-    monkeypatch.setattr(activity, "_noted", {})
-    activity.note(open_store(url))
+    monkeypatch.setattr(store_module, "_noted", {})
+    store_module.note_activity(open_store(url))
     # jobs are made: how the round ends is told by the run that has them
     assert compaction.create(OTHER, Context())["jobs"] == 2
     assert table.status().rounds == (found,)
@@ -244,7 +245,7 @@ def test_a_run_is_submitted_followed_and_cancelled(
 def test_activity_is_not_noted_when_nothing_was_released(
     instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activity, "_noted", {})
+    monkeypatch.setattr(store_module, "_noted", {})
     objects = open_store(url)
     run = RunList(system_runs.run_id_for("x"), "compaction").summary(objects)
     compaction.report({"run": run, "status": {"state": "CANCELLED", "reason": "paused"}}, Context())

@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, InvalidInput
-from dormouse.postgres import ConnectionSupplier, Isolation, Supplier, opening
+from dormouse.postgres import ConnectionSupplier, Isolation, Supplier, session
 from dormouse.postgres import connection as connection_module
 
 
@@ -302,7 +302,7 @@ def test_a_malformed_dsn_is_refused_without_quoting_it(dsn: str) -> None:
 
 @pytest.fixture
 def _newer_minimum(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(opening, "POSTGRES_VERSION_MIN", 990000)
+    monkeypatch.setattr(session, "POSTGRES_VERSION_MIN", 990000)
     return
 
 

@@ -27,7 +27,7 @@ from state import (
 )
 
 from dormouse.errors import InvalidInput, TableNotFound
-from dormouse.postgres.connection import Isolation
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext

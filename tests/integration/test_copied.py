@@ -20,8 +20,8 @@ from dormouse.api.instance import Instance
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import _binaries
 from dormouse.errors import ConsumerExpired, CutExpired, InstanceError, InstanceReadOnly
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate

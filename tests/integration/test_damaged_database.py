@@ -10,8 +10,8 @@ import pytest
 from databases import Databases, name_of
 
 from dormouse.errors import InstanceError
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

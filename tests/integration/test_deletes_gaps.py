@@ -12,7 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.postgres import copied
+from dormouse.postgres.migrate import settle
 from dormouse.reading.deleting import DeleteReport
 from dormouse.reading.deletions import CONDITION_BYTES_MAX, condition_of
 from dormouse.reading.where import question
@@ -77,7 +77,7 @@ def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Inst
     table.restore(to=deleted)
     assert keys(table) == [1, 2]
     with table._context.supplier.connection() as conn:
-        copied.settle(conn)
+        settle(conn)
         [(count,)] = conn.execute("select count(*) from deletion where retired_xid is null").fetchall()
     assert count == 1
     assert keys(table) == [1, 2]

@@ -13,7 +13,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
-from dormouse.postgres.each import execute_each
+from dormouse.postgres.queries import execute_each
 from dormouse.state.commits import apply
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, compaction, files_of, replacement

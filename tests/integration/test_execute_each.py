@@ -9,9 +9,8 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-from dormouse.postgres import ConnectionSupplier, each
-from dormouse.postgres.each import Call, execute_each
-from dormouse.postgres.queries import Statement
+from dormouse.postgres import ConnectionSupplier, queries
+from dormouse.postgres.queries import Call, Statement, execute_each
 from tests.state import query
 
 ADD = Statement(sql.SQL("update counter set n = n + %(by)s::integer where id = %(id)s::integer"))
@@ -84,7 +83,7 @@ def test_a_statement_is_prepared_once_and_the_oldest_is_forgotten(
     for _ in range(3):
         assert execute_each(conn, [add(1), add(2)]) == [[], []]
     assert prepared(conn) == 1
-    monkeypatch.setattr(each, "PREPARED_MAX", 3)
+    monkeypatch.setattr(queries, "PREPARED_MAX", 3)
     many = [Statement(sql.SQL("select {}, %(n)s::integer").format(n)) for n in range(5)]
     for _ in range(2):
         assert execute_each(conn, [(one, {"n": 1}) for one in many]) == [[(n, 1)] for n in range(5)]

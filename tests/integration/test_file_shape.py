@@ -15,8 +15,8 @@ import pytest
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import sorted_session, table_file
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
 from dormouse.objects import open_store
 from dormouse.writing import parquet_file

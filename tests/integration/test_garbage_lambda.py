@@ -16,7 +16,7 @@ from dormouse.api.instance import Instance
 from dormouse.aws.schedules.garbage import FAILED_AGAIN_SECONDS, collect
 from dormouse.aws.schedules.work import Record, Schedule, Turn, utc_now
 from dormouse.durability import shares
-from dormouse.objects import activity
+from dormouse.objects import store as store_module
 from dormouse.state.files import removal_log
 from dormouse.state.files.garbage import GarbageCollector
 from dormouse.state.files.layout import LAYOUTS
@@ -54,8 +54,8 @@ def left(instance: Instance) -> list[str]:
 
 
 def noted(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_noted", {})
-    activity.note(instance._objects)
+    monkeypatch.setattr(store_module, "_noted", {})
+    store_module.note_activity(instance._objects)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

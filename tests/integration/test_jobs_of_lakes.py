@@ -21,7 +21,7 @@ from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
 from dormouse.jobs import Job, JobStore, claims, worker
 from dormouse.jobs.answers import answer_name
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note
+from dormouse.objects.store import note_activity
 from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files import round_reports
@@ -296,13 +296,13 @@ def test_an_idle_worker_lets_its_connection_go_and_asks_the_store(
 
 
 def test_a_start_is_noted_for_workers_that_sleep(s3_store: ObjectStore, supplier: ConnectionSupplier) -> None:
-    from dormouse.objects.activity import is_noted_since
+    from dormouse.objects.store import is_noted_since
 
     before = datetime.now(UTC) + timedelta(minutes=1)
     assert not is_noted_since(s3_store, before - timedelta(minutes=2))
     store(supplier, s3_store).start("work", 1)
     assert is_noted_since(s3_store, before - timedelta(minutes=2))
-    note(s3_store)
+    note_activity(s3_store)
 
 
 def test_the_command_line_lists_shows_cancels_and_runs(

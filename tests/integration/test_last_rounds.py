@@ -20,7 +20,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import CommitQueueFull, DormouseError, InvalidData
 from dormouse.objects import ObjectStore
-from dormouse.objects.guarded import GuardedStore
+from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext

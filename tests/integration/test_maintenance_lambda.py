@@ -16,7 +16,7 @@ from dormouse.aws.schedules import work
 from dormouse.aws.schedules.runs import list_name, run_id_for
 from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn, utc_now
-from dormouse.objects import activity
+from dormouse.objects import store as store_module
 from dormouse.postgres.days import DAYS_AHEAD
 from dormouse.state.partitions.store import PartitionStore
 from lambdas.maintenance import handler
@@ -55,8 +55,8 @@ def call(execution: str | None = "arn:execution:1") -> dict[str, Any]:
 
 
 def noted(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activity, "_noted", {})
-    activity.note(instance._objects)
+    monkeypatch.setattr(store_module, "_noted", {})
+    store_module.note_activity(instance._objects)
 
 
 def test_tables_with_full_leaves_are_listed(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,7 +242,7 @@ def test_no_connection_is_kept_of_the_server_s_last_quarter(crowded_dsn: str) ->
 
 
 def test_an_old_connection_is_not_kept(crowded_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dormouse.postgres.pool.OPEN_SECONDS_MAX", -1.0)
+    monkeypatch.setattr("dormouse.postgres.connection.OPEN_SECONDS_MAX", -1.0)
     with closing(ConnectionSupplier(crowded_dsn)) as supplier:
         with supplier.connection() as conn:
             pass

@@ -22,9 +22,9 @@ from trees import Quantiles, quantile
 from dormouse.data.arrow_schema import arrow_schema, conform
 from dormouse.data.sketches import FileSketches
 from dormouse.errors import InvalidData, JobFailed, ObjectNotFound
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range, Region, encode_key
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
 from dormouse.objects import open_store
 from dormouse.writing import merge

@@ -12,9 +12,9 @@ from data_files import write_object
 
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import JobFailed
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
 from dormouse.objects import open_store
 from dormouse.writing.merge import merge_sorted

@@ -14,7 +14,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.postgres import opening
+from dormouse.postgres import session
 from lambdas.migrate import PHYSICAL_ID, handler
 from tests.aws_lambda import Context
 from tests.cloudformation import CloudFormation, migration
@@ -105,7 +105,7 @@ def cloudformation(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
     monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setattr(
-        opening, "_token", lambda host, port, user, region: f"{host}/?Action=connect&DBUser={user}"
+        session, "_token", lambda host, port, user, region: f"{host}/?Action=connect&DBUser={user}"
     )
     stack = CloudFormation()
     yield stack

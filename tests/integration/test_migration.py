@@ -20,9 +20,9 @@ from dormouse.errors import DormouseError, InstanceError, InstanceTooNew
 from dormouse.model.text import narrow_id
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
-from dormouse.postgres.connection import SESSION_SETTINGS
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
+from dormouse.postgres.session import SESSION_SETTINGS
 from dormouse.state.files import removal_log
 from dormouse.state.files.layout import LAYOUTS
 from tests.commits import add, compaction

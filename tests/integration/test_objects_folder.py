@@ -14,7 +14,8 @@ import pytest
 from data_files import as_a_user_without_rights
 
 from dormouse.errors import InstanceTakenOver, InvalidInput, ObjectStoreError
-from dormouse.objects import ObjectStore, guarded, open_store
+from dormouse.objects import ObjectStore, open_store
+from dormouse.objects import store as store_module
 
 MEBIBYTE = 2**20
 
@@ -206,7 +207,7 @@ def test_an_object_whose_name_cannot_be_made_durable_is_withdrawn(
 def test_a_long_deletion_asks_again_and_again_whether_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded, "ASKED_EVERY", 2)
+    monkeypatch.setattr(store_module, "ASKED_EVERY", 2)
     store, asked = open_store(tmp_path), list[int]()
     names = [f"a/{number}" for number in range(6)]
     for name in names:
@@ -220,6 +221,6 @@ def test_a_long_deletion_asks_again_and_again_whether_it_may(
         yield
 
     with pytest.raises(InstanceTakenOver):
-        guarded.GuardedStore(store, taken_over_meanwhile).delete(iter(names))
+        store_module.GuardedStore(store, taken_over_meanwhile).delete(iter(names))
     assert asked == [6, 4, 2]
     assert sorted(name for name, _ in store.list()) == names[4:]

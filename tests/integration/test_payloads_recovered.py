@@ -11,7 +11,7 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput, PayloadCorrupt, PayloadNotFound
-from dormouse.model.properties import TableProperties
+from dormouse.model.table import TableProperties
 from dormouse.payloads import PayloadKey, cooling
 from dormouse.payloads.pack import KEPT_SECONDS, written
 from tests.cooling import AT, DAY, Model, key, names, tools

@@ -14,8 +14,8 @@ import pytest
 from state import assign, check, clock, query, ref, replace, split
 
 from dormouse.errors import ReplaceRequestsFailed
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store

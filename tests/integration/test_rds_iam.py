@@ -19,9 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.postgres import ConnectionSupplier, opening
-from dormouse.postgres.connection import Isolation, session_conninfo
-from dormouse.postgres.opening import describe
+from dormouse.postgres import ConnectionSupplier, session
+from dormouse.postgres.session import Isolation, describe, session_conninfo
 from tests.tls import CertificateAuthority, TlsFront
 
 HOST = "db.example.com"
@@ -56,9 +55,9 @@ def port(authority: CertificateAuthority) -> Iterator[int]:
 def credentials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    opening._session.cache_clear()
+    session._session.cache_clear()
     yield
-    opening._session.cache_clear()
+    session._session.cache_clear()
 
 
 def conninfo(dsn: str, **more: Any) -> str:
@@ -67,7 +66,7 @@ def conninfo(dsn: str, **more: Any) -> str:
 
 
 def parts(dsn: str) -> dict[str, Any]:
-    return conninfo_to_dict(opening.with_token(conninfo(dsn)))
+    return conninfo_to_dict(session.with_token(conninfo(dsn)))
 
 
 def test_the_password_is_a_token_for_this_user_and_server() -> None:
@@ -87,12 +86,12 @@ def test_the_password_is_a_token_for_this_user_and_server() -> None:
 
 def test_the_server_must_prove_who_it_is_and_may_take_its_time_to_wake() -> None:
     given = parts(DSN)
-    assert (given["sslmode"], given["sslrootcert"]) == ("verify-full", str(opening.CA_BUNDLE))
+    assert (given["sslmode"], given["sslrootcert"]) == ("verify-full", str(session.CA_BUNDLE))
     assert int(given["connect_timeout"]) > 30
 
 
 def test_the_bundle_has_the_roots_of_amazon_rds_only() -> None:
-    context = ssl.create_default_context(cafile=opening.CA_BUNDLE)
+    context = ssl.create_default_context(cafile=session.CA_BUNDLE)
     certificates = context.get_ca_certs()
     names = {str(certificate["subject"]) for certificate in certificates}
     assert len(certificates) > 80
@@ -116,9 +115,9 @@ def test_a_proxy_gets_no_session_settings() -> None:
 
 def test_each_connection_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = iter(["first", "second"])
-    monkeypatch.setattr(opening, "_token", lambda *_: next(tokens))
+    monkeypatch.setattr(session, "_token", lambda *_: next(tokens))
     text = conninfo(DSN)
-    assert [conninfo_to_dict(opening.with_token(text))["password"] for _ in range(2)] == ["first", "second"]
+    assert [conninfo_to_dict(session.with_token(text))["password"] for _ in range(2)] == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_no_credentials_are_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     with pytest.raises(InstanceError, match="no AWS credentials to connect to db"):
-        opening.with_token(conninfo(DSN))
+        session.with_token(conninfo(DSN))
 
 
 def test_neither_token_nor_placeholder_is_shown() -> None:
@@ -153,7 +152,7 @@ def test_neither_token_nor_placeholder_is_shown() -> None:
 def test_the_token_is_the_password_over_tls(
     port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "_token", lambda *_: PASSWORD)
+    monkeypatch.setattr(session, "_token", lambda *_: PASSWORD)
     dsn = f"rds-iam://app@localhost:{port}/postgres?region=eu-west-1&sslrootcert={authority.certificate}"
     supplier = ConnectionSupplier(dsn)
     with closing(supplier), supplier.connection() as conn:
@@ -167,7 +166,7 @@ def test_a_server_that_is_another_gets_no_token(
     bundle: str, port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either its certificate is of another host, or nobody we trust signed it."""
-    monkeypatch.setattr(opening, "_token", lambda *_: PASSWORD)
+    monkeypatch.setattr(session, "_token", lambda *_: PASSWORD)
     host, more = ("localhost", "") if bundle == "amazon" else ("127.0.0.1", "")
     if bundle == "ours":
         more = f"&sslrootcert={quote(str(authority.certificate))}"

@@ -13,8 +13,8 @@ from state import assign, at_once, blocked, query, ref, remove, replace, transac
 
 from dormouse.errors import CutExpired
 from dormouse.model.cut import Position
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

@@ -14,8 +14,8 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance, connect
 from dormouse.api.table import Table
+from dormouse.data.datafusion_session import key_order
 from dormouse.data.export import export
-from dormouse.data.expressions import key_order
 from dormouse.data.transform import Transform
 from dormouse.durability.erasing import Elsewhere
 from dormouse.errors import (

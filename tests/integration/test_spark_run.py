@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from state import query
 
 from dormouse.aws.schedules import runs
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier

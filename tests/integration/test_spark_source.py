@@ -20,7 +20,7 @@ import dormouse.spark
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
-from dormouse.model.values import json_value
+from dormouse.model.types import json_value
 from tests.small_tables import clock
 from tests.state import query, wait_until
 

@@ -9,8 +9,8 @@ import pytest
 from query_lake import sql
 
 from dormouse.errors import InvalidData
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.reading import query
 from dormouse.state.catalog import Catalog

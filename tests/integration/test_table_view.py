@@ -22,9 +22,9 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import Range, encode_key
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

@@ -23,10 +23,9 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
-from dormouse.model.partition_tree import Partition, PartitionTree
+from dormouse.model.partition_tree import Partition, PartitionTree, TreeArrays
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
-from dormouse.model.tree_arrays import TreeArrays
 from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext

@@ -13,8 +13,8 @@ from psycopg import errors as pg
 from state import assign, live, query, ref, replace
 
 from dormouse.errors import CheckFailed
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.text import narrow_id
 from dormouse.model.types import LONG
 from dormouse.objects import open_store

@@ -17,7 +17,7 @@ import pytest
 import dormouse as dm
 from dormouse.embedded.owner import system_user
 from dormouse.embedded.server import _binaries
-from dormouse.postgres import limits
+from dormouse.postgres import session
 from tests.working import until
 
 NAME = f"dmtest{os.getpid() % 100_000}"
@@ -104,7 +104,7 @@ def test_calls_end_when_the_host_of_the_database_vanished(
     """`test_vanished_peers` looks at the limits of sockets where no network namespace can be made."""
     if (reason := cannot()) is not None:
         pytest.skip(reason)
-    monkeypatch.setattr(limits, "PEER_SECONDS_MAX", 5)
+    monkeypatch.setattr(session, "PEER_SECONDS_MAX", 5)
     objects = tmp_path / "objects"
     objects.mkdir()
     with far_server(tmp_path) as dsn:

@@ -19,7 +19,7 @@ from trees import partitions_of
 
 import dormouse as dm
 from dormouse.model.partition_tree import Partition
-from dormouse.model.properties import TableProperties
+from dormouse.model.table import TableProperties
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.context import TableContext
 from dormouse.state.files.compaction_jobs import CompactionJob

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.errors import DependencyMissing, names_what_is_missing
-from dormouse.errors.extras import EXTRAS
+from dormouse.errors import EXTRAS, DependencyMissing, names_what_is_missing
 from tests.without import BLOCKED
 
 PROGRAM = (

@@ -12,7 +12,8 @@ import pytest
 import dormouse as dm
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectStoreError
-from dormouse.objects import ObjectStore, activity, open_store
+from dormouse.objects import ObjectStore, open_store
+from dormouse.objects import store as store_module
 from tests.commits import add
 
 MINUTE = timedelta(minutes=1)
@@ -53,9 +54,9 @@ def note(objects: ObjectStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) ->
             return clock.now
 
     with monkeypatch.context() as patched:
-        patched.setattr(activity, "datetime", Frozen)
-        patched.setattr(activity, "_noted", {})
-        activity.note(objects)
+        patched.setattr(store_module, "datetime", Frozen)
+        patched.setattr(store_module, "_noted", {})
+        store_module.note_activity(objects)
 
 
 def run(schedule: Schedule, due_at: datetime | None = None) -> None:
@@ -188,7 +189,7 @@ def test_a_run_remembers_for_the_next(schedule: Schedule, clock: Clock) -> None:
 
 def test_a_process_notes_once_a_minute(objects: ObjectStore) -> None:
     for _ in range(3):
-        activity.note(objects)
+        store_module.note_activity(objects)
     assert len(list(objects.list("activity"))) == 1
 
 
@@ -216,7 +217,7 @@ def test_whoever_cannot_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFi
     with pytest.raises(ObjectStoreError):
         store.put("file/x", b"")
     (tmp_path / "activity").write_text("a file where the notes should be")
-    activity.note(store)
+    store_module.note_activity(store)
     assert "activity is not noted" in caplog.text
 
 
@@ -224,7 +225,7 @@ def test_whoever_changes_tables_in_s3_notes_it(
     dsn: str, s3_store: ObjectStore, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def noted_by(change: Callable[[], object]) -> bool:
-        monkeypatch.setattr(activity, "_noted", {})
+        monkeypatch.setattr(store_module, "_noted", {})
         s3_store.delete([name for name, _ in s3_store.list("activity")])
         change()
         return any(s3_store.list("activity"))

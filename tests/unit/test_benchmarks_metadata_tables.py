@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.state_tables import KEYS_PER_LEAF, SCHEMA, StateTable, Tables, open_tables, spread
-from dormouse.model.properties import TableProperties
 from dormouse.model.region import decode_value
+from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dormouse.errors import InvalidInput
-from dormouse.settings import lambdas
+from dormouse.settings import section
 from dormouse.settings.config_file import parse
-from dormouse.settings.lambdas import no_certificates
+from dormouse.settings.section import no_certificates
 
 LATER = [
     "ap-southeast-5", "ap-southeast-7", "ca-west-1", "il-central-1", "mx-central-1",
@@ -76,8 +76,8 @@ def test_what_is_appended_to_the_bundle_lets_its_region_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = tmp_path / "rds-ca-bundle.pem"
-    shutil.copy(lambdas.CA_BUNDLE, bundle)
-    monkeypatch.setattr(lambdas, "CA_BUNDLE", bundle)
+    shutil.copy(section.CA_BUNDLE, bundle)
+    monkeypatch.setattr(section, "CA_BUNDLE", bundle)
     with bundle.open("ab") as file:
         file.write(authority("Amazon RDS il-central-1 Root CA ECC384 G1"))
     assert no_certificates("il-central-1") is None

@@ -15,8 +15,7 @@ import pytest
 import dormouse as dm
 from dormouse.client import connect
 from dormouse.client.client import Client, RemoteTable
-from dormouse.errors import InvalidInput, InvalidPayload
-from dormouse.errors.extras import EXTRAS
+from dormouse.errors import EXTRAS, InvalidInput, InvalidPayload
 from dormouse.reading.planner import PlanSummary
 from dormouse.reading.schemas import SCHEMAS_CHASED_MAX
 from tests.without import BLOCKED

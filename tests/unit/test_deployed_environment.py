@@ -9,7 +9,7 @@ import pytest
 from dormouse.aws.environment import environment
 from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import InstanceError
-from dormouse.postgres.opening import parameters
+from dormouse.postgres.session import parameters
 from dormouse.rows.cluster import addresses
 from dormouse.settings import load_settings
 from dormouse.settings.resources import CommitResources, DatabaseResources, Resources, StorageResources

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dormouse.settings.toml_tables import tables
+from dormouse.settings.config_file import tables
 
 REPLACED = {
     ("backup", "copy_region"): ("AWS::S3::Bucket", "BucketName"),

@@ -17,8 +17,7 @@ import pytest
 import dormouse as dm
 import dormouse_command
 from dormouse import errors
-from dormouse.errors import DependencyMissing, not_installed, pip_install
-from dormouse.errors.extras import DISTRIBUTION, EXTRAS
+from dormouse.errors import DISTRIBUTION, EXTRAS, DependencyMissing, not_installed, pip_install
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]

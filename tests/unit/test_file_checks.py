@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dormouse.data import file_checks
+from dormouse.data.arrow_schema import is_ascending
 from dormouse.data.file_checks import FileReader, Written, _coded_texts, _Columns
-from dormouse.data.key_sort import is_ascending
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
 from dormouse.model.schema import Field, Schema

@@ -20,7 +20,8 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
     group_by_file,
 )
-from dormouse.model.text import check_text, check_texts, is_text
+from dormouse.model.text import check_text, check_texts
+from dormouse.model.types import is_text
 
 
 @given(st.integers(0, 2**63 - 1))

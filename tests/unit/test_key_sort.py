@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dormouse.data.key_sort import sort_indices
+from dormouse.data.leaf_sorter import sort_indices
 
 ROWS = 1_500
 Values = Callable[[Random], object]

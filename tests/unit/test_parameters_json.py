@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.values import given as checked
+from dormouse.model.types import given as checked
 from dormouse.reading.where import parameters_json, parse_parameters
 
 

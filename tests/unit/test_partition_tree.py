@@ -21,14 +21,15 @@ from dormouse.errors import InvalidRange, PartitionNotFound
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
+    PartitionRow,
     PartitionTree,
     Split,
+    TreeArrays,
     split_partition,
     tree_from_split_points,
 )
 from dormouse.model.region import Range, Region, encode_value
 from dormouse.model.schema import Field, Schema
-from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.model.types import LONG
 from tests.large_tree import balanced_arrays, columns_of
 

@@ -6,8 +6,8 @@ import pytest
 
 from dormouse.data.transform import AgeOff, Transform
 from dormouse.errors import InvalidProperties
-from dormouse.model.properties import TableProperties
 from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties
 from dormouse.model.types import DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 
 SCHEMA = Schema(

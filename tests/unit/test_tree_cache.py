@@ -7,7 +7,7 @@ import random
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-from dormouse.model.tree_arrays import PartitionRow, TreeArrays
+from dormouse.model.partition_tree import PartitionRow, TreeArrays
 from dormouse.state.partitions.trees import TreeCache
 from tests.large_tree import balanced_arrays
 

@@ -28,8 +28,19 @@ from dormouse.data import export as value_columns
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.export import export, json_rows
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
-from dormouse.model.values import json_value
+from dormouse.model.types import (
+    BOOLEAN,
+    BYTES,
+    DOUBLE,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    json_value,
+)
 from dormouse.reading.where import question
 from dormouse.reading.where_json import parse_where, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format

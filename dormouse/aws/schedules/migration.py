@@ -13,8 +13,8 @@ from pathlib import Path
 from dormouse.durability.ownership import Ownership
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, migrate, roles
-from dormouse.postgres.connection import GUARDED_PATH
 from dormouse.postgres.migrate import MIGRATIONS, Migration, lacking
+from dormouse.postgres.session import GUARDED_PATH
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts
 

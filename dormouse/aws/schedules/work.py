@@ -1,7 +1,7 @@
 """Whether a schedule has anything to do, asked of the object store: the database may sleep, and stay asleep.
 
 A run leaves a record, `work/<kind>/<when it began>-<nonce>.json`, with what is due without anybody's doing.
-The next has work when something was noted since the last one began (dormouse/objects/activity.py), something
+The next has work when something was noted since the last one began (dormouse/objects/store.py), something
 is due, or a day has passed. A run that fails leaves no record, so the next has the work of both.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from dormouse.errors import ObjectNotFound
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import forget_before, is_noted_since
+from dormouse.objects.store import forget_activity, is_noted_since
 
 LOOK_HOURS_MAX = 24
 """After so long a schedule looks, whatever it was told: a writer may have died before it could note."""
@@ -82,7 +82,7 @@ class Schedule:
         name = f"{self._folder}/{turn.began_at.astimezone(UTC):{_TIME}}-{uuid.uuid4().hex[:8]}.json"
         self._objects.put(name, json.dumps(content).encode())
         self._objects.delete(turn._superseded)
-        forget_before(self._objects, turn.began_at - NOTES_KEPT)
+        forget_activity(self._objects, turn.began_at - NOTES_KEPT)
 
     def _why(self, records: list[Record], now: datetime) -> Why | None:
         if not records:

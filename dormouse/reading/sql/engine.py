@@ -16,7 +16,7 @@ import duckdb
 from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
 from dormouse.model.schema import Schema
-from dormouse.model.values import Parameters
+from dormouse.model.types import Parameters
 from dormouse.objects import ObjectStore
 from dormouse.objects.s3 import s3_options
 from dormouse.objects.staging import spill_folder

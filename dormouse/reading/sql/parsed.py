@@ -16,7 +16,8 @@ from typing import Any
 import duckdb
 
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.text import did_you_mean, is_text
+from dormouse.model.text import did_you_mean
+from dormouse.model.types import is_text
 from dormouse.reading.sql.conditions import text
 from dormouse.reading.sql.failures import failure, syntax_error
 

@@ -10,12 +10,9 @@ from operator import attrgetter
 from typing import Any
 
 from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.model.keyed import DELETED_AT, is_keyed, newest_first
-from dormouse.model.properties import ROW_DELETED, ROW_VERSION, TableProperties
 from dormouse.model.region import start_of
-from dormouse.model.reshaping import is_as_stored, pairs
-from dormouse.model.schema import Field, Schema
-from dormouse.model.shape import Column
+from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
+from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
 from dormouse.reading.deletions import Deletion

@@ -19,11 +19,10 @@ import pyarrow as pa
 
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectStoreError
-from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import When
 from dormouse.model.region import Range
-from dormouse.model.schema import Schema
-from dormouse.model.values import Parameters, given
+from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.types import Parameters, given
 from dormouse.reading.checked_files import FileGone, check_bytes, check_columns, checked_sizes
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges

@@ -13,9 +13,8 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.transform import Transform, quoted
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.cut import Position, When
-from dormouse.model.keyed import is_keyed
-from dormouse.model.properties import VERSIONS
-from dormouse.model.reshaping import is_as_stored
+from dormouse.model.schema import is_as_stored
+from dormouse.model.table import VERSIONS, is_keyed
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
 from dormouse.reading.checked_files import check_columns, checked_sizes

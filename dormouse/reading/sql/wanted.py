@@ -17,7 +17,7 @@ import duckdb
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.schema import Schema
-from dormouse.model.values import Parameters
+from dormouse.model.types import Parameters
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql.bounds import Node

@@ -19,7 +19,7 @@ from typing import Self
 
 from dormouse.errors import InstanceError
 from dormouse.model.schema import Schema
-from dormouse.model.values import Parameters
+from dormouse.model.types import Parameters
 from dormouse.objects import ObjectStore
 from dormouse.objects.staging import StagingArea, private_folder, private_folders
 from dormouse.reading.interruption import Interruption

@@ -31,11 +31,12 @@ from dormouse.errors import (
 )
 from dormouse.model.file_reference import CheckAssignmentRequest
 from dormouse.model.table import TableRecord, table_of
-from dormouse.model.text import is_text, narrow_id
+from dormouse.model.text import narrow_id
+from dormouse.model.types import is_text
 from dormouse.objects.names import check_file_name
-from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.each import Call, execute_each
-from dormouse.postgres.queries import load
+from dormouse.postgres.connection import Supplier
+from dormouse.postgres.queries import Call, execute_each, load
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 from dormouse.state.commits.outcomes import (
     BUSY,

@@ -24,9 +24,9 @@ from dormouse.errors import (
 )
 from dormouse.model.table import TableRecord
 from dormouse.objects import ObjectStore
-from dormouse.objects.activity import note_if_shared
+from dormouse.objects.store import note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
-from dormouse.postgres.limits import COMMIT
+from dormouse.postgres.session import COMMIT
 from dormouse.settings import Settings
 from dormouse.state.commits.apply import KEPT_MAX, Tables, apply, apply_whole
 from dormouse.state.commits.backpressure import SECONDS_MIN, Gate, Marks, Patience, Waiting, more_and_more

@@ -26,11 +26,12 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
-from dormouse.model.text import check_text, is_text, narrow_bytes
+from dormouse.model.text import check_text, narrow_bytes
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import DURABLY, Supplier
 from dormouse.postgres.migrate import lacking
-from dormouse.postgres.opening import was_open_at
 from dormouse.postgres.queries import Query, Uuids, booleans, integers, load
+from dormouse.postgres.session import was_open_at
 from dormouse.postgres.transaction import rows_of, run_statement
 from dormouse.state.commits.backpressure import Patience
 from dormouse.state.files.operations import RefusedPart

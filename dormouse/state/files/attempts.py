@@ -26,9 +26,7 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
-from dormouse.model.keyed import is_keyed
-from dormouse.model.properties import TableProperties, is_edited
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix

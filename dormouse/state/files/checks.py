@@ -12,8 +12,8 @@ import psycopg
 from dormouse.model.table import Problem, ProblemKind
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import Uuids
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import allow_scans
 from dormouse.state.files.differences import FOUND_MAX, Difference, Differences, not_counted
 from dormouse.state.files.holds import lock_history

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 import psycopg
 
-from dormouse.model.keyed import is_keyed
-from dormouse.model.table import TableRecord
+from dormouse.model.table import TableRecord, is_keyed
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import COMPACTION_SECONDS
 from dormouse.postgres.queries import load

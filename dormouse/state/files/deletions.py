@@ -16,10 +16,9 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import InvalidCut, InvalidProperties, InvalidQuery, TableNotFound
-from dormouse.errors.moved import SchemaMoved
-from dormouse.model.properties import as_now, shown
 from dormouse.model.region import decode_value, encode_key
-from dormouse.model.schema import Schema
+from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.model.table import as_now, shown
 from dormouse.model.text import narrow_bytes
 from dormouse.postgres.queries import Uuids, load
 from dormouse.postgres.transaction import run_alone, run_transaction

@@ -23,7 +23,7 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.text import is_text
+from dormouse.model.types import is_text
 
 State = tuple[bool, bool, str | None, bool]
 """Whether the file is tracked, the reference there, its job; whether a pending deletion is of the file."""

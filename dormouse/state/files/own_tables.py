@@ -14,8 +14,9 @@ from psycopg import sql
 
 from dormouse.errors import TableNotFound
 from dormouse.model.table import TableRecord
-from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, Statement, load
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.files.layout import Layout, composed, layout
 

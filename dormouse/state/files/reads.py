@@ -17,15 +17,15 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import MetadataDamaged, TableNotFound
-from dormouse.errors.moved import SchemaMoved
 from dormouse.model.cut import Remembered
 from dormouse.model.file_reference import AllFiles, FileReference, FileWithReferences
-from dormouse.model.keyed import is_keyed
-from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text, narrow_bytes, narrow_id
-from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.limits import PAGED
+from dormouse.model.schema import SchemaMoved
+from dormouse.model.table import TableRecord, is_keyed
+from dormouse.model.text import narrow_bytes, narrow_id
+from dormouse.model.types import is_text
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, bytes_
+from dormouse.postgres.session import PAGED, Isolation
 from dormouse.postgres.transaction import bounded, fetched, run_statement, run_transaction
 from dormouse.state.files.diagnosis import State
 from dormouse.state.files.differences import Differences

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import errors as pg
 
-from dormouse.model.properties import TableProperties
+from dormouse.model.table import TableProperties
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions, days_ahead
 from dormouse.postgres.queries import load

@@ -12,10 +12,9 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import TableNotFound
-from dormouse.model.properties import TableProperties
-from dormouse.model.reshaping import following, then_called, with_properties
-from dormouse.model.schema import Schema
-from dormouse.model.table import TableRecord, table_of
+from dormouse.model.reshaping import following, with_properties
+from dormouse.model.schema import Schema, then_called
+from dormouse.model.table import TableProperties, TableRecord, table_of
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction

@@ -18,7 +18,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import InstanceForbidden, InstanceReadOnly
-from dormouse.postgres.connection import Isolation
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import allow_scans
 from dormouse.state.files.differences import Difference, Differences, not_counted
 from dormouse.state.files.own_tables import OwnTables

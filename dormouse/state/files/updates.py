@@ -18,9 +18,8 @@ from psycopg import errors as pg
 
 from dormouse.errors import CommitIdReused, DormouseError, FileAlreadyExists, FileHasReferences, FileNotFound
 from dormouse.model.text import check_text, narrow_bytes
-from dormouse.postgres.connection import Isolation
-from dormouse.postgres.each import execute_each
-from dormouse.postgres.queries import Statement, Uuids, booleans, integers, texts
+from dormouse.postgres.queries import Statement, Uuids, booleans, execute_each, integers, texts
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_statement
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.layout import Parameters

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dormouse.errors import CutExpired, InvalidCut, TableNotFound
 from dormouse.model.cut import Cut, Position
-from dormouse.model.text import is_text
+from dormouse.model.types import is_text
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of
 from dormouse.state.context import TableContext

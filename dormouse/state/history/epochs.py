@@ -24,7 +24,7 @@ from dormouse.errors import (
 )
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Queries, Statement, load
 from dormouse.postgres.transaction import run_lookup

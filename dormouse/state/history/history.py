@@ -10,9 +10,8 @@ from typing import Literal
 from dormouse.errors import TableNotFound
 from dormouse.model.cut import Cut, When
 from dormouse.model.file_reference import FileReference
-from dormouse.model.keyed import is_keyed
 from dormouse.model.partition_tree import Partition
-from dormouse.model.properties import VERSIONS, is_edited
+from dormouse.model.table import VERSIONS, is_edited, is_keyed
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.state.context import TableContext

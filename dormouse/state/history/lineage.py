@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from dormouse.model.region import Region
-from dormouse.model.values import shown_value
+from dormouse.model.types import shown_value
 from dormouse.state.context import TableContext
 from dormouse.state.history.epochs import EpochRecord, Epochs, Life
 

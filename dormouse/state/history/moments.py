@@ -25,9 +25,9 @@ from dormouse.errors import (
 from dormouse.model.ahead import backoff_seconds
 from dormouse.model.cut import BEGINNING, Cut, Position, When, when_of_text
 from dormouse.model.text import check_printed
-from dormouse.postgres.connection import Isolation
 from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import rows_of, run_transaction
 from dormouse.state.context import TableContext
 from dormouse.state.files.erasures import erased_by

@@ -18,8 +18,8 @@ from dormouse.model.cut import Position, When
 from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
-from dormouse.postgres.limits import LONG
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import LONG
 from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state.context import TableContext
 from dormouse.state.history.ends import check_since

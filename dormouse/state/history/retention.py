@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
 from dormouse.model.cut import Cut, Position
-from dormouse.model.properties import SECONDS_MAX
+from dormouse.model.table import SECONDS_MAX
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.context import TableContext

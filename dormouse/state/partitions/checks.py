@@ -8,8 +8,9 @@ import psycopg
 
 from dormouse.model.partition_tree import ROOT
 from dormouse.model.table import Problem, TableRecord
-from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
 
 FOUND_MAX = 1_000

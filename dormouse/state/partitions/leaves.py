@@ -13,9 +13,8 @@ from uuid import UUID
 
 from dormouse.model.file_reference import SplitFileReferenceRequest
 from dormouse.model.partition_tree import Partition
-from dormouse.model.properties import TableProperties
-from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text
+from dormouse.model.table import TableProperties, TableRecord
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction

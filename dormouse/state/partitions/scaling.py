@@ -26,10 +26,11 @@ from dormouse.errors import (
 from dormouse.model.partition_tree import Partition, Split, split_partition
 from dormouse.model.region import Region, end_of, start_of
 from dormouse.model.schema import Schema
-from dormouse.model.text import check_text, is_text
-from dormouse.postgres.connection import Isolation, Supplier
-from dormouse.postgres.limits import LONG
+from dormouse.model.text import check_text
+from dormouse.model.types import is_text
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
+from dormouse.postgres.session import LONG, Isolation
 from dormouse.postgres.transaction import fetched, run_alone, run_transaction
 from dormouse.state.files.moves import Moves
 from dormouse.state.files.own_tables import OwnTables, dropped_tables

@@ -9,11 +9,16 @@ from typing import Any
 import psycopg
 
 from dormouse.errors import PartitionNotFound
-from dormouse.model.partition_tree import Partition, PartitionTree, tree_from_split_points
+from dormouse.model.partition_tree import (
+    Partition,
+    PartitionRow,
+    PartitionTree,
+    TreeArrays,
+    tree_from_split_points,
+)
 from dormouse.model.region import KeyValue, Range
 from dormouse.model.table import TableRecord
-from dormouse.model.text import is_text
-from dormouse.model.tree_arrays import PartitionRow, TreeArrays
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction

@@ -16,11 +16,10 @@ from weakref import WeakSet, WeakValueDictionary
 import psycopg
 
 from dormouse.errors import EpochNotFound, MetadataDamaged, TableNotFound
-from dormouse.model.partition_tree import PartitionTree
+from dormouse.model.partition_tree import Joined, PartitionColumns, PartitionRow, PartitionTree, TreeArrays
 from dormouse.model.region import KeyValue, Range, encode_value
 from dormouse.model.schema import Field
 from dormouse.model.table import TableRecord
-from dormouse.model.tree_arrays import Joined, PartitionColumns, PartitionRow, TreeArrays
 from dormouse.postgres.queries import Statement, load
 
 # The trees that a process remembers: the least recently used go when they take more than is allowed.

@@ -1,4 +1,11 @@
-"""How a connection is opened, and why it was not: by SQLSTATE, since texts are in the server's language."""
+"""Sessions: how one is opened, or why not; its settings; and how long PostgreSQL lets a transaction go on.
+
+The limits stand in one table, by kind of work. PostgreSQL itself keeps them, so that a process that is
+frozen or cut off holds up no other for longer. Each session has those of SHORT, or of its supplier. A
+transaction that takes longer names its kind. A limit of the role or the server is kept when it is lower. All
+are milliseconds; 0 is none. Why a connection fails is known by SQLSTATE, since texts are in the server's
+language.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,10 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -19,25 +29,177 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
-from dormouse.postgres.limits import SessionLimits
-from dormouse.postgres.queries import Uuids, UuidsDumper, UuidsTextDumper
-from dormouse.settings.lambdas import CA_BUNDLE
+from dormouse.postgres.queries import PREPARED_MAX, Uuids, UuidsDumper, UuidsTextDumper
+from dormouse.settings.section import CA_BUNDLE, CONNECT_SECONDS_MAX
 
-# Aurora with IAM authentication: `rds-iam://user@host:5432/database?region=eu-west-1` as a DSN.
+Limits = Mapping[str, int]
+
+_SECOND = 1_000
+_MINUTE = 60 * _SECOND
+_HOUR = 60 * _MINUTE
+
+IDLE = "idle_in_transaction_session_timeout"
+LOCK = "lock_timeout"
+STATEMENT = "statement_timeout"
+TRANSACTION = "transaction_timeout"
+"""Bounds the whole transaction, also while a statement arrives in parts; PostgreSQL 17 and later have it."""
+
+# fmt: off
+SHORT = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 30 * _MINUTE}
+"""Commits, row changes, cuts, claims, leases: statements that find rows by keys, one after the other."""
+
+COMMIT = {IDLE: 15 * _SECOND, LOCK: 3 * _SECOND, TRANSACTION: 5 * _MINUTE}
+"""A committer's batch. One table that is busy must not stop the others, so a wait for a lock is brief."""
+
+ALONE = {IDLE: 15 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
+"""Deletions, conversions, drops, changes of columns, migrations. One statement may rewrite a whole table."""
+
+LONG = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 12 * _HOUR}
+"""Splits, restores, scans, snapshots. The process computes with what it read, between statements."""
+
+PAGED = {IDLE: 10 * _MINUTE, LOCK: 10 * _MINUTE, STATEMENT: 6 * _HOUR, TRANSACTION: 24 * _HOUR}
+"""Reads page by page, whose reader does other work between pages. They lock no rows."""
+
+KEPT = {IDLE: 60 * _SECOND, LOCK: 10 * _MINUTE, STATEMENT: 15 * _MINUTE, TRANSACTION: 0}
+"""A lock for the length of a job, whose process says every `KEPT_PULSE_SECONDS` that it lives."""
+# fmt: on
+
+KEPT_PULSE_SECONDS = 10.0
+MIGRATING_IDLE_MS_MAX = 15 * _MINUTE
+"""How long a process that keeps others from migrating may be silent between statements."""
+
+PEER_SECONDS_MAX = 60
+"""How long either side of a connection waits for the other to acknowledge what it sent.
+
+The server waits as long for a process that reads nothing of a large answer.
+"""
+
+PEER_OF_PAGES = "tcp_user_timeout"
+"""While pages are copied out, their reader may pause for as long as between pages."""
+
+SCAN_SETTINGS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin")
+"""What sessions do without, as all that runs often looks rows up by keys."""
+
+SESSION_SETTINGS = {
+    "search_path": "dormouse",  # pg_catalog is searched first, without being named
+    "timezone": "UTC",
+    "datestyle": "ISO, MDY",  # the only one whose dates psycopg reads
+    "jit": "off",  # compiling costs more than our short statements
+    # Plans of statements over arrays must not depend on the arrays that came first.
+    "plan_cache_mode": "force_generic_plan",
+    # Nor on how small a table was when they were made: see `scans` of run_transaction.
+    **dict.fromkeys(SCAN_SETTINGS, "off"),
+}
+"""Of every session of ours; those through an RDS Proxy have them from their role."""
+
+GUARDED_PATH = "pg_catalog, pg_temp"
+"""The search path of an administrator, whose statements name the schema `dormouse` where they need it.
+
+With the schema in the path, a function or an operator that its owner made there is called instead of
+PostgreSQL's own when its types fit better, and with the administrator's rights.
+"""
+
+_CONNECT_SECONDS_MAX = 10
+
+POSTGRES_VERSION_MIN = 150000
+"""PostgreSQL 15, as `server_version_num` writes it."""
+
+PREPARE_THRESHOLD = 2
+
+_DIAGNOSIS_SECONDS_MAX = 5.0
+_CONNECTED = "00000"
+_CROWDED = ("53300", _CONNECTED)
+_RESTARTING = ("57P01", "57P02", "57P03")
+_INVALID_AUTHORIZATION = "28"
+"""The class of the SQLSTATEs of a refused login, whether by pg_hba.conf, password or PAM."""
+
+_ERROR_RESPONSE = re.compile(
+    rb'^B\t[^\t]*\tErrorResponse\t S "[^"]*" V "[^"]*" C "([0-9A-Z]{5})"', re.MULTILINE
+)
 
 SCHEME = "rds-iam"
+"""Aurora with IAM authentication: `rds-iam://user@host:5432/database?region=eu-west-1` as a DSN."""
+
 TOKEN_SECONDS = 900
 _PLACEHOLDER = "rds-iam in "
 _BY_PROXY = " by proxy"
 _DEFAULT_PORT = "5432"
+
+for _dumper in (UuidsTextDumper, UuidsDumper):  # the last is preferred
+    psycopg.adapters.register_dumper(Uuids, _dumper)
+
+
+class Isolation(StrEnum):
+    """The isolation level of a transaction, as PostgreSQL spells it."""
+
+    READ_COMMITTED = "read committed"
+    REPEATABLE_READ = "repeatable read"
+    SERIALIZABLE = "serializable"
+
+
+def peer_parameters() -> dict[str, int]:
+    """Returns the libpq parameters by which a client notices a peer that vanished."""
+    return {
+        "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
+        "keepalives_idle": PEER_SECONDS_MAX // 2,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+    }
+
+
+def peer_settings() -> dict[str, str]:
+    """Returns the settings of a session by which the server notices a client that vanished.
+
+    Over a Unix socket only the last has an effect.
+    """
+    return {
+        "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
+        "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+        "client_connection_check_interval": str(10 * _SECOND),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """The limits of one session."""
+
+    usual: Limits = field(default_factory=dict)
+    """The limits of a transaction that names no kind of work."""
+    highest: Limits = field(default_factory=dict)
+    """The limits that no kind of work exceeds: of the role, the server or the supplier; 0 is no limit.
+
+    It has every limit that the server knows, and no other.
+    """
+    in_force: Limits = field(default_factory=dict)
+    """The limits that the session has outside of a transaction."""
+    given: frozenset[str] = frozenset()
+    """The limits that the supplier was given, whose errors the caller handles."""
+
+    def local(self, kind: Limits | None = None, *, lock_ms: int | None = None) -> str:
+        """Returns what follows BEGIN to have the limits of a kind; nothing where the session has them."""
+        wanted = self.usual if kind is None else {**self.usual, **kind}
+        if lock_ms is not None:
+            wanted = {**wanted, LOCK: lock_ms}
+        return "".join(f"; set local {name} = {limit}" for name, limit in self._differing(wanted))
+
+    def _differing(self, wanted: Limits) -> Iterator[tuple[str, int]]:
+        for name, highest in self.highest.items():
+            limit = lower(wanted.get(name, 0), highest)
+            if limit != self.in_force[name]:
+                yield name, limit
+
+
+def lower(one: int, other: int) -> int:
+    """Returns the lower of two limits, of which 0 is none."""
+    return min(one, other) or max(one, other)
 
 
 def to_conninfo(dsn: str) -> str:
     """The DSN as libpq knows it, with the region in place of the password; any other DSN as it is."""
     if not dsn.startswith(f"{SCHEME}://"):
         return dsn
-    from dormouse.settings.section import CONNECT_SECONDS_MAX  # loads the models of a deployment's settings
-
     parts = urlsplit(dsn)
     query = dict(parse_qsl(parts.query))
     region, by_proxy = query.pop("region", ""), query.pop("proxy", "false") == "true"
@@ -107,28 +269,6 @@ def _session() -> Any:
     import botocore.session
 
     return botocore.session.get_session()
-
-
-POSTGRES_VERSION_MIN = 150000
-"""PostgreSQL 15, as `server_version_num` writes it."""
-
-PREPARE_THRESHOLD = 2
-PREPARED_MAX = 2_000
-"""A table has about twenty statements, and a committer meets many tables."""
-
-_DIAGNOSIS_SECONDS_MAX = 5.0
-_CONNECTED = "00000"
-_CROWDED = ("53300", _CONNECTED)
-_RESTARTING = ("57P01", "57P02", "57P03")
-_INVALID_AUTHORIZATION = "28"
-"""The class of the SQLSTATEs of a refused login, whether by pg_hba.conf, password or PAM."""
-
-_ERROR_RESPONSE = re.compile(
-    rb'^B\t[^\t]*\tErrorResponse\t S "[^"]*" V "[^"]*" C "([0-9A-Z]{5})"', re.MULTILINE
-)
-
-for _dumper in (UuidsTextDumper, UuidsDumper):  # the last is preferred
-    psycopg.adapters.register_dumper(Uuids, _dumper)
 
 
 class Connection(psycopg.Connection[TupleRow]):
@@ -222,6 +362,39 @@ def connect(conninfo: str, *, reached_before: bool = False) -> Connection:
         conn.close()
         raise InstanceError(f"{describe(conninfo)} is version {version}; Dormouse needs 15 or later")
     return conn
+
+
+def session_conninfo(
+    dsn: str,
+    *,
+    application_name: str,
+    read_only: bool,
+    isolation: Isolation,
+    search_path: str = SESSION_SETTINGS["search_path"],
+) -> str:
+    """The DSN with the session's settings, which take no round trip when they travel with the connection."""
+    given = parameters(dsn)
+    settings = {
+        **SESSION_SETTINGS,
+        "search_path": search_path,
+        "default_transaction_isolation": isolation.value,
+        "default_transaction_read_only": "on" if read_only else "off",
+    }
+    options = [
+        *(f"-c {name}={value}" for name, value in peer_settings().items()),  # the DSN may say otherwise
+        str(given.get("options") or ""),
+        *(f"-c {name}={_escaped(value)}" for name, value in settings.items()),
+    ]
+    defaults = {
+        "application_name": application_name,
+        "connect_timeout": _CONNECT_SECONDS_MAX,
+        **peer_parameters(),
+    }
+    return make_conninfo("", **{**defaults, **given, "options": " ".join(filter(None, options))})
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
 def describe(conninfo: str) -> str:
