@@ -29,7 +29,7 @@ from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import ClockJump
 from dormouse.state.files.checks import FileChecks, TrackedFile
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
 

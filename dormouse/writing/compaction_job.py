@@ -25,7 +25,7 @@ from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJob
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 from dormouse.writing.ingest_commit import check_output
 from dormouse.writing.job_inputs import JobDeletions, JobInputs, remaining
 from dormouse.writing.keyed_merge import KeyedMerge, merge_newest

@@ -19,7 +19,7 @@ from dormouse.postgres.leases import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import allow_scans, rows_of, run_transaction
 from dormouse.state.files.last_rounds import count_given_up
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.files.watermarks import look
 

@@ -21,10 +21,10 @@ from dormouse.postgres.connection import Supplier
 from dormouse.state.files import old_epochs, removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.differences import Difference
 from dormouse.state.files.holds import deletable_before, let_go
 from dormouse.state.files.last_rounds import LastRounds
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.totals import Difference
 
 NAMES_MAX = 10_000
 EPOCHS_SECONDS_MAX = 30.0

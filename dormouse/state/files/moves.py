@@ -21,7 +21,7 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
 )
 from dormouse.postgres.transaction import fetched
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 
 Places = Mapping[str, str]
 """Partitions that are gone, and those that took their places."""

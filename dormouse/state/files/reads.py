@@ -28,10 +28,15 @@ from dormouse.postgres.limits import PAGED
 from dormouse.postgres.queries import Uuids, bytes_
 from dormouse.postgres.transaction import bounded, fetched, run_statement, run_transaction
 from dormouse.state.files.diagnosis import State
-from dormouse.state.files.differences import Differences
-from dormouse.state.files.layout import Layout, Parameters, key_arrays, reference_from_row
-from dormouse.state.files.own_tables import OwnTables, dropped_tables
-from dormouse.state.files.totals import TableTotals
+from dormouse.state.files.layout import (
+    Layout,
+    OwnTables,
+    Parameters,
+    dropped_tables,
+    key_arrays,
+    reference_from_row,
+)
+from dormouse.state.files.totals import Differences, TableTotals
 
 T = TypeVar("T")
 DeletionRows = Sequence[tuple[int, str] | tuple[int, str, bool]]

@@ -15,7 +15,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import allow_scans, rows_of
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 
 Purpose = Literal["jobs", "splits", "pushes", "merges"]
 _QUERIES = load(__package__ or "", "watermarks")

@@ -19,8 +19,7 @@ from dormouse.model.text import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_transaction
-from dormouse.state.files.layout import reference_from_row
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables, reference_from_row
 from dormouse.state.files.watermarks import ITS_PARTITION, look
 from dormouse.state.partitions.rows import partition_from_row
 

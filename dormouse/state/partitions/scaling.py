@@ -31,8 +31,8 @@ from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.limits import LONG
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import fetched, run_alone, run_transaction
+from dormouse.state.files.layout import OwnTables, dropped_tables
 from dormouse.state.files.moves import Moves
-from dormouse.state.files.own_tables import OwnTables, dropped_tables
 from dormouse.state.partitions.rows import partition_from_row, partition_values
 
 # What a scale makes of a region: the new partitions, and what is wrong with a request for one.

@@ -17,7 +17,7 @@ from dormouse.model.tree_arrays import PartitionRow, TreeArrays
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
-from dormouse.state.files.own_tables import dropped_tables
+from dormouse.state.files.layout import dropped_tables
 from dormouse.state.partitions.leaves import Leaves
 from dormouse.state.partitions.rows import partition_from_row
 from dormouse.state.partitions.scaling import Scaling
