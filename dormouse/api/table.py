@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dormouse.reading.streams import Answer
     from dormouse.state.history.history import History
     from dormouse.state.history.restore import RestoreReport
-    from dormouse.state.partitions.leaves import SmallPair
+    from dormouse.state.partitions.store import SmallPair
     from dormouse.writing.compaction import CompactionReport
     from dormouse.writing.ingest_commit import IngestReport
     from dormouse.writing.merging import MergeReport

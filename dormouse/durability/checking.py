@@ -30,8 +30,8 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import ClockJump
 from dormouse.state.files.checks import FileChecks, TrackedFile
 from dormouse.state.files.layout import OwnTables
-from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import tree_problems
 
 if TYPE_CHECKING:
     from dormouse.data.file_checks import FileReader

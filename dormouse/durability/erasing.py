@@ -40,7 +40,7 @@ from dormouse.reading.schemas import on_current
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.erasures import Candidate, Erasure, backups_taken, begin
+from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import check_engine, choose_engine, compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
@@ -292,7 +292,7 @@ def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime
     """The erasure of the rows, when they were deleted, and by which condition."""
     asked, condition = _asked(context, where)
     bounds, by_values = bounds_to_delete(context, asked)
-    found, at, older = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
+    found, at, older = begin_erasure(context.store, context.deletions, condition, bounds, by_values=by_values)
     for one in older:
         context.jobs.release_run(one.run_id)  # what still runs of it commits nothing
     return found, at, condition

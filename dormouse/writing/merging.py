@@ -20,7 +20,7 @@ from dormouse.errors import (
 )
 from dormouse.model.text import plural
 from dormouse.state.context import TableContext
-from dormouse.state.partitions.leaves import SmallPair, rows_to_merge
+from dormouse.state.partitions.store import SmallPair, rows_to_merge
 from dormouse.writing.compaction import RunsJobs, compact
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.text import plural
 from dormouse.objects import ObjectStore
 from dormouse.state.context import TableContext
-from dormouse.state.partitions.leaves import rows_to_split
+from dormouse.state.partitions.store import rows_to_split
 
 # What the files of a leaf hold within its region: how many rows, and where they are best divided.
 

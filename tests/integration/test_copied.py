@@ -29,7 +29,7 @@ from dormouse.postgres.migrate import MIGRATIONS
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.reads import KeyBounds
 from dormouse.state.files.totals import Totals

@@ -16,8 +16,7 @@ from dormouse.reading.deletions import deletions_of
 from dormouse.reading.planner import QueryPlan
 from dormouse.reading.reach import Reach
 from dormouse.state.files import deletions as files_deletions
-from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Deletions, Erasure
 from dormouse.state.files.reads import PlannedRows
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.retention import PastDeletion

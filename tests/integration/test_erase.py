@@ -17,7 +17,7 @@ from dormouse.api.table import Table
 from dormouse.durability.erasing import EraseReport, _Erasing
 from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, ObjectNotFound, TableBusy
 from dormouse.sources.source import open_source
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.holds import held
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.writing.ingest import write_leaves

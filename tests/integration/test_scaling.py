@@ -28,9 +28,8 @@ from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import TreeReader
+from dormouse.state.partitions.trees import TreeReader, tree_problems
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]

@@ -2,6 +2,11 @@
 
 A layout supplies parts of the store's SQL, and the statements that are its alone. The users of a table's own
 tables follow when the layout is converted.
+
+Maintenance finds its work by looks at what has changed, without reading all that is there. A look finds the
+partitions to which references were added since the last one, by the transactions that the last one's snapshot
+did not see, and those that are marked. It marks again what is due, and remembers its own snapshot. Once a
+day, and when the table's properties are others, it looks at everything.
 """
 
 from __future__ import annotations
@@ -12,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from dormouse.errors import InvalidInput, TableNotFound
 from dormouse.model.file_reference import (
@@ -40,7 +46,7 @@ from dormouse.postgres.queries import (
     load,
     texts,
 )
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import allow_scans, rows_of, run_lookup, run_transaction
 
 # Values of the store as arrays for its SQL, and its rows as values.
 
@@ -68,8 +74,9 @@ LAYOUTS = tuple(_TABLES)
 MAY_BE_OF = _SHARED_PARTS["may_be_of"]
 T = TypeVar("T")
 LOOKUPS_MAX = 20
-
 logger = logging.getLogger(__name__)
+Purpose = Literal["jobs", "splits", "pushes", "merges"]
+ITS_PARTITION = _WATERMARKS["its_partition"]
 
 
 def reference_arrays(
@@ -357,6 +364,37 @@ class OwnTables:
             return rows_of(self.on(query), key)(conn)
 
         return self.following(lambda: run_lookup(self._supplier, work, operation=operation))
+
+    def look(
+        self,
+        purpose: Purpose,
+        facts: Mapping[str, Any],
+        query: Callable[[], Query],
+        values: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Looks at what has changed, by one statement in one transaction; gives the first value of its row.
+
+        The statement is given the partitions to look at (`changed`), and what it remembers (`remembered`); it
+        takes `facts` and `values`. Looks of one purpose wait for each other. `facts` is how it looks: when
+        that is another than last time, it looks at everything.
+        """
+        key = {"table_id": self.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
+
+        def once(conn: psycopg.Connection[Any]) -> Any:
+            till, epoch, is_fresh = conn.execute(_WATERMARKS["hold"].on(), key).fetchall()[0]
+            if not is_fresh:
+                allow_scans(conn)
+            changed = _WATERMARKS["changed" if is_fresh else "everything"]
+            parts = {
+                "changed": changed,
+                "its_partition": ITS_PARTITION,
+                "remembered": _WATERMARKS["remembered"],
+            }
+            statement = self.on(query().including(**parts))
+            found = {**facts, **(values or {}), **key, "till": till, "epoch": epoch, "whole": not is_fresh}
+            return rows_of(statement, found)(conn)[0][0]
+
+        return self.run(once, operation=f"look for {purpose}")
 
     def still(self, conn: psycopg.Connection[Any]) -> None:
         """At the begin of a transaction: its snapshots see all of the layout's tables and of the log.

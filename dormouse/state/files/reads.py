@@ -27,7 +27,6 @@ from dormouse.postgres.connection import Isolation, Supplier
 from dormouse.postgres.limits import PAGED
 from dormouse.postgres.queries import Uuids, bytes_
 from dormouse.postgres.transaction import bounded, fetched, run_statement, run_transaction
-from dormouse.state.files.diagnosis import State
 from dormouse.state.files.layout import (
     Layout,
     OwnTables,
@@ -36,6 +35,7 @@ from dormouse.state.files.layout import (
     key_arrays,
     reference_from_row,
 )
+from dormouse.state.files.operations import ReferenceState
 from dormouse.state.files.totals import Differences, TableTotals
 
 T = TypeVar("T")
@@ -314,7 +314,7 @@ class FileReferenceReads:
 
     def _states(
         self, keys: Sequence[tuple[str, str]], conn: psycopg.Connection[Any] | None = None
-    ) -> list[State]:
+    ) -> list[ReferenceState]:
         """Of (partition id, filename)."""
         return self._rows("reference_states", key_arrays(keys), conn)
 

@@ -24,8 +24,15 @@ from dormouse.postgres.queries import Statement, Uuids, booleans, integers, text
 from dormouse.postgres.transaction import run_statement
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.layout import Parameters
-from dormouse.state.files.moves import of_forgotten
-from dormouse.state.files.operations import OPERATIONS, Commit, CommitResult, Kind, Operation, RefusedPart
+from dormouse.state.files.operations import (
+    OPERATIONS,
+    Commit,
+    CommitResult,
+    Kind,
+    Operation,
+    RefusedPart,
+    of_forgotten,
+)
 from dormouse.state.files.reads import FileReferenceReads
 
 ROUNDS_MAX = 10

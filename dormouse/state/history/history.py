@@ -16,7 +16,7 @@ from dormouse.model.properties import VERSIONS, is_edited
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.state.context import TableContext
-from dormouse.state.files.last_rounds import LastRound
+from dormouse.state.files.round_reports import LastRound
 from dormouse.state.files.totals import Totals
 from dormouse.state.history.changes import ChangedFile, Size, changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers, ConsumerStatus

@@ -30,7 +30,7 @@ from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_transaction
 from dormouse.state.context import TableContext
-from dormouse.state.files.erasures import erased_by
+from dormouse.state.files.deletions import erased_by
 from dormouse.state.files.holds import is_held, moment_held
 from dormouse.state.history.ends import Ends, check_since, oldest, refuse_before, text_of
 
