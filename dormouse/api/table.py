@@ -21,8 +21,7 @@ from dormouse.model.table import TableRecord
 from dormouse.model.types import LONG
 from dormouse.state.context import TableContext
 from dormouse.state.files.garbage import GarbageReport
-from dormouse.state.files.reads import FileFacts
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.store import FileFacts, FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
 from dormouse.state.history.history import TableStatus, status_of

@@ -17,8 +17,7 @@ from dormouse.reading.planner import QueryPlan
 from dormouse.reading.reach import Reach
 from dormouse.state.files import deletions as files_deletions
 from dormouse.state.files.deletions import Deletions, Erasure
-from dormouse.state.files.reads import PlannedRows
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.store import FileReferenceStore, PlannedRows
 from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction, looking
 from dormouse.writing.job_inputs import JobDeletions

@@ -212,9 +212,8 @@ def test_references_of_all_below_move_and_are_whole_as_before(new_table: NewTabl
         table.table.table_id,
     )
     assert removed == sorted([(left, True), (right, True), ("root", True)])
-    of_now = (
-        f"select bool_or(ingested) from {table.store._layout.tables(table.table.table_id)['file_reference']}"
-    )
+    own = table.store.own.layout.tables(table.table.table_id)["file_reference"]
+    of_now = f"select bool_or(ingested) from {own}"
     assert query(table.supplier, f"{of_now} where partition_id <> ''") == [(False,)]
     assert FileChecks(table.store.own).problems() == []
     counted = table.store.totals.read()

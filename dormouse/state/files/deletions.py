@@ -30,8 +30,7 @@ from dormouse.postgres.queries import Uuids, load
 from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction
 from dormouse.state.files.holds import MARGIN_SECONDS
 from dormouse.state.files.layout import MAY_BE_OF
-from dormouse.state.files.reads import KeyBounds
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.store import FileReferenceStore, KeyBounds
 
 RETIRED_MAX = 100
 """Deletions of which one round looks whether they are still needed."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -35,6 +35,7 @@ from dormouse.model.file_reference import (
 from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_bytes
 from dormouse.postgres.connection import Isolation, Supplier
+from dormouse.postgres.limits import PAGED
 from dormouse.postgres.queries import (
     Queries,
     Query,
@@ -46,7 +47,7 @@ from dormouse.postgres.queries import (
     load,
     texts,
 )
-from dormouse.postgres.transaction import allow_scans, rows_of, run_lookup, run_transaction
+from dormouse.postgres.transaction import allow_scans, bounded, fetched, rows_of, run_lookup, run_transaction
 
 # Values of the store as arrays for its SQL, and its rows as values.
 
@@ -74,6 +75,8 @@ LAYOUTS = tuple(_TABLES)
 MAY_BE_OF = _SHARED_PARTS["may_be_of"]
 T = TypeVar("T")
 LOOKUPS_MAX = 20
+ATTEMPTS_MAX = 30
+"""Of a transaction that loses to others: enough when hundreds want the same rows, and serializable."""
 logger = logging.getLogger(__name__)
 Purpose = Literal["jobs", "splits", "pushes", "merges"]
 ITS_PARTITION = _WATERMARKS["its_partition"]
@@ -275,7 +278,8 @@ class OwnTables:
     """The own PostgreSQL tables of one table, as its layout names them. Safe to share between threads."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
-        self._supplier = supplier
+        self.supplier = supplier
+        self.isolation = Isolation(table.properties.isolation)
         self._state = (table, layout(table.layout))
         self._outdated = False
 
@@ -313,7 +317,7 @@ class OwnTables:
                     return work()
                 except pg.UndefinedTable:
                     # outside the transaction that failed: its connection is back
-                    with self._supplier.connection() as other:
+                    with self.supplier.connection() as other:
                         self._look_up(other)
             return work()
 
@@ -330,7 +334,7 @@ class OwnTables:
 
         def once() -> T:
             return run_transaction(
-                self._supplier,
+                self.supplier,
                 work,
                 isolation=isolation,
                 read_only=read_only,
@@ -363,7 +367,79 @@ class OwnTables:
         def work(conn: psycopg.Connection[Any]) -> list[Any]:
             return rows_of(self.on(query), key)(conn)
 
-        return self.following(lambda: run_lookup(self._supplier, work, operation=operation))
+        return self.following(lambda: run_lookup(self.supplier, work, operation=operation))
+
+    def following_in(
+        self,
+        work: Callable[[psycopg.Connection[Any]], T],
+        operation: str,
+        conn: psycopg.Connection[Any] | None,
+        *,
+        run: Callable[..., T] = run_transaction,
+    ) -> T:
+        """Does the work with the table's isolation, in a transaction of its own unless `conn` is in one."""
+
+        def once() -> T:
+            if conn is not None:
+                return work(conn)
+            return run(
+                self.supplier,
+                work,
+                isolation=self.isolation,
+                attempts_max=ATTEMPTS_MAX,
+                operation=operation,
+            )
+
+        return self.following(once, conn)
+
+    def fetch(
+        self,
+        name: str,
+        values: Mapping[str, Any] | None = None,
+        conn: psycopg.Connection[Any] | None = None,
+        *,
+        operation: str | None = None,
+        run: Callable[..., list[Any]] = run_transaction,
+    ) -> list[Any]:
+        """Returns the rows of one statement of the layout, as `following_in` runs it."""
+
+        def work(c: psycopg.Connection[Any]) -> list[Any]:
+            return fetched(self.execute(c, name, values or {}))
+
+        return self.following_in(work, operation or name, conn, run=run)
+
+    def stream(self, name: str, values: Parameters, page_rows: int) -> Iterator[Sequence[Any]]:
+        """Yields the rows of one statement of the layout, so many at a time in memory."""
+        cursor, stack = self.following(lambda: self._open(name, values, page_rows))
+        with dropped_tables(self.table), stack:
+            yield from cursor
+
+    def _open(
+        self, name: str, values: Parameters, page_rows: int
+    ) -> tuple[psycopg.ServerCursor[Any], ExitStack]:
+        with ExitStack() as stack:
+            conn = stack.enter_context(self.supplier.connection())
+            stack.enter_context(bounded(conn, PAGED))
+            cursor = stack.enter_context(conn.cursor(name=f"dormouse_{name}"))
+            cursor.itersize = page_rows
+            cursor.execute(self.on(name), self.values(values))
+            return cursor, stack.pop_all()
+
+    def execute(
+        self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
+    ) -> psycopg.Cursor[Any]:
+        """Runs a statement of the layout on a connection."""
+        return self.statement(name).execute(conn, self.values(values))
+
+    def values(self, values: Mapping[str, Any]) -> Parameters:
+        """Returns the values with those that the parts of every layout take."""
+        table = self.table
+        return {**values, "table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
+
+    def wait_for_deletions(self, conn: psycopg.Connection[Any]) -> None:
+        """First in a transaction that is serializable: its snapshot would be of before it waits for one."""
+        if self.isolation is Isolation.SERIALIZABLE:
+            conn.execute(self.on("wait_for_deletions"))
 
     def look(
         self,

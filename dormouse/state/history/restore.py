@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from dormouse.errors import CutExpired, NotWhole, TableNotFound
@@ -83,7 +82,7 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
     context.deletions.check_restorable(context.shapes.of(conn).schema, position.snapshot, conn)
     deletions = context.deletions.count_restored(position.snapshot, conn)
     if not dry_run and (removed or back or deletions):
-        store.restore(position.snapshot, position.at, partial(placed, then=then, now=now), conn)
+        store.restore(position.snapshot, position.at, back, conn)
         context.deletions.restore(position.snapshot, conn)
     return RestoreReport(
         position.at,
