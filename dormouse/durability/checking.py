@@ -1,4 +1,4 @@
-"""Checks of the database and the store: tables, files of cells, payloads, and the objects that belong to them.
+"""Checks of the database and the object store: tables, files of cells, payloads, and all other objects.
 
 A check only reads, in bounded memory, while everything runs. What it finds is a suspicion, as things change
 meanwhile: it is looked at again, and a problem only when it is still there.
