@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from dormouse.state.history.restore import RestoreReport
     from dormouse.state.partitions.store import SmallPair
     from dormouse.writing.compaction import CompactionReport
-    from dormouse.writing.ingest_commit import IngestReport
-    from dormouse.writing.merging import MergeReport
-    from dormouse.writing.splitting import SplitReport
+    from dormouse.writing.ingest import IngestReport
+    from dormouse.writing.splitting import MergeReport, SplitReport
 
 
 @names_what_is_missing
@@ -284,7 +283,7 @@ class Table(ShownTable, Reading, Changing):
         that were made less than `rest_seconds` ago are left alone. Waits for the commit queue as `compact`
         does. Raises `InvalidProperties` when the property is not set.
         """
-        from dormouse.writing.merging import merge
+        from dormouse.writing.splitting import merge
 
         with self.changing():
             self._wait_for_queue(waiting)
@@ -292,7 +291,7 @@ class Table(ShownTable, Reading, Changing):
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
-        from dormouse.writing.merging import mergeable
+        from dormouse.writing.splitting import mergeable
 
         return mergeable(self._context)
 

@@ -43,8 +43,9 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
-from dormouse.writing.compaction import check_engine, choose_engine, compact_in_threads
+from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.ingest import check_engine, choose_engine
 from dormouse.writing.looking import Look, count, look_at
 
 # Where else a table's rows may be: unknown objects, versions of deleted ones, backups.

@@ -27,8 +27,7 @@ from dormouse.model.portions import portions
 from dormouse.model.properties import TableProperties
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
-from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape
-from dormouse.writing.parquet_file import FileFacts, write_sorted, writer_options
+from dormouse.writing.parquet_file import SAMPLE_ROWS, FileFacts, FileShape, write_sorted, writer_options
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore

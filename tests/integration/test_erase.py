@@ -20,8 +20,7 @@ from dormouse.sources.source import open_source
 from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.holds import held
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.writing.ingest import write_leaves
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
 GONE = "person 3"

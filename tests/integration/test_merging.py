@@ -16,8 +16,7 @@ from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.partitions.trees import tree_problems
 from dormouse.writing.ingest import ingest
-from dormouse.writing.merging import merge, mergeable
-from dormouse.writing.splitting import split
+from dormouse.writing.splitting import merge, mergeable, split
 
 NewTable = Callable[..., TableContext]
 
