@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.streams import Answer
     from dormouse.state.history.history import History
-    from dormouse.state.history.restore import RestoreReport
+    from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions.store import SmallPair
     from dormouse.writing.compaction import CompactionReport
     from dormouse.writing.ingest import IngestReport
@@ -319,7 +319,7 @@ class Table(ShownTable, Reading, Changing):
         given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
         of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
         """
-        from dormouse.state.history.restore import restore
+        from dormouse.state.history.moments import restore
 
         self._check_not_edited("read an older version of its rows, and change them to it")
         if dry_run:

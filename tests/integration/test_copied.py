@@ -36,7 +36,7 @@ from dormouse.state.files.totals import Totals
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.consumers import Consumers
-from dormouse.state.history.restore import restore
+from dormouse.state.history.moments import restore
 
 FAR = 1_000_000
 """More transactions than any test has."""

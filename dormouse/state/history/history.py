@@ -252,7 +252,7 @@ class History:
 
         In memory as a whole: about 100 bytes a partition.
         """
-        from dormouse.state.history.lineage import page
+        from dormouse.state.history.epochs import page
 
         return page(self._context, first, last)
 
