@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PARTITIONS = 16
 _SWITCHED_OFF: Mapping[str, Callable[..., Any]] = {
     "dormouse.writing.parquet_file.digest_of_file": lambda path: None,
-    "dormouse.writing.job_inputs.JobInputs._check_digests": lambda inputs: None,
+    "dormouse.writing.compaction_job.JobInputs._check_digests": lambda inputs: None,
     "dormouse.reading.scan_session.checked_sizes": lambda *_: ExitStack(),
 }
 

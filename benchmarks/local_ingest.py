@@ -19,7 +19,7 @@ from dormouse.api.instance import Instance
 from dormouse.demo.lineitem import SCHEMA as LINEITEM
 from dormouse.demo.lineitem import Lineitem
 from dormouse.model.schema import Schema
-from dormouse.writing.file_shape import ZSTD_LEVEL
+from dormouse.writing.parquet_file import ZSTD_LEVEL
 
 THREADS = 2
 CSV_ROWS = 100

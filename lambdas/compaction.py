@@ -22,7 +22,7 @@ from dormouse.settings.lambdas import (
     CompactionEnvironment,
     field,
 )
-from dormouse.state.files.last_rounds import rounds_failing
+from dormouse.state.files.round_reports import rounds_failing
 from lambdas.database import database
 from lambdas.services import called, logger, tracer
 

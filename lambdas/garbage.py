@@ -20,7 +20,7 @@ from dormouse.postgres import ConnectionSupplier
 from dormouse.settings.lambdas import FILES_DELETED, ORPHANED_BYTES, ROUNDS_FAILING, DatabaseEnvironment
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.last_rounds import rounds_failing
+from dormouse.state.files.round_reports import rounds_failing
 from lambdas.database import database
 from lambdas.services import called, tracer
 

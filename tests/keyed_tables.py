@@ -11,8 +11,7 @@ import pyarrow as pa
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
-from dormouse.writing.ingest import keyed_rows, write_leaves
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files, keyed_rows, write_leaves
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

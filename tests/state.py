@@ -70,7 +70,7 @@ def unreferenced(store: FileReferenceStore) -> list[str]:
 
 def clock(store: FileReferenceStore) -> datetime:
     """The store's own time."""
-    return query(store._supplier, "select clock_timestamp()")[0][0]
+    return query(store.supplier, "select clock_timestamp()")[0][0]
 
 
 def remove(store: FileReferenceStore, *filenames: str, partition_id: str = "root") -> None:

@@ -25,7 +25,7 @@ from dormouse.model.types import LONG
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.context import TableContext
-from dormouse.state.files import old_epochs
+from dormouse.state.files import garbage
 from dormouse.state.history.epochs import Epochs
 from dormouse.state.history.history import History
 from dormouse.state.partitions.store import PartitionStore
@@ -69,7 +69,7 @@ class Asked:
         self.history.truncate(self.cuts[-1])
         began = last = time.perf_counter()
         longest, epochs = 0.0, 0
-        for piece in old_epochs.forget(self.supplier, self.table.record):
+        for piece in garbage.forget_epochs(self.supplier, self.table.record):
             now = time.perf_counter()
             longest, last, epochs = max(longest, now - last), now, epochs + piece.till - piece.since
             if now - began > seconds_max:

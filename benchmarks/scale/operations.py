@@ -93,7 +93,7 @@ WITH_SIZE = ("references_counted_in_sql", "describe_first", "jobs_first", "split
 
 
 def _count(context: TableContext) -> int:
-    name = context.store._layout.tables(context.table.table_id)["file_reference"]
+    name = context.store.own.layout.tables(context.table.table_id)["file_reference"]
     with context.supplier.connection() as conn:
         conn.execute("set enable_seqscan = on")
         row = conn.execute(f"select count(*) from {name}").fetchone()

@@ -19,8 +19,7 @@ from dormouse.model.table import TableProperties, TableRecord, check_kept, check
 from dormouse.model.types import LONG
 from dormouse.state.context import TableContext
 from dormouse.state.files.garbage import GarbageReport
-from dormouse.state.files.reads import FileFacts
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.store import FileFacts, FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
 from dormouse.state.history.history import TableStatus, status_of
@@ -32,12 +31,11 @@ if TYPE_CHECKING:
     from dormouse.reading.interruption import Interruption
     from dormouse.reading.streams import Answer
     from dormouse.state.history.history import History
-    from dormouse.state.history.restore import RestoreReport
-    from dormouse.state.partitions.leaves import SmallPair
+    from dormouse.state.history.moments import RestoreReport
+    from dormouse.state.partitions.store import SmallPair
     from dormouse.writing.compaction import CompactionReport
-    from dormouse.writing.ingest_commit import IngestReport
-    from dormouse.writing.merging import MergeReport
-    from dormouse.writing.splitting import SplitReport
+    from dormouse.writing.ingest import IngestReport
+    from dormouse.writing.splitting import MergeReport, SplitReport
 
 
 @names_what_is_missing
@@ -283,7 +281,7 @@ class Table(ShownTable, Reading, Changing):
         that were made less than `rest_seconds` ago are left alone. Waits for the commit queue as `compact`
         does. Raises `InvalidProperties` when the property is not set.
         """
-        from dormouse.writing.merging import merge
+        from dormouse.writing.splitting import merge
 
         with self.changing():
             self._wait_for_queue(waiting)
@@ -291,7 +289,7 @@ class Table(ShownTable, Reading, Changing):
 
     def mergeable(self) -> Iterator[SmallPair]:
         """The pairs of leaves that `merge` would merge now; streamed. Raises `InvalidProperties`, too."""
-        from dormouse.writing.merging import mergeable
+        from dormouse.writing.splitting import mergeable
 
         return mergeable(self._context)
 
@@ -319,7 +317,7 @@ class Table(ShownTable, Reading, Changing):
         given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
         of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
         """
-        from dormouse.state.history.restore import restore
+        from dormouse.state.history.moments import restore
 
         self._check_not_edited("read an older version of its rows, and change them to it")
         if dry_run:

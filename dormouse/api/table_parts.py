@@ -10,8 +10,7 @@ from dormouse.api.tables import compact_on_spark
 from dormouse.model.cut import When
 from dormouse.model.region import Region
 from dormouse.model.table import Container
-from dormouse.state.files.deletions import RecordedDeletion
-from dormouse.state.files.erasures import proofs
+from dormouse.state.files.deletions import RecordedDeletion, erasure_proofs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,7 +100,7 @@ class Changing(ShapedTable):
         """The proofs of the table's erasures, the oldest first."""
         from dormouse.durability.erasing import EraseReport
 
-        return [EraseReport.from_json(text) for text in proofs(self._context.store)]
+        return [EraseReport.from_json(text) for text in erasure_proofs(self._context.store)]
 
     def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
         """The deletions by their numbers: those that readers apply, or all that the history has."""

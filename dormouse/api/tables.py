@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dormouse.reading.streams import Answer
     from dormouse.reading.where import Where
     from dormouse.writing.compaction_job import CompactionResult
-    from dormouse.writing.ingest_commit import IngestReport
+    from dormouse.writing.ingest import IngestReport
 
 
 @dataclass(frozen=True)

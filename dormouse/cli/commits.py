@@ -115,7 +115,7 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
 @contextmanager
 def _progress(committer: Committer) -> Iterator[None]:
     """A line on stderr now and then, when there is news."""
-    from dormouse.state.commits.backpressure import repeating
+    from dormouse.state.commits.queue import repeating
 
     said = committer.metrics().batches
 

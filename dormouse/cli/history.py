@@ -172,7 +172,7 @@ def _line(life: Life, *, with_size: bool) -> str:
 
     from dormouse.cli.console import byte_size, count
     from dormouse.cli.output import printable
-    from dormouse.state.history.lineage import keys_of
+    from dormouse.state.history.epochs import keys_of
 
     text = f"{life.partition.partition_id}  {keys_of(life.partition.region)}"
     if with_size and life.row_count is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dormouse.model.types import DataType
     from dormouse.sources.data_files import Files
     from dormouse.sources.infer import Inferred
-    from dormouse.writing.ingest_commit import IngestReport
+    from dormouse.writing.ingest import IngestReport
 
 ROW_NUMBER = "row_number"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dormouse.durability.maintaining import InstanceRound, Maintenance
     from dormouse.postgres.leases import ClockJump
     from dormouse.state.files.holds import Hold
-    from dormouse.state.files.last_rounds import RoundKind
+    from dormouse.state.files.round_reports import RoundKind
     from dormouse.state.history.history import TableStatus
 
 _ROUNDS: dict[RoundKind, tuple[str, str, str]] = {
@@ -76,7 +76,7 @@ def compact(
 
 def split(session: Session, table: TableName) -> None:
     """One round of splits: divide leaves over the threshold, and push references down by one level."""
-    from dormouse.state.partitions.leaves import of_one_key
+    from dormouse.state.partitions.store import of_one_key
 
     with session.open() as instance:
         report = instance.table(table).split(waiting=say)
@@ -267,7 +267,7 @@ def _last_of(one: InstanceRound) -> str:
 
 def _attention(status: TableStatus) -> Iterator[str]:
     """What deletions wait for; a line for each kind of rounds that fails: why, since when, and what to do."""
-    from dormouse.state.partitions.leaves import of_one_key
+    from dormouse.state.partitions.store import of_one_key
 
     if status.deletions:
         pending = plural(status.deletions, "deletion")

@@ -23,7 +23,7 @@ from dormouse.reading.schemas import SCHEMAS_CHASED_MAX
 from dormouse.reading.streams import pandas_of, polars_of
 from dormouse.reading.where import Question, checked_offset, question
 from dormouse.reading.where_json import where_json
-from dormouse.state.files.last_rounds import LastRound
+from dormouse.state.files.round_reports import LastRound
 from dormouse.state.history.consumers import ConsumerStatus
 from dormouse.state.history.history import TableStatus
 from dormouse.state.history.retention import Holder

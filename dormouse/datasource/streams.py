@@ -42,12 +42,12 @@ from dormouse.state.history.changes import portion_since, size_since, span
 from dormouse.state.history.ends import check_since
 from dormouse.state.history.moments import now
 from dormouse.state.history.retention import Life, has_events_since, is_of_life, lives
-from dormouse.writing.ingest import keyed_rows
-from dormouse.writing.ingest_commit import (
+from dormouse.writing.ingest import (
     INGEST_ID_BYTES_MAX,
     check_ingested,
     commit_files,
     commit_id,
+    keyed_rows,
     with_place,
 )
 from dormouse.writing.keyed_merge import KeyedRows

@@ -1,4 +1,4 @@
-"""Whether what the database says of the objects is so: the tables' metadata, and the store beside it.
+"""Checks of the database and the object store: tables, files of cells, payloads, and all other objects.
 
 A check only reads, in bounded memory, while everything runs. What it finds is a suspicion, as things change
 meanwhile: it is looked at again, and a problem only when it is still there.
@@ -13,33 +13,117 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from dormouse.durability.cell_file_checks import cell_file_problems
 from dormouse.durability.orphans import Known, is_quarantined, is_there
-from dormouse.durability.payload_checks import payload_problems
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
 from dormouse.model.region import Region
-from dormouse.model.table import Problem, TableRecord, stored_schema
+from dormouse.model.table import Problem, TableRecord, is_edited, stored_schema
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
+from dormouse.payloads.pack import FOLDER, written
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import ClockJump
 from dormouse.state.files.checks import FileChecks, TrackedFile
-from dormouse.state.files.own_tables import OwnTables
-from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.files.layout import OwnTables
+from dormouse.state.files.write_streams import PutFile, PutFiles
 from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import tree_problems
 
 if TYPE_CHECKING:
     from dormouse.data.file_checks import FileReader
 
-# A listing of objects in the order in which the database reads files: by the ids of their names.
-
+PROBLEMS_OF_ONE_MAX = 1_000
+"""Of payloads, and of the cells of one table."""
+CHUNK_BYTES = 1 << 20
 RUN_OBJECTS = 100_000
 """Sorted in memory at once; what there is more waits on disk."""
+PROBLEMS_MAX = 10_000
+"""With so many problems a check ends."""
+UNKNOWN_MAX = 1_000
+"""Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
+SUSPECTS_MAX = 1_000
+Progress = Callable[[int, int | None], object]
+
+
+def payload_problems(supplier: Supplier, objects: ObjectStore, *, deep: bool) -> list[Problem]:
+    """What is found, and found again: what was collected meanwhile is no problem."""
+    first = list(islice(_payload_problems(supplier, objects, deep), PROBLEMS_OF_ONE_MAX))
+    if not first:
+        return []
+    again = {one.filename for one in _payload_problems(supplier, objects, deep)}
+    return [one for one in first if one.filename in again]
+
+
+def _payload_problems(supplier: Supplier, objects: ObjectStore, deep: bool) -> Iterator[Problem]:
+    sizes = dict(objects.list(FOLDER))
+    for name, size, digest, needed in written(supplier):
+        found = sizes.get(name)
+        if not needed:
+            continue
+        if found is None:
+            yield Problem("object_missing", None, None, name, "the store does not have it")
+        elif found != size:
+            detail = f"it has {found:,} bytes, and was written with {size:,}"
+            yield Problem("object_size", None, None, name, detail)
+        elif deep and _payload_digest(objects, name) != digest:
+            yield Problem("object_digest", None, None, name, "its bytes are not those that were written")
+
+
+def _payload_digest(objects: ObjectStore, name: str) -> bytes | None:
+    try:
+        return sha256(objects.get(name)).digest()
+    except ObjectNotFound:
+        return None
+
+
+def cell_file_problems(
+    supplier: Supplier, objects: ObjectStore, table: TableRecord, *, deep: bool
+) -> list[Problem]:
+    """Of the files that were noted; none of a table that was dropped meanwhile."""
+    if not is_edited(table.properties):
+        return []
+    files = PutFiles(supplier, table)
+    sizes = dict(objects.list(files.prefix))
+    found = (
+        problem
+        for file in files.noted()
+        if (problem := _cell_file_problem(objects, table.name, file, sizes.get(file.object_name), deep))
+    )
+    problems = list(islice(found, PROBLEMS_OF_ONE_MAX))
+    return problems if problems and any(files.noted()) else []
+
+
+def _cell_file_problem(
+    objects: ObjectStore, table: str, file: PutFile, listed: int | None, deep: bool
+) -> Problem | None:
+    name = file.object_name
+    try:
+        # what is not listed so may have been put since
+        size = listed if listed == file.byte_count else objects.size(name)
+        if size != file.byte_count:
+            detail = f"it has {size:,} bytes, and was written with {file.byte_count:,}"
+            return Problem("object_size", table, None, name, detail)
+        if deep and _digest(objects, name) != file.sha256:
+            return Problem("object_digest", table, None, name, "its bytes are not those that were written")
+    except ObjectNotFound:
+        return Problem("object_missing", table, None, name, "the store does not have it")
+    return None
+
+
+def _digest(objects: ObjectStore, name: str) -> str:
+    digest = sha256()
+    with objects.reader(name) as source:
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# A listing of objects in the order in which the database reads files: by the ids of their names.
 
 
 class Listed(NamedTuple):
@@ -75,16 +159,6 @@ def _line(listed: tuple[str, int]) -> str:
 def _listed(line: str) -> Listed:
     file_id, size, name = line.split(" ", 2)
     return Listed(file_id, json.loads(name), int(size))
-
-
-PROBLEMS_MAX = 10_000
-"""With so many problems a check ends."""
-
-UNKNOWN_MAX = 1_000
-"""Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
-
-SUSPECTS_MAX = 1_000
-Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)

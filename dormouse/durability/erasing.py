@@ -14,12 +14,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from dormouse.aws.versions import Version, Versions
 from dormouse.durability.backups import FOLDER, backup_of, listed_backups, objects_in, objects_of
-from dormouse.durability.hidden import HiddenVersions
 from dormouse.durability.metadata_backups import metadata_backups
 from dormouse.errors import (
     DormouseError,
@@ -40,16 +41,84 @@ from dormouse.reading.schemas import on_current
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.erasures import Candidate, Erasure, backups_taken, begin
+from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
-from dormouse.writing.compaction import check_engine, choose_engine, compact_in_threads
+from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.ingest import check_engine, choose_engine
 from dormouse.writing.looking import Look, count, look_at
 
 # Where else a table's rows may be: unknown objects, versions of deleted ones, backups.
 
 PAGE_NAMES = 1_000
 UNREADABLE_MAX = 1_000
+RUN_SECONDS = 24 * 3600.0
+WAIT_SECONDS = 60.0
+IGNORED_HOLDS = ("metadata backup ", "reader ")
+Progress = Callable[[int, int | None], object]
+"""Called with the files that were looked at."""
+RunsJobsOf = Callable[..., Generator[CompactionResult, None, None]]
+"""As `compact_in_threads`, which takes `run_id`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A version of a deleted object, as the store's `list` does not show it."""
+
+    name: str
+    byte_count: int
+    version: Version
+
+
+class HiddenVersions:
+    """Those of a store; a folder has none. Raises `InstanceError` when S3 may not be asked for them."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._prefix = ""
+        self._versions: Versions | None = None
+        if objects.url.startswith("s3://"):
+            bucket, _, prefix = objects.url.removeprefix("s3://").partition("/")
+            self._prefix = f"{prefix}/" if prefix else ""
+            self._versions = Versions(bucket, objects.options)
+
+    def below(self, prefix: str) -> Iterator[Hidden]:
+        """Of the objects whose names begin with a prefix."""
+        if self._versions is None:
+            return
+        for one in self._versions.below(self._prefix + prefix):
+            if one.byte_count is not None and not one.is_latest:
+                yield Hidden(one.key.removeprefix(self._prefix), one.byte_count, one)
+
+    def fetch(self, hidden: Hidden, path: Path) -> None:
+        """Writes its bytes to a path."""
+        if self._versions is not None:
+            self._versions.fetch(hidden.version, path)
+
+    def delete(self, names: Iterable[str]) -> int:
+        """Deletes all that is kept of objects, which are deleted themselves; gives how many versions."""
+        if self._versions is None:
+            return 0
+        found = [
+            one
+            for name in names
+            for one in self._versions.below(self._prefix + name)
+            if one.key == self._prefix + name
+        ]
+        # of an object that is there again, nothing is lost
+        gone = [
+            one for _, versions in groupby(found, attrgetter("key")) for one in _of_deleted(list(versions))
+        ]
+        self._versions.delete(gone)
+        return sum(one.byte_count is not None for one in gone)
+
+    def replicas(self) -> list[str]:
+        """Where copies of the store's objects stay, whatever is deleted here."""
+        return [] if self._versions is None else self._versions.replicas()
+
+
+def _of_deleted(versions: list[Version]) -> list[Version]:
+    """All versions of a key, but for the object that is there."""
+    return [one for one in versions if not (one.is_latest and one.byte_count is not None)]
 
 
 class Elsewhere:
@@ -188,16 +257,6 @@ class Elsewhere:
         self._erasure.looked({name: rows}, 1, is_freed=True)
 
 
-RUN_SECONDS = 24 * 3600.0
-WAIT_SECONDS = 60.0
-IGNORED_HOLDS = ("metadata backup ", "reader ")
-Progress = Callable[[int, int | None], object]
-"""Called with the files that were looked at."""
-
-RunsJobsOf = Callable[..., Generator[CompactionResult, None, None]]
-"""As `compact_in_threads`, which takes `run_id`."""
-
-
 @dataclass(frozen=True, slots=True)
 class EraseReport:
     """The proof of an erasure.
@@ -292,7 +351,7 @@ def _begun(context: TableContext, where: DeleteWhere) -> tuple[Erasure, datetime
     """The erasure of the rows, when they were deleted, and by which condition."""
     asked, condition = _asked(context, where)
     bounds, by_values = bounds_to_delete(context, asked)
-    found, at, older = begin(context.store, context.deletions, condition, bounds, by_values=by_values)
+    found, at, older = begin_erasure(context.store, context.deletions, condition, bounds, by_values=by_values)
     for one in older:
         context.jobs.release_run(one.run_id)  # what still runs of it commits nothing
     return found, at, condition

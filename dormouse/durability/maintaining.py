@@ -35,7 +35,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
-from dormouse.state.partitions.leaves import REST_SECONDS, of_one_key
+from dormouse.state.partitions.store import REST_SECONDS, of_one_key
 
 if TYPE_CHECKING:
     from dormouse.payloads import PayloadStore

@@ -25,7 +25,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 
 # Which objects the database knows: files, their sketches, what attempts write, the instance's records.
 

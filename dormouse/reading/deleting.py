@@ -13,7 +13,7 @@ from dormouse.model.region import Region
 from dormouse.reading.deletions import condition_of, key_bounds
 from dormouse.reading.where import Question, question
 from dormouse.state.context import TableContext
-from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import KeyBounds
 
 
 class _All(Enum):

@@ -12,7 +12,7 @@ from dormouse.model.table import as_now, kept
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.where import Condition, Question, question
 from dormouse.reading.where_json import parse_where, where_json
-from dormouse.state.files.reads import DeletionRows, KeyBounds
+from dormouse.state.files.store import DeletionRows, KeyBounds
 
 CONDITION_BYTES_MAX = 64 * 1024
 PARSED_MAX = 16_384

@@ -42,7 +42,7 @@ from dormouse.reading.planner import (
 from dormouse.reading.schemas import keeping_columns, on_current
 from dormouse.reading.where import Where, question
 from dormouse.state.context import TableContext
-from dormouse.state.files.reads import KeyBounds, PlannedRows
+from dormouse.state.files.store import KeyBounds, PlannedRows
 from dormouse.state.history.ends import check_since
 from dormouse.state.history.moments import expired_by_erasure, position_of
 

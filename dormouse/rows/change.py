@@ -69,7 +69,7 @@ from dormouse.sources.source import DIGEST_BYTES, Hash, add_files
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.shapes import NextShape
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files
 from dormouse.writing.leaf_files import LeafFiles
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dormouse.reading.where import LIMIT_MAX
 from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
-from dormouse.state.files.reads import FileFacts
+from dormouse.state.files.store import FileFacts
 from dormouse.state.history.history import TableStatus
 
 # Tables, partitions and files as JSON: values of keys as rows have them.

@@ -51,7 +51,7 @@ from dormouse.state.context import TableAddress, TableContext
 from dormouse.state.history.moments import now, now_together, position_of
 
 if TYPE_CHECKING:
-    from dormouse.writing.ingest_commit import IngestReport
+    from dormouse.writing.ingest import IngestReport
 
 # Parquet files as Spark's own reader has them, whatever the session says of its reads.
 

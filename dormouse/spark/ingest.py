@@ -45,8 +45,7 @@ from dormouse.spark.tasks import dormouse_error, run_action
 from dormouse.spark.worker import check_arrived, make_folder
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.ingest import keyed_rows
-from dormouse.writing.ingest_commit import IngestReport, check_ingested, ingest_once
+from dormouse.writing.ingest import IngestReport, check_ingested, ingest_once, keyed_rows
 from dormouse.writing.keyed_merge import KeyedRows
 
 Progress = Callable[[int, int | None], None]

@@ -17,8 +17,7 @@ from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.garbage import GarbageCollector
-from dormouse.state.files.last_rounds import LastRounds
-from dormouse.state.files.round_reports import RoundReports
+from dormouse.state.files.round_reports import LastRounds, RoundReports
 from dormouse.state.files.shapes import Shapes
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.partitions.store import PartitionStore

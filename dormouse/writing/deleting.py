@@ -21,8 +21,7 @@ from dormouse.reading.where import Where
 from dormouse.sources.source import Source
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.ingest import keyed_rows, write_leaves
-from dormouse.writing.ingest_commit import ingest_once
+from dormouse.writing.ingest import ingest_once, keyed_rows, write_leaves
 
 OVERTAKEN_MAX = 10
 _DELETES = "__deletes"

@@ -43,15 +43,16 @@ from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.writing.compaction_job import (
     CompactionResult,
+    JobDeletions,
+    JobInputs,
     NoRowsLeft,
+    check_output,
     commit_output,
     job_failed,
     merge_inputs,
     region_of,
     run_compaction,
 )
-from dormouse.writing.ingest_commit import check_output
-from dormouse.writing.job_inputs import JobDeletions, JobInputs
 from dormouse.writing.parquet_file import FileFacts, file_facts
 
 # Parquet files made one, whose row groups follow each other: bytes are copied, and no value is decoded.

@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
-from collections.abc import Callable, Iterator
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dormouse.data.leaf_sorter import MEMORY_BYTES, MEMORY_BYTES_MAX, LeafLookup
+from dormouse.errors import (
+    CommitFailed,
+    CommitIdReused,
+    CommitOutcomeUnknown,
+    DormouseError,
+    InvalidCommitRequest,
+    InvalidData,
+    InvalidInput,
+    JobFailed,
+)
+from dormouse.model.ahead import backoff_seconds
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.model.table import given_schema, is_keyed
-from dormouse.model.text import plural
+from dormouse.model.table import TableProperties, check_not_edited, given_schema, is_keyed
+from dormouse.model.text import check_text, plural
+from dormouse.postgres.transaction import run_transaction
 from dormouse.settings.process import load_settings, machine_bytes
 from dormouse.sources.data_files import Files
-from dormouse.sources.source import GivenData, Source, open_source
+from dormouse.sources.source import STREAM, GivenData, Source, is_same, open_source
 from dormouse.sources.source_files import InOrder, leaf_counts
+from dormouse.state.commits.requests import AddFiles
 from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.compaction import check_engine, choose_engine
-from dormouse.writing.ingest_commit import IngestReport, check_ingested, ingest_once
+from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.writing.keyed_merge import KeyedRows
 from dormouse.writing.leaf_files import LeafFiles
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import psycopg
     import pyarrow as pa
 
+logger = logging.getLogger(__name__)
+INGEST_ID_BYTES_MAX = 200
+ASK_ATTEMPTS_MAX = 8
+ASK_WAIT_SECONDS_MAX = 5.0
 Progress = Callable[[int, int | None], object]
+T = TypeVar("T")
+ENGINES = ("auto", "local", "spark")
+CLUSTER_BYTES_MIN = 256 * 1024 * 1024
+"""Less is done here before a cluster has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What an ingest added; nothing when its id was `applied` before, by another."""
+
+    ingest_id: str
+    rows: int
+    files: int
+    references: int
+    bytes: int
+    applied: bool
+    seconds: float
 
 
 def ingest(
@@ -163,3 +204,226 @@ def _file_bytes(path: Path) -> int:
 def is_dataframe(data: Any) -> bool:
     """Without importing pyspark, which the maker of a DataFrame has done."""
     return any(kind.__module__.startswith("pyspark.sql") for kind in type(data).__mro__)
+
+
+def check_ingested(
+    rows_read: int, rows_total: int | None, files: Sequence[FileWithReferences], properties: TableProperties
+) -> None:
+    """Refuses an ingest that read fewer or more rows than its source has, or wrote others than it read.
+
+    Of a keyed table it wrote one for each key.
+    """
+    if rows_total not in (None, rows_read):
+        raise InvalidData(
+            f"the data has {rows_total:,} rows, but {rows_read:,} were read: it changed meanwhile"
+        )
+    written = sum(reference.row_count for file in files for reference in file.references)
+    fewest = min(1, rows_read) if is_keyed(properties) else rows_read
+    if not fewest <= written <= rows_read:
+        raise JobFailed(f"the ingest read {rows_read:,} rows and wrote {written:,}; nothing was added")
+
+
+# The end of an ingest: its files become the table's, all or none, once for each ingest id.
+
+
+def ingest_once(
+    context: TableContext,
+    ingest_id: str | None,
+    write: Callable[[TableContext, WriteAttempt], Sequence[FileWithReferences]],
+    *,
+    digest: Callable[[], bytes | None] = lambda: None,
+    leftovers: bool = False,
+) -> IngestReport:
+    """Commits the files that `write` makes, once for each id; for an id that is applied it is not called.
+
+    `digest` gives 16 bytes for the data, as `GivenData.digest` does, or None. They are recorded with the id
+    that a caller gave. Raises `CommitIdReused` for an id that is applied with data of another digest.
+
+    Without an id it gets a new one. `write` is given the services for the columns of now, by which it writes;
+    those that are changed meanwhile do not matter: readers find the older ones in the files. `leftovers`:
+    others may still write objects of the attempt, see `WriteAttempts.finish`, also when it fails; they are
+    looked for after the commit.
+    """
+    started = time.monotonic()
+    source: Callable[[], bytes | None] = cache(digest) if ingest_id is not None else lambda: None
+    if ingest_id is None:
+        ingest_id = uuid.uuid4().hex
+    check_text("ingest_id", ingest_id, INGEST_ID_BYTES_MAX)
+    check_not_edited(context.table.name, context.properties, "use row_table(…).change or 'dormouse rows'")
+    files: Sequence[FileWithReferences] = ()
+    applied = False
+    if not _is_applied(context, ingest_id, source):
+        with context.writing(loads=True, leftovers=leftovers) as (current, attempt):
+            of_data = None if source() == STREAM else source()
+            files = write(current, attempt)
+            applied = commit_files(current, attempt, files, ingest_id, leftovers=leftovers, source=of_data)
+        if not applied:
+            _is_applied(context, ingest_id, source)
+        if applied and leftovers:
+            context.attempts.delete_leftovers(attempt, context.store.own)
+    added = files if applied else ()
+    return IngestReport(
+        ingest_id=ingest_id,
+        rows=sum(file.row_count or 0 for file in added),
+        files=len(added),
+        references=sum(len(file.references) for file in added),
+        bytes=sum(file.byte_count or 0 for file in added),
+        applied=applied,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _is_applied(context: TableContext, ingest_id: str, source: Callable[[], bytes | None]) -> bool:
+    """Returns whether an ingest of this id is applied; `CommitIdReused` when it was one of other data."""
+    is_of_source = context.store.is_of_source(
+        commit_id(ingest_id), lambda recorded: is_same(source(), recorded)
+    )
+    if is_of_source is False:
+        raise CommitIdReused(
+            f"ingest id {ingest_id!r} was used before, for other data, in table {context.table.name!r}; "
+            "nothing was added: give each ingest an id of its own",
+            commit_id=ingest_id,
+            table=context.table.name,
+        )
+    return is_of_source is not None
+
+
+def commit_id(ingest_id: str) -> str:
+    return f"ingest:{ingest_id}"
+
+
+def commit_files(
+    context: TableContext,
+    attempt: WriteAttempt,
+    files: Sequence[FileWithReferences],
+    ingest_id: str,
+    *,
+    leftovers: bool = False,
+    source: bytes | None = None,
+    with_them: Callable[[psycopg.Connection[Any]], object] | None = None,
+) -> bool:
+    """Adds the attempt's files and ends it; False, and the files removed, when the id is applied already.
+
+    `source` is a digest of the data, which is recorded with the id.
+
+    Those of a keyed table have the attempt's place among the deletions. What is done `with_them`, in the same
+    transaction, comes first. Raises `CommitFailed` when nothing is applied, and `CommitOutcomeUnknown` only
+    when the database does not answer any more.
+    """
+    files = with_place(attempt, files)
+    try:
+        applied = _commit(
+            context, attempt, files, ingest_id, leftovers=leftovers, source=source, with_them=with_them
+        )
+    except CommitOutcomeUnknown as unknown:
+        applied = _ask(context, attempt, ingest_id, unknown)
+    if not applied:
+        context.attempts.discard(attempt, leftovers=leftovers)
+    return applied
+
+
+def with_place(attempt: WriteAttempt, files: Sequence[FileWithReferences]) -> tuple[FileWithReferences, ...]:
+    """Files of an attempt, which have its place among the deletions, if it has one."""
+    if attempt.place is None:
+        return tuple(files)
+    return tuple(replace(file, deletions_till=attempt.place.deletions_till) for file in files)
+
+
+def _commit(
+    context: TableContext,
+    attempt: WriteAttempt,
+    files: Sequence[FileWithReferences],
+    ingest_id: str,
+    *,
+    leftovers: bool,
+    source: bytes | None,
+    with_them: Callable[[psycopg.Connection[Any]], object] | None,
+) -> bool:
+    # a request cannot say that there may be leftovers, or what else there is to do or to check
+    is_plain = not leftovers and with_them is None and context.numbering is None
+    if is_plain and (commits := context.async_commits) is not None:
+        with suppress(InvalidCommitRequest):
+            request = AddFiles(
+                commit_id=commit_id(ingest_id),
+                table=context.table.name,
+                files=tuple(files),
+                attempt_id=attempt.attempt_id,
+                source=source,
+            )
+            return commits.commit(request, attempt)
+
+    def work(conn: psycopg.Connection[Any]) -> bool:
+        if context.numbering is not None:
+            context.numbering.check(conn)
+        if with_them is not None:
+            with_them(conn)
+        applied = context.store.add_files_with_references(
+            files, commit_id=commit_id(ingest_id), source=source, conn=conn
+        )
+        if applied:
+            WriteAttempts.finish(conn, attempt.table_id, [attempt.attempt_id], leftovers=leftovers)
+        return applied
+
+    return run_transaction(context.supplier, work, operation="ingest")
+
+
+def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: CommitOutcomeUnknown) -> bool:
+    """Whether a commit that never answered is applied; it cannot be applied later than this answer.
+
+    Abandoning the attempt waits for a transaction that is still ending it, and no later one can.
+    """
+    for number in range(ASK_ATTEMPTS_MAX):
+        try:
+            withdrawn = context.attempts.abandon(attempt)
+            applied = context.store.is_applied(commit_id(ingest_id))
+        except (DormouseError, OSError) as error:
+            logger.info("ingest %s: asking what became of its commit: %s", ingest_id, error)
+            time.sleep(backoff_seconds(number, 0.1, ASK_WAIT_SECONDS_MAX))
+            continue
+        if not applied:
+            raise CommitFailed(
+                f"ingest {ingest_id!r}: the database lost the commit; run it again"
+            ) from unknown
+        return not withdrawn
+    raise unknown
+
+
+# Where work runs: in this process, or on Spark.
+
+
+def check_engine(engine: str) -> None:
+    """Refuses an engine that does not exist."""
+    if engine not in ENGINES:
+        raise InvalidInput(f"engine {engine!r} is not known; use auto, local or spark")
+
+
+def choose_engine(engine: str, byte_count: Callable[[], int], local: T, spark: T | None) -> T:
+    """One of the two.
+
+    `auto` takes Spark where it is installed and at hand, and there is a cluster for 256 MiB or more; without
+    one, for files that are larger than this machine's memory. On one machine it is the slower of the two.
+    """
+    if engine == "auto":
+        is_for_spark = spark is not None and find_spec("pyspark") is not None and byte_count() >= _bytes_min()
+        engine = "spark" if is_for_spark else "local"
+    if engine == "local":
+        return local
+    if spark is None:
+        raise InvalidInput("engine 'spark' is not at hand here; use auto or local")
+    return spark
+
+
+def _bytes_min() -> int:
+    return CLUSTER_BYTES_MIN if has_cluster() else machine_bytes()
+
+
+def has_cluster() -> bool:
+    """Whether Spark runs on other machines: by the session that there is, else by the settings."""
+    return not (_running_master() or load_settings().spark_master or "local").startswith("local")
+
+
+def _running_master() -> str | None:
+    """Of a session of this process. Without importing pyspark, which the maker of one has done."""
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    running = getattr(context, "_active_spark_context", None)
+    return None if running is None else str(running.master)

@@ -43,8 +43,7 @@ from dormouse.model.table import (
 from dormouse.model.types import TIMESTAMP
 from dormouse.objects import ObjectStore
 from dormouse.sources.source import Source, open_source
-from dormouse.writing.file_shape import FileShape
-from dormouse.writing.parquet_file import FileFacts, file_facts, write_groups
+from dormouse.writing.parquet_file import FileFacts, FileShape, file_facts, write_groups
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore

@@ -23,9 +23,8 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.writing.keyed_merge import ROW
-from dormouse.writing.parquet_file import FileFacts, file_facts, write_groups
+from dormouse.writing.parquet_file import SAMPLE_ROWS, FileFacts, FileShape, file_facts, write_groups
 
 WRITTEN_ROWS = 65_536
 BATCHES_AHEAD = 4

@@ -22,7 +22,7 @@ from dormouse.reading.scan_session import is_of, key_session, named_failures, pl
 from dormouse.reading.schemas import on_current
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import Noted
-from dormouse.state.files.reads import DeletionRows
+from dormouse.state.files.store import DeletionRows
 
 if TYPE_CHECKING:
     import psycopg

@@ -29,8 +29,7 @@ from dormouse.model.ahead import portions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
-from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape
-from dormouse.writing.parquet_file import FileFacts, write_sorted, writer_options
+from dormouse.writing.parquet_file import SAMPLE_ROWS, FileFacts, FileShape, write_sorted, writer_options
 
 if TYPE_CHECKING:
     from dormouse.objects.store import ObjectStore

@@ -1,36 +1,247 @@
-"""Sorted Parquet files: written by DataFusion, and what is recorded of them."""
+"""Sorted Parquet files: written by DataFusion, and what is recorded of them.
+
+`FileShape` is how they are laid out: row groups, and how each column is encoded and compressed.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datafusion import DataFrame
+from datafusion import DataFrame, ParquetColumnOptions, ParquetWriterOptions
 
 from dormouse.data.datafusion_session import file_url, numbered
 from dormouse.data.file_checks import digest_of_file
 from dormouse.data.sketches import KeySampler
-from dormouse.data.transform import sized_filters
+from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns, sized_filters
 from dormouse.errors import JobFailed
 from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
-from dormouse.model.types import STRING
-from dormouse.writing.file_shape import FileShape
+from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP, DataType
 
+SAMPLE_ROWS = 131_072
+ZSTD_LEVEL = 2
+"""Read as quickly as level 3, and written nearly as quickly as 1."""
+_CODECS = {"zstd": f"zstd({ZSTD_LEVEL})", "snappy": "snappy", "lz4": "lz4_raw", "none": "uncompressed"}
+_GROUP_ROWS_MIN = 1_000
+_GROUP_ROWS_MAX = 1 << 20
+_PAGE_BYTES = 100_000
+"""Before the codec. What a look-up reads of each column; to DuckDB, each page is work beside its rows."""
+_PAGE_ROWS = 4_096
+_ENCODED_OF_GROUP = 1 / 16
+_TELLING_ROWS_MIN = 1_000
+_TRIED_ROWS = 32_768
+_PIECES = 8
+_UNSURE_BELOW = 4 / 3
+"""Times the column without: a dictionary that costs more in a few rows might be cheaper in more."""
+_DELTAS = "DELTA_BINARY_PACKED"
+_WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
+"""Types of which differences can be written."""
+_COMPRESSED_SHARE_MAX = 0.7
+"""What compression leaves of a column where it is worth its time: each page that is read is decompressed."""
+_STATISTICS_BYTES_MAX = 64
 _MERGE = re.compile(r"SortPreservingMergeExec: \[(.*?)\]")
 _MERGE_COLUMN = re.compile(r"([^\s,]+)@\d+ ASC")
 _READ_ROWS = 65_536
 GROUPS_OF_A_SIZE = 4_096
 """After which row groups are twice as large."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileShape:
+    """Rows of a row group; which columns are plain or differences, are not compressed, have bloom filters."""
+
+    group_rows: int = _GROUP_ROWS_MAX
+    plain_columns: tuple[str, ...] = ()
+    delta_columns: tuple[str, ...] = ()
+    uncompressed_columns: tuple[str, ...] = ()
+    bloom_columns: tuple[str, ...] = ()
+    compression: str = "zstd"
+
+    @staticmethod
+    def like(sample: pa.Table, schema: Schema, properties: TableProperties) -> FileShape:
+        """For rows like these, in row groups of about so many bytes before encoding as the properties say.
+
+        Each column is tried with and without a dictionary and the codec. Few values in a dictionary are so
+        small that a codec hardly helps; of many values it would be filled, given up, and have cost time and
+        bytes.
+        """
+        row_bytes = max(sample.nbytes / max(1, sample.num_rows), 1)
+        group_rows = int(properties.row_group_bytes / row_bytes)
+        ways = _tried(sample, schema, properties.compression)
+        return FileShape(
+            group_rows=min(max(group_rows, _GROUP_ROWS_MIN), _GROUP_ROWS_MAX),
+            plain_columns=tuple(name for name, way in ways.items() if way.encoding == _Encoding.PLAIN),
+            delta_columns=tuple(name for name, way in ways.items() if way.encoding == _Encoding.DELTAS),
+            uncompressed_columns=tuple(name for name, way in ways.items() if way.is_uncompressed),
+            bloom_columns=bloom_filter_columns(schema, properties),
+            compression=properties.compression,
+        )
+
+    def of_datafusion(self, schema: Schema) -> ParquetWriterOptions:
+        """As DataFusion takes it; SQL's options would not tell upper from lower case."""
+        # encoded at once: few calls, yet pages that keep to their size when rows are long
+        encoded = min(max(int(self.group_rows * _ENCODED_OF_GROUP), 1), _PAGE_ROWS)
+        return ParquetWriterOptions(
+            compression=_CODECS[self.compression],
+            max_row_group_size=self.group_rows,
+            data_pagesize_limit=_PAGE_BYTES,
+            data_page_row_count_limit=_PAGE_ROWS,
+            write_batch_size=encoded,
+            statistics_enabled="page",
+            # a column of many values is smaller and faster without a dictionary: it is given up early
+            dictionary_page_size_limit=200_000,
+            created_by="dormouse",
+            # readers take the types from Parquet: not Arrow's views, which some of them do not know
+            skip_arrow_metadata=True,
+            statistics_truncate_length=_STATISTICS_BYTES_MAX,
+            column_specific_options={name: self._column(schema, name) for name in schema.names}
+            | {path: ParquetColumnOptions(statistics_enabled="none") for path in _floating_parts(schema)},
+        )
+
+    def _column(self, schema: Schema, name: str) -> ParquetColumnOptions:
+        bloom = name in self.bloom_columns
+        return ParquetColumnOptions(
+            compression=_CODECS["none"] if name in self.uncompressed_columns else None,
+            encoding=_DELTAS.lower() if name in self.delta_columns else None,
+            dictionary_enabled=False if name in (*self.plain_columns, *self.delta_columns) else None,
+            bloom_filter_enabled=True if bloom else None,
+            # as if all values differed: the writer folds a filter to the size that its values need
+            bloom_filter_ndv=self.group_rows if bloom else None,
+            bloom_filter_fpp=FALSE_POSITIVES if bloom else None,
+            statistics_enabled="none" if schema.field(name).type.is_floating else None,
+        )
+
+    def of_arrow(self, schema: Schema) -> dict[str, Any]:
+        """As pyarrow takes it, but for bloom filters and row groups, which are told as they come."""
+        paths = [path for field in schema.fields for path in _paths(field.name, field.type)]
+        codecs = {path: "none" if path in self.uncompressed_columns else self.compression for path in paths}
+        without = {*self.plain_columns, *self.delta_columns}
+        return {
+            "compression": codecs,
+            "compression_level": {path: ZSTD_LEVEL for path, codec in codecs.items() if codec == "zstd"}
+            or None,
+            "use_dictionary": [path for path in paths if path not in without],
+            "column_encoding": dict.fromkeys(self.delta_columns, _DELTAS) or None,
+            "data_page_size": _PAGE_BYTES,
+            "max_rows_per_page": _PAGE_ROWS,
+            "write_statistics": [
+                field.name for field in schema.fields if not (field.type.is_floating or field.type.is_nested)
+            ],
+        }
+
+
+def _floating_parts(schema: Schema) -> list[str]:
+    """Of structs: DuckDB prunes by their statistics, in which NaN is not."""
+    structs = [(field.name, field.type) for field in schema.fields if field.type.parts]
+    return [path for name, found in structs for path, kind in _leaves(name, found) if kind.is_floating]
+
+
+def _paths(name: str, found: DataType) -> list[str]:
+    """The columns of which Parquet makes a field."""
+    return [path for path, _ in _leaves(name, found)]
+
+
+def _leaves(name: str, found: DataType) -> Iterator[tuple[str, DataType]]:
+    """They with their types."""
+    for part in found.parts:
+        yield from _leaves(f"{name}.{part.name}", part.type)
+    if found.element is None:
+        yield from () if found.parts else [(name, found)]
+    elif found.key is None:
+        yield from _leaves(f"{name}.list.element", found.element)
+    else:
+        yield from [(f"{name}.key_value.key", found.key), *_leaves(f"{name}.key_value.value", found.element)]
+
+
+def _pieces(sample: pa.Table) -> pa.Table:
+    """Rows from all over a table, in pieces: what lies together stays together."""
+    rows = _TRIED_ROWS // _PIECES
+    if sample.num_rows <= _TRIED_ROWS:
+        return sample
+    starts = (number * sample.num_rows // _PIECES for number in range(_PIECES))
+    return pa.concat_tables([sample.slice(start, rows) for start in starts])
+
+
+def _tried(sample: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
+    """How each column is written; of those that are nested nothing is known."""
+    if sample.num_rows < _TELLING_ROWS_MIN:
+        return {}
+    names = [field.name for field in schema.fields if not field.type.is_nested]
+    pieces = _pieces(sample)
+    ways = _cheapest(pieces.select(names), schema, compression)
+    unsure = [name for name, way in ways.items() if way.is_unsure]
+    if unsure and pieces.num_rows < sample.num_rows:
+        # the more rows there are, the less a dictionary's own values take of each
+        ways |= _cheapest(sample.select(unsure), schema, compression)
+    return ways
+
+
+class _Encoding(IntEnum):
+    DICTIONARY, PLAIN, DELTAS = range(3)
+
+
+class _Way(NamedTuple):
+    cost: float
+    encoding: _Encoding
+    is_uncompressed: bool
+    is_unsure: bool = False
+    """Whether in more rows a dictionary might be cheaper."""
+
+
+def _cheapest(rows: pa.Table, schema: Schema, compression: str) -> dict[str, _Way]:
+    whole = [name for name in rows.column_names if schema.field(name).type in _WHOLE_NUMBERS]
+    sizes = {
+        _Encoding.DICTIONARY: _sizes(rows, compression, use_dictionary=True),
+        _Encoding.PLAIN: _sizes(rows, compression, use_dictionary=False),
+        _Encoding.DELTAS: _sizes(
+            rows.select(whole),
+            compression,
+            use_dictionary=False,
+            column_encoding=dict.fromkeys(whole, _DELTAS) or None,
+        ),
+    }
+    found = {}
+    for name in rows.column_names:
+        ways = [way for encoding, of in sizes.items() if name in of for way in _ways(of[name], encoding)]
+        best, coded = min(ways), min(way for way in ways if way.encoding == _Encoding.DICTIONARY)
+        found[name] = best._replace(is_unsure=best.cost < coded.cost < best.cost * _UNSURE_BELOW)
+    return found
+
+
+def _ways(sizes: tuple[int, int], encoding: _Encoding) -> list[_Way]:
+    compressed, whole = sizes
+    return [_Way(compressed, encoding, False), _Way(whole * _COMPRESSED_SHARE_MAX, encoding, True)]
+
+
+def _sizes(rows: pa.Table, compression: str, **encodings: Any) -> dict[str, tuple[int, int]]:
+    """Bytes of each column, with the codec and without."""
+    if not rows.num_columns:
+        return {}
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        rows,
+        sink,
+        compression=compression,
+        compression_level=ZSTD_LEVEL if compression == "zstd" else None,
+        write_statistics=False,
+        store_schema=False,
+        **encodings,
+    )
+    group = pq.read_metadata(pa.BufferReader(sink.getvalue())).row_group(0)
+    found = (group.column(number) for number in range(group.num_columns))
+    return {one.path_in_schema: (one.total_compressed_size, one.total_uncompressed_size) for one in found}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.state.commits import pointers
 from dormouse.state.commits.outcomes import CommitStatus
-from dormouse.writing.ingest_commit import commit_id
+from dormouse.writing.ingest import commit_id
 from tests.commit_storm import (
     AHEAD_SECONDS,
     PROPERTIES,

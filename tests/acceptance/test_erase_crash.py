@@ -20,8 +20,8 @@ from dormouse.api.table import Table
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
 GONE = 3
 STEPS = [
-    ("state.files.erasures", "begin", "before"),
-    ("state.files.erasures", "begin", "after"),
+    ("state.files.deletions", "begin_erasure", "before"),
+    ("state.files.deletions", "begin_erasure", "after"),
     ("durability.erasing", "look_at", "before"),
     ("state.files.deletions:Deletions", "note", "before"),
     ("state.files.deletions:Deletions", "note", "after"),
@@ -34,11 +34,11 @@ STEPS = [
     ("objects.store:GuardedStore", "delete", "after"),
     ("state.files.garbage:GarbageCollector", "_forget", "before"),
     ("state.files.garbage:GarbageCollector", "_forget", "after"),
-    ("state.files.erasures:Erasure", "freed", "after"),
+    ("state.files.deletions:Erasure", "freed", "after"),
     ("durability.erasing:Elsewhere", "look", "before"),
     ("durability.erasing:Elsewhere", "backups", "before"),
-    ("state.files.erasures:Erasure", "finish", "before"),
-    ("state.files.erasures:Erasure", "finish", "after"),
+    ("state.files.deletions:Erasure", "finish", "before"),
+    ("state.files.deletions:Erasure", "finish", "after"),
 ]
 FORKS = """
 import json, os, signal, sys

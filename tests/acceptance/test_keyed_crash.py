@@ -15,11 +15,11 @@ from dormouse.api.table import Table
 RUNNER = """
 from dormouse.writing import leaf_files
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.writing import compaction, compaction_job, deleting, ingest_commit
+from dormouse.writing import compaction, compaction_job, deleting, ingest
 
 what, moment = sys.argv[1:]
 is_compaction = what == "compact"
-module = compaction_job if is_compaction else ingest_commit
+module = compaction_job if is_compaction else ingest
 if moment == "once it is announced":
     WriteAttempts.begin = after(WriteAttempts.begin)
 elif moment == "before the output":

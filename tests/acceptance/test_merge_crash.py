@@ -12,8 +12,8 @@ from dormouse.model.partition_tree import Partition
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import tree_problems
 
 STATEMENTS_MAX = 40
 

@@ -15,7 +15,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability import abandoned_backups
+from dormouse.durability import backups
 from dormouse.embedded.postgres import EmbeddedPostgres, base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
 from dormouse.objects import ObjectStore, open_store
@@ -202,7 +202,7 @@ def test_a_backup_to_s3_that_is_killed_is_whole_or_absent(
     for number, one in enumerate(dm.backups(bucket)):
         assert restored_answers(bucket, tmp_path / f"new{number}", one.name) == before
     # what was left is removed a day later
-    monkeypatch.setattr(abandoned_backups, "ABANDONED_AFTER", -abandoned_backups.ABANDONED_AFTER)
+    monkeypatch.setattr(backups, "ABANDONED_AFTER", -backups.ABANDONED_AFTER)
     with dm.local(tmp_path / "lake") as instance:
         instance.backup(bucket)
     left = {name.split("/")[0] for name, _ in open_store(bucket).list()}

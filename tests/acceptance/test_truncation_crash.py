@@ -16,14 +16,14 @@ from state import file, ref
 from dormouse.errors import CutExpired
 from dormouse.model.cut import Cut
 from dormouse.state.context import TableContext
-from dormouse.state.files import old_epochs
+from dormouse.state.files import garbage
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.history.changes import references_at
 from dormouse.state.history.epochs import Epochs
 from dormouse.state.history.moments import cuts, position_of, record_cut
 from dormouse.state.history.retention import apply_retention, truncate
-from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import tree_problems
 
 NewTable = Callable[..., TableContext]
 EXCHANGES_MAX = 200
@@ -33,7 +33,7 @@ HOUR = 3_600.0
 @pytest.fixture
 def table(new_table: NewTable, monkeypatch: pytest.MonkeyPatch) -> TableContext:
     """A history of splits and merges, with four cuts, of 40 to 10 hours ago, each before some files."""
-    monkeypatch.setattr(old_epochs, "PIECE_EPOCHS", 10)
+    monkeypatch.setattr(garbage, "PIECE_EPOCHS", 10)
     table = new_table()
     for number in range(4):
         scaled(table, 7, seed=number)
@@ -151,7 +151,7 @@ def test_forgetting_that_is_killed_goes_on_where_it_was(table: TableContext) -> 
             truncate(table, before[3])
 
     def work(own: TableContext) -> None:
-        for _ in old_epochs.forget(own.supplier, own.table):
+        for _ in garbage.forget_epochs(own.supplier, own.table):
             pass
 
     assert killed_until_done(table, work, check) > 8

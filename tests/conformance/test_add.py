@@ -8,7 +8,7 @@ from state import clock, file, live, ref, remove, replace, unreferenced
 from dormouse.errors import FileAlreadyExists, FileReferenceAlreadyExists, InvalidInput
 from dormouse.state.context import TableContext
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.partitions.leaves import LeafRows
+from dormouse.state.partitions.store import LeafRows
 
 ODD_NAMES = [
     "a b/c.parquet",

@@ -44,7 +44,7 @@ def everything(store: FileReferenceStore) -> tuple[Any, Any]:
 
 def recorded(store: FileReferenceStore) -> set[str]:
     text = "select commit_id from applied_commit where table_id = %s"
-    return {commit_id for (commit_id,) in query(store._supplier, text, store.table.table_id)}
+    return {commit_id for (commit_id,) in query(store.supplier, text, store.table.table_id)}
 
 
 @contextmanager
@@ -195,7 +195,7 @@ def test_commits_expire_or_not(store: FileReferenceStore) -> None:
     store.apply("add_files", [Commit([file("a")], "a"), Commit([file("b")], "b", expires=False)])
     text = """update applied_commit set expires_at = '-infinity'
               where table_id = %s and expires_at is not null returning commit_id"""
-    assert query(store._supplier, text, store.table.table_id) == [("a",)]
+    assert query(store.supplier, text, store.table.table_id) == [("a",)]
     assert store.forget_expired_commits(10) == 1
     assert recorded(store) == {"b"}
     assert states(store.apply("add_files", [Commit([file("c")], "a")])) == ["applied"]
@@ -206,7 +206,7 @@ def test_a_commit_expires_after_the_tables_retention(another_table: Callable[[],
     store.apply("add_files", [Commit([file("a")], "a")])
     text = """select extract(epoch from expires_at - clock_timestamp())::float8
               from applied_commit where table_id = %s"""
-    ((seconds,),) = query(store._supplier, text, store.table.table_id)
+    ((seconds,),) = query(store.supplier, text, store.table.table_id)
     assert 0 <= store.table.properties.history_retention_seconds - seconds < 600
 
 

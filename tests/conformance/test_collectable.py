@@ -9,7 +9,7 @@ from state import assign, clock, file, jobs_of, ref, remove, replace, split, tra
 
 from dormouse.errors import FileHasReferences, FileNotFound
 from dormouse.state.context import TableContext
-from dormouse.state.files import reads
+from dormouse.state.files import store as store_module
 from dormouse.state.files.store import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
@@ -152,7 +152,7 @@ def test_a_mixed_batch_deletes_nothing(store: FileReferenceStore, other: str, er
 
 def test_delete_while_iterating(store: FileReferenceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream stays whole while its files are deleted, and other files come and go."""
-    monkeypatch.setattr(reads, "PAGE_ROWS", 3)
+    monkeypatch.setattr(store_module, "PAGE_ROWS", 3)
     names = [f"f{n:02}" for n in range(20)]
     store.add_files(ref(name) for name in names)
     remove(store, *names)

@@ -327,7 +327,7 @@ def test_a_reference_that_is_another_jobs_beside_its_replacement_stays(
     store = table.store
     store.add_files([ref("a"), ref("b")])
     store.assign_job_ids([assign("j", "root", "a", "b")])
-    own = store._layout.tables(table.table.table_id)["file_reference"]
+    own = store.own.layout.tables(table.table.table_id)["file_reference"]
     claim = f"update {own} set job_id = %s where filename = 'a' and partition_id <> ''"
     result = replaced_beside(table, [replace("j", ["a", "b"], "out"), *others], claim, job)
     assert result.state == "refused"

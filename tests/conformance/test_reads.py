@@ -11,7 +11,7 @@ from state import CountingSupplier, assign, file, live, query, ref, remove, repl
 from dormouse.errors import TableNotFound
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.context import TableContext
-from dormouse.state.files import reads
+from dormouse.state.files import store as store_module
 from dormouse.state.files.store import FileReferenceStore
 
 REFERENCES = 10_000
@@ -51,7 +51,7 @@ def test_references_of_some_partitions_are_one_index_look_up(table: TableContext
     store = table.store
     store.add_files(ref(f"f{n}", f"p{n % 500}") for n in range(5_000))
     query(table.supplier, f"analyze {store.own.layout.tables(table.table.table_id)['file_reference']}")
-    text = store._layout.on("references_in", table.table.table_id)
+    text = store.own.layout.on("references_in", table.table.table_id)
     with table.supplier.connection() as conn:
         explain = b"explain " + text.as_bytes(conn)
         plan = conn.execute(explain, {"partition_ids": ["p1", "p2"]}).fetchall()  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ class TestStream:
     def test_memory_is_bounded_by_the_page_and_not_by_the_table(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reads, "PAGE_ROWS", 500)
+        monkeypatch.setattr(store_module, "PAGE_ROWS", 500)
         table.store.add_files(ref(f"file-{n:06}") for n in range(REFERENCES))
         tracemalloc.start()
         try:
@@ -135,7 +135,7 @@ class TestStream:
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """libpq's memory is not Python's, so the server tells."""
-        monkeypatch.setattr(reads, "PAGE_ROWS", 10)
+        monkeypatch.setattr(store_module, "PAGE_ROWS", 10)
         table.store.add_files(ref(f"file-{n:06}") for n in range(100))
         stream = table.store.file_references()
         next(stream)
@@ -147,7 +147,7 @@ class TestStream:
     def test_it_sees_one_snapshot_while_commits_go_on(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(reads, "PAGE_ROWS", 7)
+        monkeypatch.setattr(store_module, "PAGE_ROWS", 7)
         store = table.store
         names = [f"f{n:03}" for n in range(60)]
         store.add_files(ref(name) for name in names)

@@ -20,10 +20,9 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability import deletions
-from dormouse.durability.deletions import announced
+from dormouse.durability import ownership
 from dormouse.durability.incarnations import Process, records, this_process
-from dormouse.durability.ownership import Ownership
+from dormouse.durability.ownership import Ownership, announced
 from dormouse.errors import InstanceIsACopy, InstanceLocked, InstanceTakenOver, InvalidInput
 from dormouse.jobs.claims import Claims
 from dormouse.objects import open_store
@@ -205,8 +204,8 @@ def test_what_the_dead_have_announced_is_taken_back(tmp_path: Path, monkeypatch:
         dead, elsewhere = replace(this_process(), started="1"), Process("elsewhere", "b", "n", 1)
         for process in (dead, this_process(), elsewhere):
             with monkeypatch.context() as patched:
-                patched.setattr(deletions, "this_process", lambda process=process: process)
-                patched.setattr(deletions, "take_back", lambda objects, names: None)
+                patched.setattr(ownership, "this_process", lambda process=process: process)
+                patched.setattr(ownership, "take_back", lambda objects, names: None)
                 with announced(store, 1):
                     pass
         store.put("owner/now/deletion-1-00.json", b"of another version")

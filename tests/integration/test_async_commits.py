@@ -27,7 +27,7 @@ from dormouse.state.commits.requests import ReplaceFileReferences, decode, encod
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.compaction_job import run_compaction
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files
 from tests.commits import add
 from tests.ingested import attempts
 from tests.state import assign, file, live, query, ref, replace, wait_until

@@ -326,7 +326,7 @@ def test_leftovers_are_looked_for_without_a_lock_of_other_tables(
     commit_for_now(table, attempt, name)
     expire_commits(table)
     with transaction(other) as conn:
-        conn.execute(other.store._layout.on("lock", other.table.table_id))
+        conn.execute(other.store.own.layout.on("lock", other.table.table_id))
         collecting = threading.Thread(target=table.attempts.collect, args=[table.table])
         collecting.start()
         wait_until(lambda: blocked(table.supplier) or not collecting.is_alive())

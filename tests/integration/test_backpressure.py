@@ -15,8 +15,7 @@ from dormouse.errors import CommitQueueFull
 from dormouse.objects import open_store
 from dormouse.settings import load_settings
 from dormouse.state.commits import apply
-from dormouse.state.commits.backpressure import AGE_MESSAGES_MIN, Gate, Marks
-from dormouse.state.commits.queue import QueueDepth
+from dormouse.state.commits.queue import AGE_MESSAGES_MIN, Gate, Marks, QueueDepth
 from tests.commits import add
 from tests.state import wait_until
 

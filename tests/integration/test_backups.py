@@ -16,7 +16,7 @@ import xxhash
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability import abandoned_backups
+from dormouse.durability import backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.jobs.answers import upload_name
 from dormouse.objects.names import SKETCHES_SUFFIX
@@ -352,7 +352,7 @@ def test_what_is_killed_leaves_all_or_nothing(lake: Path, tmp_path: Path, verb: 
         # what was left is removed a day later, and harms nobody
         assert len(list(place.iterdir())) > 1
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(abandoned_backups, "ABANDONED_AFTER", -abandoned_backups.ABANDONED_AFTER)
+            patched.setattr(backups, "ABANDONED_AFTER", -backups.ABANDONED_AFTER)
             with dm.local(lake / "lake") as instance:
                 instance.backup(place)
         assert (

@@ -16,7 +16,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability.abandoned_backups import MANIFEST, sweep
+from dormouse.durability.backups import MANIFEST, sweep
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
 from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.state.files.holds import held

@@ -22,8 +22,7 @@ from dormouse.sources.source import open_source
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history.moments import now, position_of
 from dormouse.state.history.retention import PastRestore, events_between
-from dormouse.writing.ingest import write_leaves
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files, write_leaves
 from tests.small_tables import add, keys, made
 
 Told = list[tuple[str, int]]

@@ -91,12 +91,12 @@ def test_what_others_wait_for_may_come_beside_one_that_needs_both(
 AHEAD = """
 import datetime, sys, threading, time
 import dormouse as dm
-from dormouse.state.commits import backpressure, committer, handling, postgres_queue, queue
+from dormouse.state.commits import committer, handling, postgres_queue, queue
 class Ahead(datetime.datetime):
     @classmethod
     def now(cls, tz=None):
         return super().now(tz) + datetime.timedelta(minutes=5)
-for module in backpressure, committer, handling, postgres_queue, queue:
+for module in committer, handling, postgres_queue, queue:
     module.datetime = Ahead
 handling.PATIENCE_RECEIVES = 10_000
 with dm.connect(*sys.argv[1:]) as instance:

@@ -15,7 +15,7 @@ from state import query
 from dormouse.data.file_checks import digest_of_object
 from dormouse.errors import ObjectDamaged
 from dormouse.state.context import TableContext
-from dormouse.writing import job_inputs
+from dormouse.writing import compaction_job
 from dormouse.writing.compaction import compact
 from dormouse.writing.compaction_job import run_compaction
 from dormouse.writing.ingest import ingest_in_process as ingest
@@ -142,7 +142,7 @@ def test_objects_elsewhere_are_fetched_once(
     table.jobs.create()
     [job] = table.jobs.take(1)
     elsewhere = Elsewhere(table)
-    inputs = job_inputs.JobInputs(elsewhere, "t", job, lambda: None)  # type: ignore[arg-type]
+    inputs = compaction_job.JobInputs(elsewhere, "t", job, lambda: None)  # type: ignore[arg-type]
     with inputs.verified(tmp_path) as places:
         assert sorted(elsewhere.fetched) == names(table)
         assert all(Path(place).is_relative_to(tmp_path) for place in places)
@@ -160,13 +160,13 @@ def test_objects_elsewhere_that_are_too_large_are_read_while_the_merge_runs(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
 ) -> None:
     """Its damage is the reason also when the merge fails at it."""
-    monkeypatch.setattr(job_inputs, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
+    monkeypatch.setattr(compaction_job, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
     table = ingested(new_table)
     [damaged, _] = names(table)
     flip(path_of(table, damaged), in_data(path_of(table, damaged)))
     table.jobs.create()
     [job] = table.jobs.take(1)
-    inputs = job_inputs.JobInputs(Elsewhere(table), "t", job, lambda: None)  # type: ignore[arg-type]
+    inputs = compaction_job.JobInputs(Elsewhere(table), "t", job, lambda: None)  # type: ignore[arg-type]
     for failure in (None, ValueError("the merge failed")):
         with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path) as places:
             assert places == [table.objects.uri(item.filename) for item in job.inputs]

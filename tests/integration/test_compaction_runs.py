@@ -19,7 +19,7 @@ from dormouse.postgres.migrate import MIGRATIONS, migrate
 from dormouse.state.context import TableContext
 from dormouse.state.files import compaction_jobs
 from dormouse.state.files.compaction_jobs import ReleasedJobs, tables_of_run
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Erasure
 from tests.small_tables import add, keys, made
 
 LAYOUTS = ["file_table", "salted_counts", "dummy_reference"]

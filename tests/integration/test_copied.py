@@ -29,14 +29,14 @@ from dormouse.postgres.migrate import MIGRATIONS
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import KeyBounds
 from dormouse.state.files.totals import Totals
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.consumers import Consumers
-from dormouse.state.history.restore import restore
+from dormouse.state.history.moments import restore
 
 FAR = 1_000_000
 """More transactions than any test has."""
@@ -138,7 +138,7 @@ def works(table: TableContext) -> None:
     assert store.totals.read() == found
     with table.supplier.connection() as conn:
         plan = conn.execute("select pg_current_snapshot()::text").fetchall()[0][0]
-    own = store._layout.tables(table.table.table_id)["file_reference"]
+    own = store.own.layout.tables(table.table.table_id)["file_reference"]
     seen = (
         f"select count(*) from {own} where partition_id <> '' and not pg_visible_in_snapshot(added_xid, %s)"
     )

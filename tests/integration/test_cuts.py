@@ -15,7 +15,7 @@ from state import blocked, case, query, ref, remove, split, transaction, wait_un
 from dormouse.model.cut import Cut, Position
 from dormouse.state.context import TableContext
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import KeyBounds
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import size_between

@@ -16,13 +16,11 @@ from dormouse.reading.deletions import deletions_of
 from dormouse.reading.planner import QueryPlan
 from dormouse.reading.reach import Reach
 from dormouse.state.files import deletions as files_deletions
-from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.erasures import Erasure
-from dormouse.state.files.reads import PlannedRows
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.deletions import Deletions, Erasure
+from dormouse.state.files.store import FileReferenceStore, PlannedRows
 from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction, looking
-from dormouse.writing.job_inputs import JobDeletions
+from dormouse.writing.compaction_job import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
 from tests.machines import finds_what_is_wrong
 

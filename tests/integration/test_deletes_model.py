@@ -38,9 +38,8 @@ from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history.moments import record_cut
 from dormouse.writing import compaction_job as task
-from dormouse.writing.ingest import write_leaves
-from dormouse.writing.ingest_commit import commit_files
-from dormouse.writing.job_inputs import JobDeletions
+from dormouse.writing.compaction_job import JobDeletions
+from dormouse.writing.ingest import commit_files, write_leaves
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
 

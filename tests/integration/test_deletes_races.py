@@ -21,7 +21,7 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.sources.source import open_source
 from dormouse.state.commits.requests import AddFiles
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.reads import KeyBounds
+from dormouse.state.files.store import KeyBounds
 from dormouse.writing.ingest import write_leaves
 from tests.commits import assignment
 from tests.state import query, wait_until

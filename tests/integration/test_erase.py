@@ -17,11 +17,10 @@ from dormouse.api.table import Table
 from dormouse.durability.erasing import EraseReport, _Erasing
 from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, ObjectNotFound, TableBusy
 from dormouse.sources.source import open_source
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.holds import held
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.writing.ingest import write_leaves
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
 GONE = "person 3"

@@ -13,7 +13,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.durability.abandoned_backups import MANIFEST
+from dormouse.durability.backups import MANIFEST
 from dormouse.durability.erasing import EraseReport
 from tests.state import query
 

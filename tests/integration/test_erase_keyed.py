@@ -9,7 +9,7 @@ from keyed_tables import begun, delete_keys, keyed, seen, upsert
 
 from dormouse.api.instance import Instance
 from dormouse.durability.erasing import _Erasing
-from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.deletions import Erasure
 from tests.state import query
 
 

@@ -20,9 +20,9 @@ from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
 from dormouse.objects import open_store
 from dormouse.writing import parquet_file
-from dormouse.writing.file_shape import SAMPLE_ROWS, FileShape
 from dormouse.writing.leaf_files import LeafFiles
 from dormouse.writing.merge import merge_sorted
+from dormouse.writing.parquet_file import SAMPLE_ROWS, FileShape
 
 SCHEMA = Schema(
     [Field("id", LONG)],

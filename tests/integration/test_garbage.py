@@ -99,7 +99,7 @@ def test_what_went_within_the_delay_stays(new_table: Callable[..., TableContext]
     add(table, "old", "new")
     remove(table.store, "old")
     assert (table.garbage.collect().deleted_files, list(table.garbage.ready())) == ((), [])
-    own = table.store._layout.tables(table.table.table_id)["file"]
+    own = table.store.own.layout.tables(table.table.table_id)["file"]
     query(table.supplier, f"update {own} set unreferenced_at = unreferenced_at - interval '601 seconds'")
     remove(table.store, "new")
     assert list(table.garbage.ready()) == ["old"]
@@ -278,7 +278,7 @@ def test_stage_one_and_commits_with_an_id_do_not_wait_for_each_other(table: Tabl
         with table.supplier.connection() as other:
             other.execute(patient)
             other.execute(
-                table.store._layout.on("stamp_unreferenced", table.table.table_id),
+                table.store.own.layout.on("stamp_unreferenced", table.table.table_id),
                 {"table_id": table.table.table_id},
             )
             other.execute("reset lock_timeout")
@@ -310,7 +310,7 @@ def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableCon
     remove(store, "f4000", partition_id="p0")
     query(table.supplier, f"analyze file_reference_{number}, file_{number}, removal")
     with transaction(table) as conn:
-        statement = store._layout.on("stamp_unreferenced", number).as_bytes(conn)
+        statement = store.own.layout.on("stamp_unreferenced", number).as_bytes(conn)
         text = b"explain (analyze, format text) " + statement
         plan = [row[0] for row in conn.execute(text, {"table_id": number}).fetchall()]  # type: ignore[arg-type]
     scanned = {match[1] for line in plan if (match := re.search(r"Seq Scan on (\w+)", line))}

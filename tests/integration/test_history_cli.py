@@ -16,9 +16,8 @@ from histories import Story, write
 import dormouse as dm
 from dormouse.model.region import Range, Region
 from dormouse.state.context import TableContext
-from dormouse.state.history.epochs import Epochs
-from dormouse.state.history.lineage import keys_of
-from dormouse.state.history.lineage import page as page_of
+from dormouse.state.history.epochs import Epochs, keys_of
+from dormouse.state.history.epochs import page as page_of
 
 Cli = Callable[..., tuple[int, str, str]]
 

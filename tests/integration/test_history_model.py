@@ -19,7 +19,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import CutExpired, EpochNotFound, InvalidCut, NotWhole
 from dormouse.model.cut import Cut
-from dormouse.state.files import old_epochs
+from dormouse.state.files import garbage
 from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
 
@@ -171,8 +171,8 @@ class HistoryMachine(RuleBasedStateMachine):
 @pytest.fixture
 def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
     # what was made a moment ago can be forgotten, as if it were long ago
-    monkeypatch.setattr(old_epochs, "MARGIN_SECONDS", 0.0)
-    monkeypatch.setattr(old_epochs, "PIECE_EPOCHS", 2)
+    monkeypatch.setattr(garbage, "MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr(garbage, "PIECE_EPOCHS", 2)
     with dm.connect(dsn, tmp_path.as_uri()) as found:
         yield found
 

@@ -27,7 +27,7 @@ from dormouse.state.history import changes, moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers
-from dormouse.state.history.restore import restore
+from dormouse.state.history.moments import restore
 from dormouse.state.history.retention import truncate
 
 NewTable = Callable[..., TableContext]

@@ -39,7 +39,7 @@ from dormouse.errors import (
 )
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.context import TableContext
-from dormouse.writing import ingest_commit
+from dormouse.writing import ingest as ingest_module
 from dormouse.writing.ingest import ingest as ingest_anywhere
 from dormouse.writing.ingest import ingest_in_process as ingest
 
@@ -337,8 +337,8 @@ def test_ctrl_c_just_after_the_commit_keeps_what_is_committed(
         commit_files(*arguments, **options)
         raise KeyboardInterrupt
 
-    commit_files = ingest_commit.commit_files
-    monkeypatch.setattr(ingest_commit, "commit_files", commit_and_interrupt)
+    commit_files = ingest_module.commit_files
+    monkeypatch.setattr(ingest_module, "commit_files", commit_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         ingest(table, flights(100))
     check_holds(table, flights(100))
@@ -359,14 +359,14 @@ def test_an_attempt_that_expired_commits_nothing(new_flights: NewTable) -> None:
 def test_a_commit_that_never_answers_is_asked_for(
     table: TableContext, monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
-    real = ingest_commit.run_transaction
+    real = ingest_module.run_transaction
 
     def lost(*arguments: Any, **options: Any) -> None:
         if committed:
             real(*arguments, **options)
         raise CommitOutcomeUnknown("the connection died")
 
-    monkeypatch.setattr(ingest_commit, "run_transaction", lost)
+    monkeypatch.setattr(ingest_module, "run_transaction", lost)
     rows = flights(100)
     if committed:
         assert ingest(table, rows, ingest_id="july").applied

@@ -16,8 +16,7 @@ from dormouse.api.table import Table
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.table_view import plan_tables
-from dormouse.writing.ingest import keyed_rows, write_leaves
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files, keyed_rows, write_leaves
 
 SCHEMA = dm.Schema(
     [dm.Field("place", dm.STRING), dm.Field("id", dm.LONG)],

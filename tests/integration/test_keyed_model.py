@@ -21,9 +21,10 @@ from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history.moments import record_cut
-from dormouse.writing import compaction_job, ingest_commit, keyed_merge
+from dormouse.writing import compaction_job, keyed_merge
 from dormouse.writing import compaction_job as task
-from dormouse.writing.job_inputs import JobDeletions
+from dormouse.writing import ingest as ingest_module
+from dormouse.writing.compaction_job import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import finds_what_is_wrong, run_machine
 
@@ -274,7 +275,7 @@ def _unmerged(patch: pytest.MonkeyPatch) -> None:
 
 def _by_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A load has its place among the deletions when it commits."""
-    patch.setattr(ingest_commit, "replace", lambda file, **_: file)
+    patch.setattr(ingest_module, "replace", lambda file, **_: file)
 
 
 def _any_row(patch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
-from dormouse.state.files.last_rounds import LastRound, LastRounds, rounds_failing
 from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.round_reports import LastRound, LastRounds, rounds_failing
 from dormouse.writing.compaction import compact
 from dormouse.writing.splitting import split
 

@@ -20,15 +20,15 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres.transaction import run_transaction
 from dormouse.reading import query as rows_of
 from dormouse.state.context import TableContext
-from dormouse.state.files import old_epochs
+from dormouse.state.files import garbage
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.moves import Moves
 from dormouse.state.files.operations import Commit
 from dormouse.state.history.moments import record_cut
 from dormouse.state.history.retention import truncate
-from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.scaling import Moves
 from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import tree_problems
 from dormouse.writing.ingest import ingest
 from dormouse.writing.splitting import split as split_round
 
@@ -216,7 +216,8 @@ def forgotten(table: TableContext) -> tuple[list[str], PartitionTree]:
     truncate(table, record_cut(table))
     age(table)
     assert (
-        sum(piece.partitions for piece in old_epochs.forget(table.supplier, table.table)) == 2 * len(old) - 1
+        sum(piece.partitions for piece in garbage.forget_epochs(table.supplier, table.table))
+        == 2 * len(old) - 1
     )
     return old, table.partitions.tree()
 
@@ -267,11 +268,11 @@ def test_a_commit_that_was_planned_before_and_is_not_forgotten_goes_to_its_place
         truncate(table, record_cut(table))
         age(table)
         of(table, "update write_attempt set started_at = started_at - interval '1 hour' where table_id = %s")
-        assert list(old_epochs.forget(table.supplier, table.table)) == []
+        assert list(garbage.forget_epochs(table.supplier, table.table)) == []
         assert merged.partition_id
         return attempt
 
     old.attempts.begin = late  # type: ignore[method-assign]
     ingest(old, pa.table({"key": [1, 15]}), ingest_id=None, engine="local", progress=None)
     assert {partition for partition, *_ in live(table.store)} == {"1-0"}
-    assert sum(piece.partitions for piece in old_epochs.forget(table.supplier, table.table)) == 3
+    assert sum(piece.partitions for piece in garbage.forget_epochs(table.supplier, table.table)) == 3

@@ -16,7 +16,7 @@ from dormouse.durability.maintaining import write_metrics
 from dormouse.errors import CheckFailed
 from dormouse.model.table import Problem
 from dormouse.state.files import removal_log
-from dormouse.state.files.last_rounds import rounds_failing
+from dormouse.state.files.round_reports import rounds_failing
 from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, rows, sql
 from tests.state import assign, query, replace
 

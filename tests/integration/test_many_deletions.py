@@ -10,7 +10,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.reading.deletions import condition_of, key_bounds
 from dormouse.reading.where import question
-from dormouse.writing.job_inputs import JobDeletions
+from dormouse.writing.compaction_job import JobDeletions
 from tests.work_of import measured
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

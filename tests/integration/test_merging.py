@@ -14,10 +14,9 @@ from dormouse.reading import query as rows_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.trees import tree_problems
 from dormouse.writing.ingest import ingest
-from dormouse.writing.merging import merge, mergeable
-from dormouse.writing.splitting import split
+from dormouse.writing.splitting import merge, mergeable, split
 
 NewTable = Callable[..., TableContext]
 

@@ -22,13 +22,13 @@ from dormouse.errors import (
 )
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.state.context import TableContext
-from dormouse.state.files import garbage, old_epochs
+from dormouse.state.files import garbage
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.history.epochs import Epochs
 from dormouse.state.history.moments import cuts, record_cut
 from dormouse.state.history.retention import truncate
-from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import tree_problems
 from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]
@@ -54,8 +54,8 @@ def truncate_at(table: TableContext, epoch: int) -> None:
     )
 
 
-def forget(table: TableContext) -> list[old_epochs.Piece]:
-    return list(old_epochs.forget(table.supplier, table.table))
+def forget(table: TableContext) -> list[garbage.Piece]:
+    return list(garbage.forget_epochs(table.supplier, table.table))
 
 
 def told(table: TableContext, story: Story, first: int) -> None:
@@ -122,7 +122,7 @@ def test_a_history_says_the_same_from_its_truncation_on(
     for first in sorted(data.draw(st.sets(st.integers(0, story.epoch), min_size=1, max_size=3))):
         truncate_at(table, first)
         told(table, story, first)
-        pieces = old_epochs.forget(table.supplier, table.table)
+        pieces = garbage.forget_epochs(table.supplier, table.table)
         for _ in range(data.draw(st.integers(0, 3))):
             next(pieces, None)
         told(table, story, first)
@@ -144,12 +144,12 @@ def test_a_history_says_the_same_from_its_truncation_on(
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(old_epochs, "PIECE_EPOCHS", 3)
+    monkeypatch.setattr(garbage, "PIECE_EPOCHS", 3)
 
 
 def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the thousands, too, in which the truncation is, and of a thousand that ends after it."""
-    monkeypatch.setattr(old_epochs, "PIECE_EPOCHS", 400)
+    monkeypatch.setattr(garbage, "PIECE_EPOCHS", 400)
     story = Story(points=range(1, 4))
     leaves = story.leaves()
     for number in range(3_500):
@@ -188,8 +188,8 @@ def test_the_work_of_a_piece_does_not_grow_with_the_history(
     write(table, story)
     of(table, "update epoch set created_at = created_at - %s where table_id = %s", LONG_AGO)
     truncate_at(table, 3_900)
-    monkeypatch.setattr(old_epochs, "PIECE_EPOCHS", 20)
-    pieces = old_epochs.forget(table.supplier, table.table)
+    monkeypatch.setattr(garbage, "PIECE_EPOCHS", 20)
+    pieces = garbage.forget_epochs(table.supplier, table.table)
     for _ in range(3):
         with measured(monkeypatch) as work:
             assert next(pieces).partitions == 20
@@ -231,7 +231,7 @@ def test_who_knows_an_older_tree_reads_the_one_of_now_anew(
     new_table: NewTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epoch that divided a leaf is forgotten, as its halves were divided since."""
-    monkeypatch.setattr(old_epochs, "MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr(garbage, "MARGIN_SECONDS", 0.0)
     table = new_table(split_points=[100], gc_delay_seconds=0)
     stale = PartitionStore(table.supplier, table.table)
     left = stale.tree().leaves[0].partition_id

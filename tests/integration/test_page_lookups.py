@@ -165,7 +165,7 @@ def test_ingested_tables_answer_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str
 ) -> None:
     """Several files of leaves that are split, written by both of our writers."""
-    monkeypatch.setattr("dormouse.writing.file_shape._PAGE_ROWS", 128)
+    monkeypatch.setattr("dormouse.writing.parquet_file._PAGE_ROWS", 128)
     keys, key_of = KEYS[kind]
     schema = Schema(keys, values=VALUES)
     table = instance.create_table("looked_up", schema, split_points=[key_of(3_000)[0], key_of(6_000)[0]])

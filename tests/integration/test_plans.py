@@ -28,8 +28,7 @@ from dormouse.state.commits.queue import Message, TablesRenamed
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.reads import KeyBounds
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.store import FileReferenceStore, KeyBounds
 from tests.work_of import measured
 
 Step = tuple[str, Callable[[], Any]]
@@ -55,7 +54,7 @@ def unknown_to_postgres(
         split_threshold_rows=2,
         split_min_rows=2,
     )
-    own = table.store._layout.tables(table.table.table_id).values()
+    own = table.store.own.layout.tables(table.table.table_id).values()
     if analyzed == "empty":
         query(table.supplier, f"analyze {', '.join(own)}")
     table.store.add_files([ref("first", table.partitions.leaves()[0].partition_id)])

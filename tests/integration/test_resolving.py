@@ -21,7 +21,7 @@ from dormouse.state.files.compaction_jobs import CompactionJobs
 from dormouse.state.files.deletions import Noted
 from dormouse.state.files.layout import LAYOUTS
 from dormouse.writing import compaction_job, looking
-from dormouse.writing.job_inputs import JobDeletions
+from dormouse.writing.compaction_job import JobDeletions
 from dormouse.writing.looking import look_at
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

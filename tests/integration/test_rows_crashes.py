@@ -19,7 +19,7 @@ from dormouse.rows.locks import RowLocks
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import RowStore
 from dormouse.state.context import TableContext
-from dormouse.writing import ingest_commit
+from dormouse.writing import ingest as ingest_module
 from tests.dying import dies_at
 
 LEASE_SECONDS = 0.2
@@ -136,13 +136,13 @@ def test_a_change_id_with_another_change_is_refused(rows: RowTable, tmp_path: Pa
 
 
 def test_a_commit_whose_answer_is_lost_is_asked_for(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = ingest_commit._commit
+    commit = ingest_module._commit
 
     def lost(*args: Any, **options: Any) -> bool:
         commit(*args, **options)
         raise CommitOutcomeUnknown("the connection died")
 
-    monkeypatch.setattr(ingest_commit, "_commit", lost)
+    monkeypatch.setattr(ingest_module, "_commit", lost)
     assert rows.change([dm.Insert([{"n": 7}])]).row_ids == [5]
     assert len(seen(rows)) == 5
     assert rows.locks.holders() == []
@@ -155,7 +155,7 @@ def test_a_commit_that_was_lost_with_its_answer_is_nothing(
         raise CommitOutcomeUnknown("the connection died")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingest_commit, "_commit", lost)
+        patch.setattr(ingest_module, "_commit", lost)
         with pytest.raises(CommitFailed, match="lost the commit"):
             rows.change([dm.Insert([{"n": 7}])])
     assert len(seen(rows)) == 4

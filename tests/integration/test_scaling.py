@@ -28,9 +28,8 @@ from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.checks import tree_problems
 from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import TreeReader
+from dormouse.state.partitions.trees import TreeReader, tree_problems
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]
@@ -213,9 +212,8 @@ def test_references_of_all_below_move_and_are_whole_as_before(new_table: NewTabl
         table.table.table_id,
     )
     assert removed == sorted([(left, True), (right, True), ("root", True)])
-    of_now = (
-        f"select bool_or(ingested) from {table.store._layout.tables(table.table.table_id)['file_reference']}"
-    )
+    own = table.store.own.layout.tables(table.table.table_id)["file_reference"]
+    of_now = f"select bool_or(ingested) from {own}"
     assert query(table.supplier, f"{of_now} where partition_id <> ''") == [(False,)]
     assert FileChecks(table.store.own).problems() == []
     counted = table.store.totals.read()

@@ -35,7 +35,7 @@ from dormouse.spark.ingest import ingest_with_spark, split_points
 from dormouse.spark.shuffle import keys_of_partitions
 from dormouse.spark.split_points import TASK_ROWS_DRAWN, Draw
 from dormouse.state.context import TableContext
-from dormouse.writing import ingest_commit
+from dormouse.writing import ingest as ingest_module
 from tests.small_tables import made
 
 NewTable = Callable[..., TableContext]
@@ -157,7 +157,7 @@ def test_what_repeated_tasks_wrote_is_removed(
 ) -> None:
     """A task attempt that Spark ran twice leaves files that the driver does not commit."""
     table, rows = new_flights(), flights(1_000)
-    real = ingest_commit.commit_files
+    real = ingest_module.commit_files
 
     def with_leftovers(context: TableContext, attempt: object, *given: object, **more: object) -> bool:
         prefix = attempt.object_prefix  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ def test_what_repeated_tasks_wrote_is_removed(
         table.objects.put(f"{prefix}0-twice.parquet.sketches", b"keys")
         return real(context, attempt, *given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ingest_commit, "commit_files", with_leftovers)
+    monkeypatch.setattr(ingest_module, "commit_files", with_leftovers)
     ingest_with_spark(table, written(rows, files), spark=spark)
     check_holds(table, rows)
 

@@ -26,7 +26,7 @@ from dormouse.errors import InvalidData, InvalidInput
 from dormouse.spark.frames import struct_of
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.history.retention import lives
-from dormouse.writing.ingest_commit import commit_files
+from dormouse.writing.ingest import commit_files
 from tests.small_tables import add, keys, made
 from tests.state import query
 

@@ -225,7 +225,7 @@ def days_pass(table: TableContext) -> None:
 
 def old_unassign(table: TableContext, job_id: str) -> None:
     """As the Dormouse before watermarks frees the files of a job: it marks nothing."""
-    own = table.store._layout.tables(key(table))["file_reference"]
+    own = table.store.own.layout.tables(key(table))["file_reference"]
     query(table.supplier, f"update {own} set job_id = null where job_id = %s", job_id)
     query(table.supplier, "delete from compaction_job where job_id = %s", job_id)
 
@@ -267,7 +267,7 @@ def test_what_an_older_dormouse_adds_and_claims_is_found_at_once(new_table: NewT
 def test_an_older_dormouse_logs_removals_and_reads_them(new_table: NewTable, layout: str) -> None:
     """As it did when each reference had a row of the log: in one statement, and by table and transaction."""
     table = new_table(layout=layout, **PROPERTIES)
-    own = table.store._layout.tables(key(table))["file_reference"]
+    own = table.store.own.layout.tables(key(table))["file_reference"]
     table.store.add_files([ref("a"), ref("b"), ref("c"), ref("d")])
     table.store.totals.bring_forward()
     before = query(table.supplier, "select pg_current_snapshot()::text")[0][0]
@@ -326,7 +326,7 @@ def test_an_older_dormouse_leaves_the_days_of_the_log_to_others(new_table: NewTa
 
 def old_clear(table: TableContext) -> None:
     """As the Dormouse before watermarks forgets every file."""
-    own = table.store._layout.tables(key(table))
+    own = table.store.own.layout.tables(key(table))
     shared = ("compaction_job", "removed_reference")
     gone = [f"delete from {name}" for name in own.values()]
     gone += [f"delete from {name} where table_id = {key(table)}" for name in shared]

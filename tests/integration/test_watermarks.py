@@ -226,7 +226,7 @@ def test_a_look_reads_only_what_has_changed(new_table: NewTable) -> None:
     table.store.add_files(ref(name, left) for name in "ab")
     table.store.assign_job_ids([assign("job", left, "a", "b")])
     assert table.jobs.create() == 0
-    own = table.store._layout.tables(table.table.table_id)["file_reference"]
+    own = table.store.own.layout.tables(table.table.table_id)["file_reference"]
     query(table.supplier, f"update {own} set job_id = null")
     table.store.add_files([ref("c", right)])
     assert table.jobs.create() == 0

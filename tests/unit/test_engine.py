@@ -8,15 +8,15 @@ import pyspark
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.writing import compaction
-from dormouse.writing.compaction import CLUSTER_BYTES_MIN, choose_engine, has_cluster
+from dormouse.writing import ingest
+from dormouse.writing.ingest import CLUSTER_BYTES_MIN, choose_engine, has_cluster
 
 MACHINE_BYTES = 10 * CLUSTER_BYTES_MIN
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "machine_bytes", lambda: MACHINE_BYTES)
+    monkeypatch.setattr(ingest, "machine_bytes", lambda: MACHINE_BYTES)
     monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
 
 
@@ -55,5 +55,5 @@ def test_without_spark_all_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None
     assert chosen(MACHINE_BYTES, None) == "local"
     with pytest.raises(InvalidInput, match="not at hand"):
         choose_engine("spark", lambda: 0, "local", None)
-    monkeypatch.setattr(compaction, "find_spec", lambda _: None)
+    monkeypatch.setattr(ingest, "find_spec", lambda _: None)
     assert chosen(MACHINE_BYTES) == "local"

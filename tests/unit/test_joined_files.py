@@ -21,7 +21,7 @@ from dormouse.model.types import LONG
 from dormouse.reading import page_index
 from dormouse.reading.page_index import Reading, written
 from dormouse.writing.divided_compaction import join_files
-from dormouse.writing.file_shape import FileShape
+from dormouse.writing.parquet_file import FileShape
 
 ROWS = 9_000
 

@@ -16,9 +16,8 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.objects import open_store
-from dormouse.sources import remote_files
-from dormouse.sources.data_files import _is_name_of_data, find_files
-from dormouse.sources.remote_files import staged
+from dormouse.sources import data_files
+from dormouse.sources.data_files import _is_name_of_data, find_files, staged
 from dormouse.sources.source import open_source
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
@@ -75,7 +74,7 @@ def test_a_url_that_is_gone_or_ends_early_is_one_line(server: str) -> None:
 
 def test_no_redirect_leads_from_the_open_to_what_is_private() -> None:
     request = urllib.request.Request("https://203.0.113.7.example/x.csv")
-    handler = remote_files._Redirects()
+    handler = data_files._Redirects()
     for target, told in (("https://10.0.0.1/x.csv", "private address"), ("http://a.example/x", "not https")):
         with pytest.raises(InvalidData, match=told):
             handler.redirect_request(request, io.BytesIO(), 302, "", {}, target)
@@ -110,6 +109,6 @@ def test_objects_are_those_that_files_would_be(
     store = open_store(tmp_path.as_uri())
     for name in ("part-0", "archive/part-0", "_temporary/0/task/part-0", ".hidden/part-0", "_started"):
         store.put(f"data/{name}.parquet", b"")
-    monkeypatch.setattr(remote_files, "open_store", lambda url: store)
+    monkeypatch.setattr(data_files, "open_store", lambda url: store)
     found = [name for _, name, _ in staged(url, _is_name_of_data)]
     assert found == [f"s3://b/data/{name}.parquet" for name in expected]

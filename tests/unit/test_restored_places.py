@@ -12,7 +12,7 @@ from dormouse.model.partition_tree import ROOT, Partition, PartitionTree, Split,
 from dormouse.model.region import Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
-from dormouse.state.history.restore import placed
+from dormouse.state.history.moments import placed
 
 SCHEMA = Schema([Field("key", LONG)])
 Trees = tuple[PartitionTree, PartitionTree]

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from dormouse.state.commits import together as module
-from dormouse.state.commits.backpressure import SECONDS_MIN, Patience
-from dormouse.state.commits.together import CALLS_MAX, Together
+from dormouse.state.commits import job_commits as module
+from dormouse.state.commits.job_commits import CALLS_MAX, Together
+from dormouse.state.commits.queue import SECONDS_MIN, Patience
 from tests.state import wait_until
 
 

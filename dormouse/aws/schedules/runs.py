@@ -28,7 +28,7 @@ from dormouse.postgres.connection import Supplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJobs, open_jobs, tables_of_run
-from dormouse.state.files.last_rounds import LastRounds, jobs_given_up
+from dormouse.state.files.round_reports import LastRounds, jobs_given_up
 from dormouse.state.files.store import FileReferenceStore
 
 logger = logging.getLogger(__name__)

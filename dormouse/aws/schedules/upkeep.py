@@ -24,9 +24,8 @@ from dormouse.postgres.connection import Supplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.last_rounds import LastRounds
-from dormouse.state.partitions.leaves import REST_SECONDS, SmallPair, rows_to_merge
-from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.files.round_reports import LastRounds
+from dormouse.state.partitions.store import REST_SECONDS, PartitionStore, SmallPair, rows_to_merge
 
 KIND = "maintenance"
 PAYLOAD_MARGIN_SECONDS = 30.0

@@ -29,8 +29,7 @@ from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.session import COMMIT
 from dormouse.settings import Settings
 from dormouse.state.commits.apply import KEPT_MAX, Tables, apply, apply_whole
-from dormouse.state.commits.backpressure import SECONDS_MIN, Gate, Marks, Patience, Waiting, more_and_more
-from dormouse.state.commits.job_commits import QueuedJobCommits
+from dormouse.state.commits.job_commits import QueuedJobCommits, Together
 from dormouse.state.commits.outcomes import (
     Awaiting,
     CommitOutcome,
@@ -43,14 +42,19 @@ from dormouse.state.commits.outcomes import (
 from dormouse.state.commits.pointers import KEPT_SECONDS_IN_DATABASE, PointerQueue, sweep
 from dormouse.state.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.state.commits.queue import (
+    SECONDS_MIN,
     CommitQueue,
+    Gate,
+    Marks,
+    Patience,
     QueueDepth,
     TableName,
     TablesRenamed,
+    Waiting,
+    more_and_more,
     queue_number,
 )
 from dormouse.state.commits.requests import CommitRequest, Envelope, encode
-from dormouse.state.commits.together import Together
 from dormouse.state.files.attempts import WriteAttempts
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, Inst
 from dormouse.model.ahead import backoff_seconds
 from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
 from dormouse.state.commits.apply import Tables
-from dormouse.state.commits.backpressure import LOOKS_TO_BELIEVE, repeating
 from dormouse.state.commits.handling import (
     RECEIVES_MAX,
     CommitterMetrics,
@@ -32,7 +31,7 @@ from dormouse.state.commits.handling import (
     Tally,
 )
 from dormouse.state.commits.outcomes import CommitOutcome, check_schema, forget_rejected, text_of
-from dormouse.state.commits.queue import CommitQueue, Message
+from dormouse.state.commits.queue import LOOKS_TO_BELIEVE, CommitQueue, Message, repeating
 from dormouse.state.files import removal_log
 
 # The messages that a committer works on: kept hidden for as long as it does, and no longer.

@@ -2,16 +2,22 @@
 
 A job's write attempt tells: the transaction that applies a request ends it, and no request of an attempt that
 was abandoned is applied, however late it comes.
+
+Callers commit as a group: what threads ask for while one of them is asking is asked for at once.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
-from typing import TypeVar
+from itertools import count, islice
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import psycopg
 
@@ -26,22 +32,111 @@ from dormouse.model.text import narrow_bytes
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, integers, load
 from dormouse.postgres.transaction import run_statement
-from dormouse.state.commits.backpressure import Patience
 from dormouse.state.commits.outcomes import DURABLE_SECONDS, TABLE_OF_MESSAGE, Awaiting
+from dormouse.state.commits.queue import Patience
 from dormouse.state.commits.requests import CommitRequest
-from dormouse.state.commits.together import Together
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts, abandoned
 
+R = TypeVar("R")
+CALLS_MAX = 100
 ANSWER_SECONDS_MAX = 300.0
 """How long a job waits for a committer before it takes its request back."""
-
 SILENCE_SECONDS_MAX = 30.0
 """How long a database may not answer before the outcome is unknown."""
-
 ASK_AGAIN_SECONDS = 0.4
 _QUERIES = load(__package__ or "", "job_commits")
 _ANSWERS = _QUERIES["answers"].including(table_of_message=TABLE_OF_MESSAGE)
 T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _Call(Generic[T, R]):
+    item: T
+    woken: threading.Event | None = None
+    """Of one that waits for another."""
+    answer: list[R] = field(default_factory=list)
+    """Of one item, once it is there."""
+    served: list[_Call[T, R]] = field(default_factory=list)
+    """Those that it asks for, when it leads."""
+    is_over: bool = False
+
+
+class Together(Generic[T, R]):
+    """Does `work` for all callers that wait, at most `CALLS_MAX` at once; in the thread of the first of them.
+
+    A caller that is alone does not wait. When it fails for several, each does its own alone: one that is
+    refused harms no other, and errors are the caller's own.
+    """
+
+    def __init__(self, work: Callable[[Sequence[T]], Sequence[R]]) -> None:
+        self._work = work
+        self._begin()
+        _made.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_Call[T, R]] = deque()
+        self._leader: _Call[T, R] | None = None
+
+    def __call__(self, item: T) -> R:
+        call: _Call[T, R] = _Call(item)
+        try:
+            with self._lock:
+                self._waiting.append(call)
+                if self._leader is None:
+                    self._leader = call
+                else:
+                    call.woken = threading.Event()
+            if call.woken is not None:
+                call.woken.wait()
+            if not call.is_over:
+                self._lead(call)
+        except BaseException:
+            self._leave(call)
+            raise
+        return call.answer[0] if call.answer else self._work([item])[0]
+
+    def _lead(self, call: _Call[T, R]) -> None:
+        with self._lock:
+            call.served = list(islice(self._waiting, CALLS_MAX))
+            for _ in call.served:
+                self._waiting.popleft()
+        try:
+            answers = self._work([each.item for each in call.served])
+            for each, answer in zip(call.served, answers, strict=True):
+                each.answer.append(answer)
+        except Exception:
+            if len(call.served) == 1:
+                raise
+        self._leave(call)
+
+    def _leave(self, call: _Call[T, R]) -> None:
+        """Leaves nobody waiting for the call. One that is interrupted, maybe in here, comes again."""
+        with self._lock:
+            for each in (call, *call.served):
+                each.is_over = True
+                if each.woken is not None:
+                    each.woken.set()
+            if self._waiting:
+                self._waiting = deque(each for each in self._waiting if not each.is_over)
+            if self._leader is call:
+                following = self._waiting[0] if self._waiting else None
+                if following is not None and following.woken is not None:
+                    following.woken.set()  # it begins when this lock is free
+                self._leader = following
+            call.served = []
+
+
+_made: WeakSet[Together[Any, Any]] = WeakSet()
+
+
+def _begin_in_child() -> None:
+    """The threads of the parent, which callers would wait for, are not in a forked child."""
+    for together in _made:
+        together._begin()
+
+
+os.register_at_fork(after_in_child=_begin_in_child)
 
 
 @dataclass(frozen=True, slots=True)

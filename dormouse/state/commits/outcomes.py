@@ -33,7 +33,7 @@ from dormouse.postgres.migrate import lacking
 from dormouse.postgres.queries import Query, Uuids, booleans, integers, load
 from dormouse.postgres.session import was_open_at
 from dormouse.postgres.transaction import rows_of, run_statement
-from dormouse.state.commits.backpressure import Patience
+from dormouse.state.commits.queue import Patience
 from dormouse.state.files.operations import RefusedPart
 
 logger = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.leases import SessionLock
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import fetched, rows_of, run_statement, run_transaction
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
 
 # Running numbers of a table's rows: one load gives them at a time, so that none is given twice.
 

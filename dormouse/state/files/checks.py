@@ -15,10 +15,9 @@ from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import allow_scans
-from dormouse.state.files.differences import FOUND_MAX, Difference, Differences, not_counted
 from dormouse.state.files.holds import lock_history
-from dormouse.state.files.own_tables import OwnTables
-from dormouse.state.files.totals import named_rows
+from dormouse.state.files.layout import OwnTables
+from dormouse.state.files.totals import FOUND_MAX, Difference, Differences, named_rows, not_counted
 
 T = TypeVar("T")
 PAGE_FILES = 10_000

@@ -17,10 +17,9 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import COMPACTION_SECONDS
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import allow_scans, rows_of, run_transaction
-from dormouse.state.files.last_rounds import count_given_up
-from dormouse.state.files.own_tables import OwnTables
+from dormouse.state.files.layout import OwnTables
+from dormouse.state.files.round_reports import count_given_up
 from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.files.watermarks import look
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +162,7 @@ class CompactionJobs:
             chosen_by["size_ratio"] = 0.0  # no file is too large for the others
         values = {"jobs_max": limit if jobs_max is None else min(limit, jobs_max), **_OF_NO_RUN}
         name = f"create_{strategy}"
-        return int(look(self._own, "jobs", chosen_by, lambda: self._own.layout.queries[name], values))
+        return int(self._own.look("jobs", chosen_by, lambda: self._own.layout.queries[name], values))
 
     def create_of_deleted(self, jobs_max: int | None = None) -> int:
         """Makes jobs of files for their pending deletions alone; how many.

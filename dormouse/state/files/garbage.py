@@ -2,6 +2,12 @@
 
 Stage one stamps what was unreferenced since the last run, and costs in proportion to it. Stage two deletes
 what was stamped long enough ago: first the object, then the row, so that a crash leaves a row to try again.
+
+Old epochs go, too: what a table's history has of before its truncation, and cannot be read any more. They go
+piece by piece, each a transaction that is short, whatever the length of the history; a round that stops in
+between goes on later. Kept are the partitions that were in the tree at the truncation or came later, the
+epochs from it on, and of those before it the ones that made its leaves. Ids are not given again: each has its
+epoch.
 """
 
 from __future__ import annotations
@@ -11,24 +17,35 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
+from typing import Any, NamedTuple
+
+import psycopg
 
 from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
-from dormouse.model.table import Problem
+from dormouse.model.table import Problem, TableRecord
 from dormouse.model.text import plural
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.postgres.connection import Supplier
-from dormouse.state.files import old_epochs, removal_log
+from dormouse.postgres.queries import load
+from dormouse.postgres.transaction import run_transaction
+from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.differences import Difference
 from dormouse.state.files.holds import deletable_before, let_go
-from dormouse.state.files.last_rounds import LastRounds
+from dormouse.state.files.round_reports import LastRounds
 from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.totals import Difference
 
 NAMES_MAX = 10_000
 EPOCHS_SECONDS_MAX = 30.0
 """How long one round forgets epochs: a long history that is truncated holds up nothing else."""
+PIECE_EPOCHS = 1_000
+PIECE_PARTITIONS = 10_000
+"""What ends or begins in one piece, unless one epoch alone does more."""
+MARGIN_SECONDS = 60.0
+"""Longer than it takes from an epoch's time to its commit, and from a look at the tree to a write attempt."""
+_QUERIES = load(__package__ or "", "garbage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +144,7 @@ class GarbageCollector:
     ) -> GarbageReport:
         """Old epochs for a while; the report with how many."""
         ends, first = time.monotonic() + EPOCHS_SECONDS_MAX, None
-        for piece in old_epochs.forget(self._supplier, self._store.table):
+        for piece in forget_epochs(self._supplier, self._store.table):
             first = piece.since if first is None else first
             left = piece.bound - piece.till
             report = replace(
@@ -215,3 +232,34 @@ class GarbageCollector:
             return self._store.delete_collected_files([filename])
         except (FileNotFound, FileHasReferences):
             return False
+
+
+class Piece(NamedTuple):
+    """How many went. Of the epochs up to `bound` those up to `till` are done, `since` of them before."""
+
+    epochs: int
+    partitions: int
+    since: int
+    till: int
+    bound: int
+
+
+def forget_epochs(supplier: Supplier, table: TableRecord) -> Iterator[Piece]:
+    """Forgets piece by piece, as they are asked for, until nothing is left that can go."""
+    values: dict[str, Any] = {
+        "table_id": table.table_id,
+        "delay_seconds": table.properties.gc_delay_seconds,
+        "margin_seconds": MARGIN_SECONDS,
+        "epochs_max": PIECE_EPOCHS,
+        "partitions_max": PIECE_PARTITIONS,
+    }
+
+    def work(conn: psycopg.Connection[Any]) -> list[Any]:
+        conn.execute(_QUERIES["lock_history"].on(), values)
+        return conn.execute(_QUERIES["forget"].on(), values).fetchall()
+
+    while rows := run_transaction(supplier, work, operation="forget_epochs old epochs"):
+        piece = Piece(*rows[0])
+        if piece.till == piece.since:
+            return
+        yield piece

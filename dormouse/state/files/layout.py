@@ -1,16 +1,30 @@
-"""The points where layouts differ: parts of the store's SQL, and the statements that are theirs alone."""
+"""The points where layouts differ, and a table's own PostgreSQL tables.
+
+A layout supplies parts of the store's SQL, and the statements that are its alone. The users of a table's own
+tables follow when the layout is converted.
+
+Maintenance finds its work by looks at what has changed, without reading all that is there. A look finds the
+partitions to which references were added since the last one, by the transactions that the last one's snapshot
+did not see, and those that are marked. It marks again what is due, and remembers its own snapshot. Once a
+day, and when the table's properties are others, it looks at everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import psycopg
+from psycopg import errors as pg
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import InvalidInput, TableNotFound
 from dormouse.model.file_reference import (
     AssignJobIdRequest,
     FileReference,
@@ -18,7 +32,9 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
+from dormouse.model.table import TableRecord
 from dormouse.model.text import narrow_bytes
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import (
     Queries,
     Query,
@@ -30,11 +46,40 @@ from dormouse.postgres.queries import (
     load,
     texts,
 )
+from dormouse.postgres.session import PAGED, Isolation
+from dormouse.postgres.transaction import allow_scans, bounded, fetched, rows_of, run_lookup, run_transaction
 
 # Values of the store as arrays for its SQL, and its rows as values.
 
 Parameters = dict[str, Any]
 _REFERENCE_FIELDS = tuple(field.name for field in fields(FileReference))
+# parts that a layout supplies to the store's statements; all its other queries are whole statements
+_PARTS = (
+    "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
+    "forget_all", "file_facts", "create_files", "attach_files", "lock", "count_unreferenced",
+    "mark_referenced",
+)  # fmt: skip
+# names that differ: a writer that does not know of a conversion cannot write into the wrong tables
+_TABLES = {
+    "file_table": {"file_reference": "file_reference", "file": "file"},
+    "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
+    "dummy_reference": {"file_reference": "marked_reference"},
+}
+_MODULES = (
+    "store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "checks", "moves",
+)  # fmt: skip
+_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _CHECKS, _MOVES = (
+    load(__package__ or "", name) for name in _MODULES
+)
+LAYOUTS = tuple(_TABLES)
+MAY_BE_OF = _SHARED_PARTS["may_be_of"]
+T = TypeVar("T")
+LOOKUPS_MAX = 20
+ATTEMPTS_MAX = 30
+"""Of a transaction that loses to others: enough when hundreds want the same rows, and serializable."""
+logger = logging.getLogger(__name__)
+Purpose = Literal["jobs", "splits", "pushes", "merges"]
+ITS_PARTITION = _WATERMARKS["its_partition"]
 
 
 def reference_arrays(
@@ -150,29 +195,6 @@ def _input_arrays(groups: Sequence[Sequence[str]]) -> Parameters:
     }
 
 
-# parts that a layout supplies to the store's statements; all its other queries are whole statements
-_PARTS = (
-    "live", "track", "is_tracked", "lock_file", "forget_files", "counts_added", "counts_changed",
-    "forget_all", "file_facts", "create_files", "attach_files", "lock", "count_unreferenced",
-    "mark_referenced",
-)  # fmt: skip
-# names that differ: a writer that does not know of a conversion cannot write into the wrong tables
-_TABLES = {
-    "file_table": {"file_reference": "file_reference", "file": "file"},
-    "salted_counts": {"file_reference": "salted_reference", "file_count": "file_count"},
-    "dummy_reference": {"file_reference": "marked_reference"},
-}
-_MODULES = (
-    "store", "parts", "reads", "compaction_jobs", "layout", "watermarks", "totals", "differences", "checks",
-    "moves",
-)  # fmt: skip
-_STORE, _SHARED_PARTS, _READS, _JOBS, _LAYOUT, _WATERMARKS, _TOTALS, _DIFFERENCES, _CHECKS, _MOVES = (
-    load(__package__ or "", name) for name in _MODULES
-)
-LAYOUTS = tuple(_TABLES)
-MAY_BE_OF = _SHARED_PARTS["may_be_of"]
-
-
 @dataclass(frozen=True)
 class Layout:
     """The SQL of one layout: `layout["replace"]` is the store's statement with the layout's parts in it."""
@@ -207,7 +229,7 @@ class Layout:
         parts["without_deletions"] = _SHARED_PARTS["without_deletions"].including(
             file_facts=self.own["file_facts"], has_pending=parts["has_pending"], **pending
         )
-        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_DIFFERENCES, **_CHECKS, **_MOVES}
+        whole = {**_STORE, **_READS, **_JOBS, **_LAYOUT, **_TOTALS, **_CHECKS, **_MOVES}
         whole |= self.own
         return {name: query.including(**parts) for name, query in whole.items()}
 
@@ -250,3 +272,244 @@ def _statement(layout_name: str, name: str, table_id: int) -> Statement:
     known = layout(layout_name)
     names = known.names(table_id)
     return Statement(composed(known.queries[name], names), older=composed(known.older[name], names))
+
+
+class OwnTables:
+    """The own PostgreSQL tables of one table, as its layout names them. Safe to share between threads."""
+
+    def __init__(self, supplier: Supplier, table: TableRecord) -> None:
+        self.supplier = supplier
+        self.isolation = Isolation(table.properties.isolation)
+        self._state = (table, layout(table.layout))
+        self._outdated = False
+
+    @property
+    def table(self) -> TableRecord:
+        """The table, with the layout that it has as far as is known here."""
+        return self._state[0]
+
+    @property
+    def layout(self) -> Layout:
+        return self._state[1]
+
+    def on(self, query: str | Query) -> sql.Composed:
+        """A statement of the layout, by its name, or another query with its parts, on the own tables."""
+        table, known = self._state
+        if isinstance(query, Query):
+            return composed(query.including(**known.parts), known.names(table.table_id))
+        return known.on(query, table.table_id)
+
+    def statement(self, name: str) -> Statement:
+        """As `on`, for what runs often."""
+        table, known = self._state
+        return known.statement(name, table.table_id)
+
+    def following(self, work: Callable[[], T], conn: psycopg.Connection[Any] | None = None) -> T:
+        """Does the work, again when the layout was converted meanwhile; `TableNotFound` when it is gone.
+
+        With `conn`, of the caller's transaction, that is tried again: `SerializationFailure` tells so.
+        """
+        if conn is not None:
+            return self._following_within(conn, work)
+        with dropped_tables(self.table):
+            for _ in range(LOOKUPS_MAX):
+                try:
+                    return work()
+                except pg.UndefinedTable:
+                    # outside the transaction that failed: its connection is back
+                    with self.supplier.connection() as other:
+                        self._look_up(other)
+            return work()
+
+    def run(
+        self,
+        work: Callable[[psycopg.Connection[Any]], T],
+        *,
+        operation: str,
+        isolation: Isolation = Isolation.READ_COMMITTED,
+        read_only: bool = False,
+        scans: bool = False,
+    ) -> T:
+        """As `run_transaction`; again when the layout was converted meanwhile."""
+
+        def once() -> T:
+            return run_transaction(
+                self.supplier,
+                work,
+                isolation=isolation,
+                read_only=read_only,
+                scans=scans,
+                operation=operation,
+            )
+
+        return self.following(once)
+
+    def rows(
+        self,
+        query: str | Query,
+        values: Mapping[str, Any] | None = None,
+        *,
+        operation: str,
+        scans: bool = False,
+    ) -> list[Any]:
+        """What one statement, as of `on`, gives; its values have `table_id` too."""
+        key = {**(values or {}), "table_id": self.table.table_id}
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            return rows_of(self.on(query), key)(conn)  # composed at each try: the names may be others
+
+        return self.run(work, operation=operation, scans=scans)
+
+    def looked_up(self, query: str | Query, values: Mapping[str, Any], *, operation: str) -> list[Any]:
+        """As `rows`, of a query that only looks rows up: in one round trip."""
+        key = {**values, "table_id": self.table.table_id}
+
+        def work(conn: psycopg.Connection[Any]) -> list[Any]:
+            return rows_of(self.on(query), key)(conn)
+
+        return self.following(lambda: run_lookup(self.supplier, work, operation=operation))
+
+    def following_in(
+        self,
+        work: Callable[[psycopg.Connection[Any]], T],
+        operation: str,
+        conn: psycopg.Connection[Any] | None,
+        *,
+        run: Callable[..., T] = run_transaction,
+    ) -> T:
+        """Does the work with the table's isolation, in a transaction of its own unless `conn` is in one."""
+
+        def once() -> T:
+            if conn is not None:
+                return work(conn)
+            return run(
+                self.supplier,
+                work,
+                isolation=self.isolation,
+                attempts_max=ATTEMPTS_MAX,
+                operation=operation,
+            )
+
+        return self.following(once, conn)
+
+    def fetch(
+        self,
+        name: str,
+        values: Mapping[str, Any] | None = None,
+        conn: psycopg.Connection[Any] | None = None,
+        *,
+        operation: str | None = None,
+        run: Callable[..., list[Any]] = run_transaction,
+    ) -> list[Any]:
+        """Returns the rows of one statement of the layout, as `following_in` runs it."""
+
+        def work(c: psycopg.Connection[Any]) -> list[Any]:
+            return fetched(self.execute(c, name, values or {}))
+
+        return self.following_in(work, operation or name, conn, run=run)
+
+    def stream(self, name: str, values: Parameters, page_rows: int) -> Iterator[Sequence[Any]]:
+        """Yields the rows of one statement of the layout, so many at a time in memory."""
+        cursor, stack = self.following(lambda: self._open(name, values, page_rows))
+        with dropped_tables(self.table), stack:
+            yield from cursor
+
+    def _open(
+        self, name: str, values: Parameters, page_rows: int
+    ) -> tuple[psycopg.ServerCursor[Any], ExitStack]:
+        with ExitStack() as stack:
+            conn = stack.enter_context(self.supplier.connection())
+            stack.enter_context(bounded(conn, PAGED))
+            cursor = stack.enter_context(conn.cursor(name=f"dormouse_{name}"))
+            cursor.itersize = page_rows
+            cursor.execute(self.on(name), self.values(values))
+            return cursor, stack.pop_all()
+
+    def execute(
+        self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]
+    ) -> psycopg.Cursor[Any]:
+        """Runs a statement of the layout on a connection."""
+        return self.statement(name).execute(conn, self.values(values))
+
+    def values(self, values: Mapping[str, Any]) -> Parameters:
+        """Returns the values with those that the parts of every layout take."""
+        table = self.table
+        return {**values, "table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
+
+    def wait_for_deletions(self, conn: psycopg.Connection[Any]) -> None:
+        """First in a transaction that is serializable: its snapshot would be of before it waits for one."""
+        if self.isolation is Isolation.SERIALIZABLE:
+            conn.execute(self.on("wait_for_deletions"))
+
+    def look(
+        self,
+        purpose: Purpose,
+        facts: Mapping[str, Any],
+        query: Callable[[], Query],
+        values: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Looks at what has changed, by one statement in one transaction; gives the first value of its row.
+
+        The statement is given the partitions to look at (`changed`), and what it remembers (`remembered`); it
+        takes `facts` and `values`. Looks of one purpose wait for each other. `facts` is how it looks: when
+        that is another than last time, it looks at everything.
+        """
+        key = {"table_id": self.table.table_id, "purpose": purpose, "facts": Jsonb(facts)}
+
+        def once(conn: psycopg.Connection[Any]) -> Any:
+            till, epoch, is_fresh = conn.execute(_WATERMARKS["hold"].on(), key).fetchall()[0]
+            if not is_fresh:
+                allow_scans(conn)
+            changed = _WATERMARKS["changed" if is_fresh else "everything"]
+            parts = {
+                "changed": changed,
+                "its_partition": ITS_PARTITION,
+                "remembered": _WATERMARKS["remembered"],
+            }
+            statement = self.on(query().including(**parts))
+            found = {**facts, **(values or {}), **key, "till": till, "epoch": epoch, "whole": not is_fresh}
+            return rows_of(statement, found)(conn)[0][0]
+
+        return self.run(once, operation=f"look for {purpose}")
+
+    def still(self, conn: psycopg.Connection[Any]) -> None:
+        """At the begin of a transaction: its snapshots see all of the layout's tables and of the log.
+
+        None is converted, or dropped, until it ends.
+        """
+        tables = self.layout.tables(self.table.table_id).values()
+        names = sql.SQL(", ").join(map(sql.Identifier, tables))
+        # a day of the log is dropped only by who locks all of it
+        conn.execute(sql.SQL("lock table only removal, {} in access share mode").format(names))
+
+    def _following_within(self, conn: psycopg.Connection[Any], work: Callable[[], T]) -> T:
+        with dropped_tables(self.table):
+            if self._outdated:
+                self._look_up(conn)
+                self._outdated = False
+            try:
+                return work()
+            except pg.UndefinedTable as error:
+                # the transaction is over: the layout is looked up when it is tried again
+                self._outdated = True
+                raise pg.SerializationFailure(
+                    f"table {self.table.name!r} was dropped, or its layout was converted meanwhile"
+                ) from error
+
+    def _look_up(self, conn: psycopg.Connection[Any]) -> None:
+        table = self.table
+        row = conn.execute(_LAYOUT["layout_of_table"].on(), {"table_id": table.table_id}).fetchone()
+        if row is None:
+            raise TableNotFound.gone(table.name)
+        if row[0] != table.layout:
+            logger.info("table %s: its layout is %s now, no longer %s", table.name, row[0], table.layout)
+            self._state = (replace(table, layout=row[0]), layout(row[0]))
+
+
+@contextmanager
+def dropped_tables(table: TableRecord) -> Iterator[None]:
+    """Says that the table is gone, when its PostgreSQL tables are."""
+    try:
+        yield
+    except (pg.UndefinedTable, pg.ForeignKeyViolation):
+        raise TableNotFound.gone(table.name) from None

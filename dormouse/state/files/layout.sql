@@ -6,3 +6,7 @@ with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.05);
 alter table file_reference attach partition {file_reference} for values in ({table_id});
 {create_files};
 {attach_files};
+
+-- name: layout_of_table
+-- The layout that a table has now.
+select layout from tables where table_id = %(table_id)s;

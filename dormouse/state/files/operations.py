@@ -1,26 +1,41 @@
-"""The five kinds of updates: how each travels to its statement, and why a part of it was refused."""
+"""The five kinds of updates: how each travels to its statement, and why a part of it was refused.
+
+Reasons are looked up only after the statement has refused a part. A reason of `None` means that nothing
+speaks against the part any more: the state has changed meanwhile, and it is worth another try.
+
+A commit may have been planned on an older tree, and name partitions that are gone. The statements that add
+references refuse it; then it is sent again, with the partitions that took their places.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dormouse import errors
 from dormouse.errors import (
+    DeletionsNotApplied,
     DormouseError,
     FileAlreadyExists,
+    FileNotFound,
     FileReferenceAlreadyExists,
     FileReferenceAssignedToJob,
+    FileReferenceNotAssignedToJob,
+    FileReferenceNotFound,
+    NewReferenceSameAsInput,
+    PartitionForgotten,
 )
 from dormouse.model.file_reference import (
+    COUNT_MAX,
     AssignJobIdRequest,
     FileReference,
     FileWithReferences,
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.state.files import diagnosis
+from dormouse.model.types import is_text
 from dormouse.state.files.layout import (
     Parameters,
     assign_arrays,
@@ -29,8 +44,11 @@ from dormouse.state.files.layout import (
     replace_arrays,
     split_arrays,
 )
-from dormouse.state.files.moves import Places, file_in_place, split_in_place
 
+Places = Mapping[str, str]
+"""Partitions that are gone, and those that took their places."""
+ReferenceState = tuple[bool, bool, str | None, bool]
+"""Whether the file is tracked, the reference there, its job; whether a pending deletion is of the file."""
 # A commit: changes that are applied together, once for each commit id; and what became of it.
 
 Kind = Literal[
@@ -41,6 +59,111 @@ Kind = Literal[
     "delete_collected_files",
 ]
 State = Literal["applied", "applied_before", "refused"]
+Keys = list[tuple[str, str]]
+
+
+def of_forgotten(
+    table: str, items: Sequence[FileWithReferences | SplitFileReferenceRequest], forgotten: Collection[str]
+) -> dict[int, PartitionForgotten]:
+    """Which items add references to partitions of which it is forgotten what took their places; by number."""
+    return {
+        number: PartitionForgotten(table, one.filename, one.partition_id)
+        for number, item in enumerate(items if forgotten else ())
+        for one in (item.references if isinstance(item, FileWithReferences) else item.new_references)
+        if one.partition_id in forgotten
+    }
+
+
+def file_in_place(file: FileWithReferences, places: Places) -> FileWithReferences:
+    """A file whose references name the partitions that there are."""
+    return replace(file, references=_in_place(file.references, places))
+
+
+def split_in_place(request: SplitFileReferenceRequest, places: Places) -> SplitFileReferenceRequest:
+    """A split to the partitions that there are."""
+    return replace(request, new_references=_in_place(request.new_references, places))
+
+
+def _in_place(references: Iterable[FileReference], places: Places) -> tuple[FileReference, ...]:
+    """References to one file, those that became one with their counts added up."""
+    of_partition: dict[str, list[FileReference]] = defaultdict(list)
+    for reference in references:
+        of_partition[places.get(reference.partition_id, reference.partition_id)].append(reference)
+    return tuple(
+        replace(
+            found[0],
+            partition_id=partition_id,
+            row_count=min(sum(each.row_count for each in found), COUNT_MAX),
+            count_approximate=any(each.count_approximate for each in found),
+            only_contains_data_for_this_partition=len(found) == 1
+            and found[0].only_contains_data_for_this_partition,
+        )
+        for partition_id, found in of_partition.items()
+    )
+
+
+def _outputs_among_inputs(
+    table: str, requests: Sequence[ReplaceFileReferencesRequest]
+) -> dict[int, DormouseError]:
+    return {
+        n: NewReferenceSameAsInput(table, r.new_reference.filename, r.partition_id, r.job_id)
+        for n, r in enumerate(requests)
+        if r.new_reference is not None and r.new_reference.filename in r.input_filenames
+    }
+
+
+def _impossible_names(table: str, filenames: Sequence[str]) -> dict[int, DormouseError]:
+    """Files that cannot be: PostgreSQL could not hold their names."""
+    return {n: FileNotFound(table, name) for n, name in enumerate(filenames) if not is_text(name)}
+
+
+def refused_assignment(
+    table: str, request: AssignJobIdRequest, states: Sequence[ReferenceState]
+) -> DormouseError | None:
+    """The states are of the request's references."""
+    for name, (_, found, job_id, _) in zip(request.filenames, states, strict=True):
+        if not found:
+            return FileReferenceNotFound(table, name, request.partition_id, request.job_id)
+        if job_id is not None:
+            return FileReferenceAssignedToJob(table, name, request.partition_id, job_id)
+    return None
+
+
+def refused_replacement(
+    table: str, request: ReplaceFileReferencesRequest, states: Sequence[ReferenceState]
+) -> DormouseError | None:
+    """The states are of the inputs, and then of the output when there is one."""
+    about = (request.partition_id, request.job_id)
+    for name, (tracked, found, job_id, is_deleted_from) in zip(request.input_filenames, states, strict=False):
+        if not tracked:
+            return FileNotFound(table, name, *about)
+        if not found:
+            return FileReferenceNotFound(table, name, *about)
+        if job_id != request.job_id:
+            return FileReferenceNotAssignedToJob(table, name, *about)
+        if is_deleted_from and request.deletions_till is None:
+            return DeletionsNotApplied(table, name, *about)
+    if request.new_reference is not None and states[-1][0]:
+        return FileAlreadyExists(table, request.new_reference.filename, *about)
+    return None
+
+
+def refused_split(
+    table: str, request: SplitFileReferenceRequest, states: Sequence[ReferenceState]
+) -> DormouseError | None:
+    """The states are of the old reference, and then of the new ones."""
+    old = request.old_reference
+    (tracked, found, job_id, _), *targets = states
+    if not tracked:
+        return FileNotFound(table, old.filename, old.partition_id)
+    if not found:
+        return FileReferenceNotFound(table, old.filename, old.partition_id)
+    if job_id is not None:
+        return FileReferenceAssignedToJob(table, old.filename, old.partition_id, job_id)
+    for new, (_, exists, _, _) in zip(request.new_references, targets, strict=True):
+        if exists:
+            return FileReferenceAlreadyExists(table, new.filename, new.partition_id)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +235,6 @@ class RefusedPart:
         return f"{len(self.failed)} of {self.items} requests failed, the others are applied: {said}"
 
 
-Keys = list[tuple[str, str]]
-
-
 @dataclass(frozen=True)
 class Operation:
     """One kind of update.
@@ -139,7 +259,7 @@ class Operation:
     order: Callable[[Any], str] | None = None
     in_place: Callable[[Any, Places], Any] | None = None
     keys: Callable[[Any], Keys] = lambda item: []
-    diagnose: Callable[[str, Any, Sequence[diagnosis.State]], DormouseError | None] = lambda *_: None
+    diagnose: Callable[[str, Any, Sequence[ReferenceState]], DormouseError | None] = lambda *_: None
 
 
 def _files_touched(file: FileWithReferences) -> list[str]:
@@ -255,7 +375,7 @@ OPERATIONS: dict[Kind, Operation] = {
         lambda request: (request.job_id, request.partition_id, *request.filenames),
         _check_assignments,
         keys=_assigned_keys,
-        diagnose=diagnosis.assignment,
+        diagnose=refused_assignment,
     ),
     "replace_file_references": Operation(
         "replace_file_references",
@@ -263,10 +383,10 @@ OPERATIONS: dict[Kind, Operation] = {
         replace_arrays,
         _replaced,
         _replace_fingerprint,
-        diagnosis.outputs_among_inputs,
+        _outputs_among_inputs,
         alone=True,
         keys=_replace_keys,
-        diagnose=diagnosis.replacement,
+        diagnose=refused_replacement,
         whole_statement="replace_whole",
         order=lambda request: str(request.partition_id),
     ),
@@ -280,7 +400,7 @@ OPERATIONS: dict[Kind, Operation] = {
         alone=True,
         in_place=split_in_place,
         keys=_split_keys,
-        diagnose=diagnosis.split,
+        diagnose=refused_split,
     ),
     "delete_collected_files": Operation(
         "delete_collected_files",
@@ -288,7 +408,7 @@ OPERATIONS: dict[Kind, Operation] = {
         forget_arrays,
         lambda name: [name],
         lambda name: [name],
-        diagnosis.impossible_names,
+        _impossible_names,
         names_refused=True,
     ),
 }

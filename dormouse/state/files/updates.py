@@ -22,10 +22,16 @@ from dormouse.postgres.queries import Statement, Uuids, booleans, execute_each, 
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_statement
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import Parameters
-from dormouse.state.files.moves import of_forgotten
-from dormouse.state.files.operations import OPERATIONS, Commit, CommitResult, Kind, Operation, RefusedPart
-from dormouse.state.files.reads import FileReferenceReads
+from dormouse.state.files.layout import OwnTables, Parameters, key_arrays
+from dormouse.state.files.operations import (
+    OPERATIONS,
+    Commit,
+    CommitResult,
+    Kind,
+    Operation,
+    RefusedPart,
+    of_forgotten,
+)
 
 ROUNDS_MAX = 10
 _MERGED = 5
@@ -52,93 +58,87 @@ class Whole:
     results: list[CommitResult]
 
 
-class Updates(FileReferenceReads):
-    """The store's updates, as commits."""
+def apply_commits(
+    own: OwnTables, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
+) -> list[CommitResult]:
+    """Applies commits of one kind to a table; gives what became of each: see `FileReferenceStore.apply`."""
+    operation = OPERATIONS[kind]
+    batch = _Batch(own, operation, commits)
+    runs = list(batch.runs())
+    if conn is None and len(runs) == 1:
+        if batch.went_whole(runs[0]):
+            return batch.results()
+        if not (batch.may_be_applied_in_part or batch.attempts()):
+            batch.apply(runs[0], None)
+            return batch.results()
 
-    def apply(
-        self, kind: Kind, commits: Sequence[Commit], *, conn: psycopg.Connection[Any] | None = None
-    ) -> list[CommitResult]:
-        """Applies commits of one kind; gives what became of each.
+    def work(c: psycopg.Connection[Any]) -> list[CommitResult]:
+        again = _Batch(own, operation, commits)
+        for run in runs:
+            again.apply(run, c)
+        again.end_attempts(c)
+        return again.results()
 
-        One does not harm another. Without `conn` the batch is one transaction; with it, part of that one.
-        Raises what `run_transaction` raises; then nothing was applied, or its outcome is unknown; and
-        `AttemptAbandoned` when an attempt was, and nothing is applied.
-        """
-        operation = OPERATIONS[kind]
-        batch = _Batch(self, operation, commits)
-        runs = list(batch.runs())
-        if conn is None and len(runs) == 1:
-            if batch.went_whole(runs[0]):
-                return batch.results()
-            if not (batch.may_be_applied_in_part or batch.attempts()):
-                batch.apply(runs[0], None)
-                return batch.results()
+    return own.following_in(work, operation.name, conn) if runs else batch.results()
 
-        def work(c: psycopg.Connection[Any]) -> list[CommitResult]:
-            again = _Batch(self, operation, commits)
-            for run in runs:
-                again.apply(run, c)
-            again.end_attempts(c)
-            return again.results()
 
-        return self._run(work, operation.name, conn) if runs else batch.results()
+def whole_statement(
+    own: OwnTables, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()
+) -> Whole | None:
+    """Returns the quicker statement for all of some commits: see `FileReferenceStore.whole`."""
+    operation = OPERATIONS[kind]
+    batch = _Batch(own, operation, commits)
+    runs = list(batch.runs())
+    if operation.whole_statement is None or len(runs) != 1 or not batch.may_go_whole:
+        return None
+    if own.isolation is not Isolation.READ_COMMITTED:
+        return None
+    values = own.values({**batch.values(runs[0]), "names": texts(names)})
+    return Whole(own.statement(operation.whole_statement), values, batch.results_of(runs[0]))
 
-    def whole(self, kind: Kind, commits: Sequence[Commit], names: Sequence[str] = ()) -> Whole | None:
-        """The quicker statement for all of them, as a transaction of its own; None where that takes more.
 
-        It fails, too, unless `names` are what the table is called.
-        """
-        operation = OPERATIONS[kind]
-        batch = _Batch(self, operation, commits)
-        runs = list(batch.runs())
-        if operation.whole_statement is None or len(runs) != 1 or not batch.may_go_whole:
-            return None
-        if self._isolation is not Isolation.READ_COMMITTED:
-            return None
-        values = self._values({**batch.values(runs[0]), "names": texts(names)})
-        return Whole(self.own.statement(operation.whole_statement), values, batch.results_of(runs[0]))
+def _apply_once(
+    own: OwnTables, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
+) -> Sequence[Any]:
+    """Returns one row: what became of each unit and commit."""
 
-    def _apply_once(
-        self, operation: Operation, values: Parameters, conn: psycopg.Connection[Any] | None
-    ) -> Sequence[Any]:
-        """One row: what became of each unit and commit."""
+    def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
+        own.wait_for_deletions(c)
+        return list(own.execute(c, operation.statement, values).fetchall()[0])
 
-        def work(c: psycopg.Connection[Any]) -> Sequence[Any]:
-            self._wait_for_deletions(c)
-            return list(self._execute(c, operation.statement, values).fetchall()[0])
+    return own.following_in(work, operation.name, conn, run=run_statement)
 
-        return self._run(work, operation.name, conn, run=run_statement)
 
-    def _apply_whole(self, operation: Operation, values: Parameters) -> bool:
-        """Applies everything, or nothing and gives False."""
+def _apply_whole(own: OwnTables, operation: Operation, values: Parameters) -> bool:
+    """Applies everything, or nothing and returns False."""
 
-        def work(conn: psycopg.Connection[Any]) -> None:
-            if self._isolation is not Isolation.READ_COMMITTED:
-                self._wait_for_deletions(conn)
-                self._execute(conn, statement, values)  # inside a transaction
-                return
-            # psycopg prepares a statement that fails at its first use again each time, and forgets none
-            [answer] = execute_each(conn, [(self.own.statement(statement), self._values(values))])
-            if isinstance(answer, psycopg.Error):
-                raise answer
+    def work(conn: psycopg.Connection[Any]) -> None:
+        if own.isolation is not Isolation.READ_COMMITTED:
+            own.wait_for_deletions(conn)
+            own.execute(conn, statement, values)  # inside a transaction
+            return
+        # psycopg prepares a statement that fails at its first use again each time, and forgets none
+        [answer] = execute_each(conn, [(own.statement(statement), own.values(values))])
+        if isinstance(answer, psycopg.Error):
+            raise answer
 
-        statement = operation.whole_statement or ""
-        try:
-            self._run(work, operation.name, None, run=run_statement)
-        except pg.UniqueViolation:
-            return False
-        except psycopg.DatabaseError as error:
-            if error.sqlstate != NOT_WHOLE:
-                raise
-            return False
-        return True
+    statement = operation.whole_statement or ""
+    try:
+        own.following_in(work, operation.name, None, run=run_statement)
+    except pg.UniqueViolation:
+        return False
+    except psycopg.DatabaseError as error:
+        if error.sqlstate != NOT_WHOLE:
+            raise
+        return False
+    return True
 
 
 class _Batch:
     """Commits of one kind on their way."""
 
-    def __init__(self, store: Updates, operation: Operation, commits: Sequence[Commit]) -> None:
-        self._store = store
+    def __init__(self, own: OwnTables, operation: Operation, commits: Sequence[Commit]) -> None:
+        self._own = own
         self._operation = operation
         self._commits = commits
         self._applied: set[int] = set()
@@ -186,7 +186,7 @@ class _Batch:
         """Applies everything by the quicker statement, where there is one; or nothing and gives False."""
         if self._operation.whole_statement is None or not self.may_go_whole:
             return False
-        if not self._store._apply_whole(self._operation, self.values(units)):
+        if not _apply_whole(self._own, self._operation, self.values(units)):
             return False
         self.results_of(units)
         return True
@@ -219,7 +219,7 @@ class _Batch:
         """Of what is applied. What the refused items of a commit wrote is collected later."""
         for leftovers in (False, True):
             if ended := self.attempts(sorted(self._applied), leftovers):
-                WriteAttempts.finish(conn, self._store.table.table_id, ended, leftovers=leftovers)
+                WriteAttempts.finish(conn, self._own.table.table_id, ended, leftovers=leftovers)
 
     def results_of(self, units: list[_Unit]) -> list[CommitResult]:
         """The results once the units are applied whole."""
@@ -232,7 +232,7 @@ class _Batch:
     def _checked(self, number: int) -> list[_Unit]:
         """The units of a commit that are worth sending."""
         items = self._commits[number].items
-        failed = self._operation.check(self._store.table.name, items)
+        failed = self._operation.check(self._own.table.name, items)
         self._failed[number].update(failed)
         if not items and (self._operation.statement != "add_files" or number not in self._ids):
             self._applied.add(number)  # an empty update writes nothing
@@ -258,13 +258,13 @@ class _Batch:
             "commit_keys": Uuids([narrow_bytes(self._ids[number]) for number in parts]),
             "refused": texts([json.dumps(part.to_json()) for part in parts.values()]),
         }
-        self._store._rows("remember_refused", values, conn)
+        self._own.fetch("remember_refused", values, conn)
         self._remembered |= {number: len(part.failed) for number, part in parts.items()}
 
     def _round(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
         """Sends units; gives those that are to be sent again."""
         commits = list(dict.fromkeys(unit.commit for unit in units))
-        row = self._store._apply_once(self._operation, self._values(units, commits), conn)
+        row = _apply_once(self._own, self._operation, self._values(units, commits), conn)
         verdict, before, reused, refused_before = row[:4]
         if before or reused:
             done = {commits[n - 1] for n in (*before, *reused)}
@@ -272,7 +272,7 @@ class _Batch:
             for n in before:
                 self._recall(commits[n - 1], (refused_before or {}).get(str(n)))
             for number in (commits[n - 1] for n in reused):
-                commit_id, name = self._ids[number], self._store.table.name
+                commit_id, name = self._ids[number], self._own.table.name
                 said = f"commit id {commit_id!r} is that of another commit to table {name!r}, which is "
                 said += "applied; nothing of this one was applied"
                 self._failed[number][0] = CommitIdReused(said, commit_id=commit_id, table=name)
@@ -297,12 +297,12 @@ class _Batch:
         in_place = self._operation.in_place
         if in_place is None or not units or not row[_MERGED]:
             return [], units
-        places = dict(self._store._rows("places", {"partition_ids": row[_MERGED]}, conn))
+        places = dict(self._own.fetch("places", {"partition_ids": row[_MERGED]}, conn))
         forgotten = {*row[_MERGED]} - places.keys()
         late, refused = list[_Unit](), list[_Unit]()
         for unit in units:
             items = [in_place(item, places) for item in unit.items]
-            errors = of_forgotten(self._store.table.name, items, forgotten)
+            errors = of_forgotten(self._own.table.name, items, forgotten)
             if items != list(unit.items):
                 late.append(replace(unit, items=items))
             elif errors:
@@ -321,7 +321,7 @@ class _Batch:
         return {
             **arrays,
             "count": len(commits),
-            "kept_seconds": self._store.table.properties.history_retention_seconds,
+            "kept_seconds": self._own.table.properties.history_retention_seconds,
             "sent": integers([n for n, _ in sent]),
             "commit_keys": Uuids(list(map(narrow_bytes, ids))),
             "commit_ids": texts(ids),
@@ -346,20 +346,20 @@ class _Batch:
             if unit.commit in late:
                 continue
             names = [getattr(item, "filename", item) for item in unit.items]
-            error = kind[tuple(tracked)](self._store.table.name, filename)
+            error = kind[tuple(tracked)](self._own.table.name, filename)
             self._failed[unit.commit][names.index(filename)] = error
         return []
 
     def _explained(self, units: list[_Unit], conn: psycopg.Connection[Any] | None) -> list[_Unit]:
         """Why units were refused; gives those that nothing speaks against any more."""
         keys = [key for unit in units for item in unit.items for key in self._operation.keys(item)]
-        states = iter(self._store._states(keys, conn))
+        states = iter(self._own.fetch("reference_states", key_arrays(keys), conn))
         again = []
         for unit in units:
             errors = {}
             for number, item in enumerate(unit.items, unit.first):
                 known = [next(states) for _ in self._operation.keys(item)]
-                error = self._operation.diagnose(self._store.table.name, item, known)
+                error = self._operation.diagnose(self._own.table.name, item, known)
                 if error is not None:
                     errors[number] = error
             self._failed[unit.commit].update(errors)
@@ -376,7 +376,7 @@ class _Batch:
         failed = self._failed[number] = {}
         if not refused:
             return
-        part = RefusedPart.from_json(refused, self._store.table.name)
+        part = RefusedPart.from_json(refused, self._own.table.name)
         marks = dict(enumerate(map(self._mark, self._commits[number].items)))
         for (n, error), mark in zip(part.failed, part.marks, strict=True):
             # its own number first: another item may look alike

@@ -15,7 +15,7 @@ from dormouse.model.table import VERSIONS, is_edited, is_keyed
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.state.context import TableContext
-from dormouse.state.files.last_rounds import LastRound
+from dormouse.state.files.round_reports import LastRound
 from dormouse.state.files.totals import Totals
 from dormouse.state.history.changes import ChangedFile, Size, changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
@@ -251,7 +251,7 @@ class History:
 
         In memory as a whole: about 100 bytes a partition.
         """
-        from dormouse.state.history.lineage import page
+        from dormouse.state.history.epochs import page
 
         return page(self._context, first, last)
 

@@ -6,7 +6,7 @@ leave the tree (docs/decisions/0036). What is merged may be divided at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,8 +17,10 @@ import psycopg
 
 from dormouse.errors import (
     ConcurrentScale,
+    FileReferenceAssignedToJob,
     InvalidKey,
     InvalidRange,
+    NotWhole,
     PartitionNotActive,
     PartitionNotFound,
     TableNotFound,
@@ -32,9 +34,8 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import LONG, Isolation
 from dormouse.postgres.transaction import fetched, run_alone, run_transaction
-from dormouse.state.files.moves import Moves
-from dormouse.state.files.own_tables import OwnTables, dropped_tables
-from dormouse.state.partitions.rows import partition_from_row, partition_values
+from dormouse.state.files.layout import OwnTables, dropped_tables
+from dormouse.state.partitions.trees import partition_from_row, partition_values
 
 # What a scale makes of a region: the new partitions, and what is wrong with a request for one.
 
@@ -146,6 +147,46 @@ class _Family:
 
     top: _Stored
     inner: tuple[str, ...]
+
+
+class Moves:
+    """The references of one table, inside a transaction that changes its partitions."""
+
+    def __init__(self, own: OwnTables) -> None:
+        self._own = own
+
+    def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
+        """Until the transaction ends, which has seen nothing yet; for `run_alone`."""
+        self._rows(conn, "keep_writers_out", {})
+
+    def sizes(self, conn: psycopg.Connection[Any], partition_ids: Sequence[str]) -> list[tuple[int, int]]:
+        """Rows and bytes of each partition, as its references tell."""
+        rows = self._rows(conn, "sealed_sizes", {"partition_ids": list(partition_ids)})
+        found = {partition_id: (row_count, byte_count) for partition_id, row_count, byte_count in rows}
+        return [found[partition_id] for partition_id in partition_ids]
+
+    def check_movable(
+        self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], same_region: str
+    ) -> None:
+        """Raises `FileReferenceAssignedToJob`, or `NotWhole` of others than the one of the same region."""
+        values = {"partition_ids": list(partition_ids), "same_region": same_region}
+        for partition_id, filename, job_id in self._rows(conn, "first_that_stays", values):
+            table = self._own.table.name
+            if job_id is not None:
+                raise FileReferenceAssignedToJob(table, filename, partition_id, job_id)
+            raise NotWhole(
+                f"partition {partition_id!r} of table {table!r} refers to file {filename!r}, which also "
+                f"holds other partitions' rows: run 'dormouse compact {table} --full' first"
+            )
+
+    def move(self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], place: str) -> None:
+        """Moves all references of partitions to another, which has none."""
+        self._rows(conn, "move", {"partition_ids": list(partition_ids), "place": place})
+
+    def _rows(self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
+        table = self._own.table
+        key = {"table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
+        return fetched(conn.execute(self._own.on(name), {**values, **key}))
 
 
 class Scaling:

@@ -1,6 +1,8 @@
 """Reading the tree of a table: as a whole, what changed since an epoch, or only where some ranges lie.
 
-Of an older epoch, too: its leaves are found by their intervals of epochs, and lead to all above them.
+Of an older epoch, too: its leaves are found by their intervals of epochs, and lead to all above them. Rows of
+the database have each row key's bounds as bytes that sort like the values. Checks of a tree and its epochs
+only read.
 """
 
 from __future__ import annotations
@@ -16,29 +18,104 @@ from weakref import WeakSet, WeakValueDictionary
 import psycopg
 
 from dormouse.errors import EpochNotFound, MetadataDamaged, TableNotFound
-from dormouse.model.partition_tree import Joined, PartitionColumns, PartitionRow, PartitionTree, TreeArrays
-from dormouse.model.region import KeyValue, Range, encode_value
-from dormouse.model.schema import Field
-from dormouse.model.table import TableRecord
+from dormouse.model.partition_tree import (
+    ROOT,
+    Joined,
+    Partition,
+    PartitionColumns,
+    PartitionRow,
+    PartitionTree,
+    Split,
+    TreeArrays,
+)
+from dormouse.model.region import KeyValue, Range, Region, decode_value, encode_value
+from dormouse.model.schema import Field, Schema
+from dormouse.model.table import Problem, TableRecord
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Statement, load
+from dormouse.postgres.session import Isolation
+from dormouse.postgres.transaction import run_transaction
 
 # The trees that a process remembers: the least recently used go when they take more than is allowed.
 
 OWN_BYTES_MAX = 64 * 1024 * 1024
 """Of a cache that one store has for itself."""
-
 ASKED_MAX = 10_000
 """Tables of which is remembered that their tree was asked for."""
+Key = int | tuple[int, int]
+"""Of a table's tree of now; with an epoch, of an older one."""
+PAGE_ROWS = 20_000
+CHANGES_MAX = 10_000
+"""A tree that is further behind, in epochs, is read anew."""
+_PARTS = ("columns", "leaves_at", "wanted_halves", "is_forgotten")
+_QUERIES = load(__package__ or "", "trees")
+_STATEMENTS = {
+    name: Statement(query.including(**{part: _QUERIES[part] for part in _PARTS}).on())
+    for name, query in _QUERIES.items()
+    if name not in _PARTS
+}
+FOUND_MAX = 1_000
+_CHECKS = load(__package__ or "", "checks")
+
+
+def partition_values(
+    table: TableRecord,
+    partition: Partition,
+    created: int | None,
+    sealed: int | None,
+    is_upper: bool | None,
+) -> dict[str, Any]:
+    """The parameters of the queries `add_partitions` and `seal`."""
+    schema = table.schema
+    ranges = [(field, partition.region.range(field.name)) for field in schema.row_keys]
+    left_id, right_id = partition.child_ids or (None, None)
+    split = partition.split
+    return {
+        "table_id": table.table_id,
+        "created_epoch": created,
+        "sealed_epoch": sealed,
+        "partition_id": partition.partition_id,
+        "parent_id": partition.parent_id,
+        "is_upper": is_upper,
+        "min_keys": [_encoded(field, item.min) for field, item in ranges],
+        "max_keys": [_encoded(field, item.max) for field, item in ranges],
+        "split_key": schema.row_key_index(split.field) if split else None,
+        "split_point": _encoded(schema.field(split.field), split.point) if split else None,
+        "left_id": left_id,
+        "right_id": right_id,
+    }
+
+
+def partition_from_row(schema: Schema, row: Sequence[Any]) -> Partition:
+    """The columns of the query `partitions`."""
+    partition_id, parent_id, mins, maxs, split_key, split_point, left_id, right_id = row
+    split = None
+    if split_key is not None:
+        field = schema.row_keys[split_key]
+        split = Split(field.name, decode_value(field.type, split_point))
+    children = () if left_id is None else (left_id, right_id)
+    return Partition(partition_id, parent_id, region_from_row(schema, mins, maxs), children, split)
+
+
+def region_from_row(schema: Schema, mins: Sequence[bytes | None], maxs: Sequence[bytes | None]) -> Region:
+    """The region of the columns `min_keys` and `max_keys`."""
+    bounds = zip(schema.row_keys, mins, maxs, strict=True)
+    ranges = {f.name: Range(_decoded(f, low), _decoded(f, high)) for f, low, high in bounds}
+    return Region({name: item for name, item in ranges.items() if item != Range()})
+
+
+def _encoded(field: Field, value: KeyValue | None) -> bytes | None:
+    return None if value is None else encode_value(field.type, value)
+
+
+def _decoded(field: Field, value: bytes | None) -> KeyValue | None:
+    return None if value is None else decode_value(field.type, value)
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
     arrays: TreeArrays
     byte_size: int
-
-
-Key = int | tuple[int, int]
-"""Of a table's tree of now; with an epoch, of an older one."""
 
 
 class TreeCache:
@@ -127,19 +204,6 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-PAGE_ROWS = 20_000
-CHANGES_MAX = 10_000
-"""A tree that is further behind, in epochs, is read anew."""
-
-_PARTS = ("columns", "leaves_at", "wanted_halves", "is_forgotten")
-_QUERIES = load(__package__ or "", "trees")
-_STATEMENTS = {
-    name: Statement(query.including(**{part: _QUERIES[part] for part in _PARTS}).on())
-    for name, query in _QUERIES.items()
-    if name not in _PARTS
-}
 
 
 class TreeReader:
@@ -254,11 +318,31 @@ class TreeReader:
         return _STATEMENTS[name].execute(conn, {**values, "table_id": self._table.table_id})
 
 
-def _encoded(field: Field, value: KeyValue | None) -> bytes | None:
-    return None if value is None else encode_value(field.type, value)
-
-
 def _columns(row: Sequence[Any]) -> PartitionColumns:
     _, id_lengths, ids, created, sealed, split_keys, *texts, are_upper = row
     points, parents = Joined(*texts[:2]), Joined(*texts[2:])
     return PartitionColumns(Joined(id_lengths, ids), created, sealed, split_keys, points, parents, are_upper)
+
+
+def tree_problems(supplier: Supplier, table: TableRecord) -> list[Problem]:
+    """Gaps, overlaps, lost partitions and lost epochs, in one snapshot; none of a table that is dropped."""
+
+    def work(conn: psycopg.Connection[Any]) -> list[Problem]:
+        values = {"table_id": table.table_id, "root": ROOT, "limit": FOUND_MAX}
+        queries = [
+            _CHECKS[n].including(forgotten=_CHECKS["forgotten"]) for n in ("check_tree", "check_epochs")
+        ]
+        return [
+            Problem("partitions", table.name, partition_id, None, detail)
+            for query in queries
+            for partition_id, detail in conn.execute(query.on(), values)
+        ]
+
+    return run_transaction(
+        supplier,
+        work,
+        isolation=Isolation.REPEATABLE_READ,
+        read_only=True,
+        scans=True,
+        operation="check partitions",
+    )
