@@ -31,8 +31,7 @@ from dormouse.state.partitions.store import PartitionStore
 
 if TYPE_CHECKING:
     from dormouse.reading.changes import Consumer
-    from dormouse.reading.interruption import Interruption
-    from dormouse.reading.streams import Answer
+    from dormouse.reading.streams import Answer, Interruption
     from dormouse.state.history.history import History
     from dormouse.state.history.restore import RestoreReport
     from dormouse.state.partitions.leaves import SmallPair

@@ -15,8 +15,8 @@ from dormouse.data.object_access import open_parquet
 from dormouse.data.written import check_stored
 from dormouse.errors import InvalidData, InvalidQuery, ObjectDamaged, ObjectNotFound, one_line
 from dormouse.objects import ObjectStore
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.planner import Scan
+from dormouse.reading.streams import Interruption
 from dormouse.state.context import TableContext
 
 CHECKS_AT_ONCE_MAX = 16

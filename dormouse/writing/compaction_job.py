@@ -19,8 +19,8 @@ from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.connection import Isolation
 from dormouse.postgres.queries import Uuids
 from dormouse.postgres.transaction import run_transaction
-from dormouse.reading.deletions import Deletion
-from dormouse.reading.keyed_facts import Places, places_of
+from dormouse.reading.overlaps import Places, places_of
+from dormouse.reading.where import Deletion
 from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from dormouse.model.region import Region
-    from dormouse.reading.deletions import Deletion
+    from dormouse.reading.where import Deletion
 
 # What may hold, or still bring, older rows than those of a compaction job of a keyed table.
 

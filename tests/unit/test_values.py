@@ -30,8 +30,7 @@ from dormouse.data.export import export, json_rows
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
 from dormouse.model.values import json_value
-from dormouse.reading.where import question
-from dormouse.reading.where_json import parse_where, where_json
+from dormouse.reading.where import parse_where, question, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format
 from dormouse.sources.data_files import find_files
 from dormouse.sources.source_files import read_file
