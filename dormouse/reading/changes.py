@@ -26,7 +26,7 @@ from dormouse.model.portions import portions
 from dormouse.model.schema import Schema
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.key_ranges import KeyRanges, united
-from dormouse.reading.keyed import KeyedChanges
+from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.scan_session import (
     FILES_A_SCAN,

@@ -29,7 +29,7 @@ from dormouse.model.region import KeyValue, Range, compare, decode_key
 from dormouse.model.reshaping import is_as_stored
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore
-from dormouse.reading.checked_files import FileGone, verify
+from dormouse.reading.checked_files import FileGone, on_current, verify
 from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
 from dormouse.reading.keyed import GONE, KeyedScans
 from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
@@ -46,7 +46,7 @@ from dormouse.reading.scan_session import (
 )
 from dormouse.reading.streams import Ahead, Interruption, batches_ahead
 from dormouse.reading.table_view import Moment, gone_of_moment, plan_query
-from dormouse.reading.where import Question, Where, on_current, question
+from dormouse.reading.where import Question, Where, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import kept, moment_of, position_of
 

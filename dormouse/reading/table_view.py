@@ -26,7 +26,7 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import encode_value, number_of_value
 from dormouse.model.schema import Schema
 from dormouse.postgres import Isolation, run_lookup, run_transaction
-from dormouse.reading.checked_files import FileGone
+from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import (
     Page,
@@ -39,7 +39,7 @@ from dormouse.reading.planner import (
     plan,
     whole_page,
 )
-from dormouse.reading.where import Where, deletions_of, keeping_columns, on_current, question
+from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.reads import KeyBounds, PlannedRows
 from dormouse.state.history.ends import check_since

@@ -1,4 +1,4 @@
-"""Questions and deletions, checked: conditions on the columns that a table has now, columns, a limit."""
+"""Questions and deletions, checked against a schema: conditions on columns, a choice of columns, a limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -16,19 +16,13 @@ from pydantic import TypeAdapter
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.errors import (
-    InvalidInput,
     InvalidKey,
     InvalidQuery,
     InvalidRange,
-    InvalidSchema,
-    QueryOvertaken,
-    TableBusy,
 )
-from dormouse.errors.moved import SchemaMoved
 from dormouse.model.exact import exact_double
 from dormouse.model.properties import as_now, kept
 from dormouse.model.region import Range, Region, check_key
-from dormouse.model.reshaping import seen_with
 from dormouse.model.schema import Field, Schema
 from dormouse.model.shape import Shape
 from dormouse.model.text import did_you_mean
@@ -42,11 +36,6 @@ from dormouse.model.values import (
 )
 from dormouse.reading.key_ranges import KeyRanges
 
-if TYPE_CHECKING:
-    from dormouse.state.context import TableContext
-    from dormouse.state.files.reads import DeletionRows
-
-T = TypeVar("T")
 _INTERVAL = TypeAdapter(timedelta)
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {
     "bytes": (bytes, base64_text, bytes_of_base64, "base64"),
@@ -81,8 +70,6 @@ PARSED_MAX = 16_384
 """Of all tables. A plan asks for a table's pending ones in turn: were these more, none would be found."""
 SCHEMAS_CHASED_MAX = 20
 """Changes of a table's columns while work begins."""
-
-
 # Parameters of statements in JSON, as the service and its client have them.
 
 
@@ -366,8 +353,15 @@ class Deletion:
     is_erasure: bool = field(default=False, compare=False)
 
 
-def deletions_of(schema: Schema, rows: DeletionRows, wanted: KeyRanges | None = None) -> tuple[Deletion, ...]:
-    """Those that may be of wanted rows, by their numbers."""
+def deletions_of(
+    schema: Schema,
+    rows: Sequence[tuple[int, str] | tuple[int, str, bool]],
+    wanted: KeyRanges | None = None,
+) -> tuple[Deletion, ...]:
+    """Returns the deletions that may be of wanted rows, by their numbers.
+
+    `rows` have for each its number, its condition as JSON and whether it is an erasure, in no order.
+    """
     found = []
     for deletion_id, condition, *is_erasure in sorted(rows):
         asked = _question_of(schema, schema.shape if schema.was_changed else None, condition)
@@ -394,60 +388,3 @@ def _question_of(schema: Schema, shape: Shape | None, condition: str) -> Questio
     # an open range is refused now; where an earlier release recorded one, it deleted nulls, too
     conditions = (replace(one, or_null=one.or_null or one.is_open) for one in asked.conditions)
     return replace(asked, conditions=tuple(conditions))
-
-
-# Work that begins with the columns that a table has now, and keeps them while others change them.
-
-
-def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
-    """What work gives that begins with the table's columns and properties, as they are now.
-
-    It begins again when they are others than is known here; also when it does not fit those that are known.
-    """
-
-    def once() -> T:
-        nonlocal context
-        try:
-            return work(context)
-        except SchemaMoved:
-            context = context.followed()
-            raise
-        except InvalidInput as error:
-            now = context.followed()
-            if now is context:
-                raise
-            context = now
-            raise SchemaMoved(str(error)) from error
-
-    return again_if_moved(once)
-
-
-def again_if_moved(work: Callable[[], T]) -> T:
-    """What work gives that asks for columns itself; again when they were changed meanwhile. `TableBusy`."""
-    for _ in range(SCHEMAS_CHASED_MAX):
-        try:
-            return work()
-        except SchemaMoved as error:
-            last = error
-    raise TableBusy(f"{last}, and again and again: nothing was done, try again later") from last
-
-
-def keeping_columns(context: TableContext) -> TableContext:
-    """A table's services, with the columns that are known here, of files that came since, too.
-
-    `QueryOvertaken` when one of the columns was dropped.
-    """
-    try:
-        return seen_by(context, context.followed().table.schema)
-    except InvalidSchema as error:
-        raise QueryOvertaken(
-            f"{error} from table {context.table.name!r} while the query ran, and files that have it were "
-            "collected; run it again, or raise the table's property gc_delay_seconds"
-        ) from None
-
-
-def seen_by(context: TableContext, later: Schema) -> TableContext:
-    """Likewise, of files up to a version; `InvalidSchema` when one of the columns is not there any more."""
-    if later.version <= context.schema.version:
-        return context
-    return replace(context, table=replace(context.table, schema=seen_with(context.table.schema, later)))

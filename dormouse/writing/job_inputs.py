@@ -15,8 +15,9 @@ from dormouse.data.object_access import parquet_object
 from dormouse.errors import InvalidData, ObjectDamaged, one_line
 from dormouse.model.schema import Schema
 from dormouse.objects import ObjectStore, open_store
+from dormouse.reading.checked_files import on_current
 from dormouse.reading.planner import Reach
-from dormouse.reading.where import Deletion, deletions_of, on_current
+from dormouse.reading.where import Deletion, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 

@@ -13,7 +13,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.data.newest import first_of_keys
-from dormouse.reading import keyed as keyed_rows
+from dormouse.reading import keyed_changes
 
 
 def changed(table: Table, after: Any, till: Any = None) -> list[tuple[Any, ...]]:
@@ -60,8 +60,8 @@ def test_a_late_load_of_an_older_row_is_no_change(instance: Instance) -> None:
 
 
 def test_many_keys_are_compared_some_at_a_time(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed_rows, "KEYS_AT_ONCE", 50)
-    monkeypatch.setattr(keyed_rows, "LISTED_MAX", 20)
+    monkeypatch.setattr(keyed_changes, "KEYS_AT_ONCE", 50)
+    monkeypatch.setattr(keyed_changes, "LISTED_MAX", 20)
     schema = dm.Schema([dm.Field("a", dm.LONG), dm.Field("b", dm.STRING)], values=[dm.Field("v", dm.LONG)])
     table = instance.create_table("t", schema, properties=dm.TableProperties(keep="newest_row"))
 
@@ -88,9 +88,9 @@ def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
     def few(*given: Any) -> Iterator[pa.RecordBatch]:
         return (batch.slice(at, 20) for batch in first_of_keys(*given) for at in range(0, len(batch), 20))
 
-    monkeypatch.setattr(keyed_rows, "first_of_keys", few)
-    monkeypatch.setattr(keyed_rows, "KEYS_AT_ONCE", 20)
-    monkeypatch.setattr(keyed_rows, "LISTED_MAX", 15)
+    monkeypatch.setattr(keyed_changes, "first_of_keys", few)
+    monkeypatch.setattr(keyed_changes, "KEYS_AT_ONCE", 20)
+    monkeypatch.setattr(keyed_changes, "LISTED_MAX", 15)
     schema = dm.Schema(
         [dm.Field("a", dm.STRING), dm.Field("b", dm.BYTES), dm.Field("c", dm.INT)],
         values=[dm.Field("v", dm.LIST(dm.LONG))],
@@ -105,7 +105,7 @@ def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
     upsert_each(1, 0)
     first = table.history.record_cut()
     upsert_each(3, 1)
-    found = keyed_rows.KeyedChanges._found
+    found = keyed_changes.KeyedChanges._found
     held: list[tuple[list[str], int]] = []
 
     def spied(self: Any, some: pa.Table, ranges: Any, *given: Any) -> pa.Table:
@@ -113,7 +113,7 @@ def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
         held.append((list(ranges), rows.num_rows))
         return rows
 
-    monkeypatch.setattr(keyed_rows.KeyedChanges, "_found", spied)
+    monkeypatch.setattr(keyed_changes.KeyedChanges, "_found", spied)
     changes = table.changes(first, columns=["a", "b", "c", "v"]).read_all().to_pylist()
     assert [tuple(row.values()) for row in changes] == [(*key, [1], "upsert") for key in keys[::3]]
     assert len(held) > 4

@@ -24,7 +24,14 @@ from dormouse.model.cut import When
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.model.values import Parameters, given
-from dormouse.reading.checked_files import FileGone, check_bytes, check_columns, checked_sizes
+from dormouse.reading.checked_files import (
+    FileGone,
+    again_if_moved,
+    check_bytes,
+    check_columns,
+    checked_sizes,
+    keeping_columns,
+)
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
 from dormouse.reading.sql.engine import Session, Sessions
@@ -35,7 +42,7 @@ from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.streams import Interruption, heeding_signals, in_thread, undisturbed
 from dormouse.reading.table_view import plan_query, plan_tables, summary
-from dormouse.reading.where import Condition, Question, again_if_moved, keeping_columns, question
+from dormouse.reading.where import Condition, Question, question
 from dormouse.state.context import TableContext
 
 # What EXPLAIN and DESCRIBE say beside what DuckDB knows: what is read, and what is never null.

@@ -18,7 +18,7 @@ from dormouse.model.properties import VERSIONS
 from dormouse.model.reshaping import is_as_stored
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
-from dormouse.reading.checked_files import check_columns, checked_sizes
+from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.conditions import all_of, in_slices, remains, text, type_name
@@ -28,7 +28,7 @@ from dormouse.reading.sql.selects import Select
 from dormouse.reading.sql.statements import sql_of
 from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import check_files, plan_tables
-from dormouse.reading.where import Question, Where, checked_offset, on_current, question, unknown
+from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import position_of
 
