@@ -300,20 +300,20 @@ class _Execution:
 
     def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
         """Yields what a plan gives, which begins when the first batch is asked for."""
-        yield from (batch.to_pyarrow() for batch in self._stream(physical, scans))
+        self._interruption.check()
+        are_many = self._may_be_many(scans)
+        stream: Iterable[RecordBatch]
+        stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
+        if self._may_search or any(scan.deletions for scan in scans):
+            stream = interruptible(stream, self._interruption)
+        for batch in stream:
+            self._interruption.check()
+            yield batch.to_pyarrow()
 
     def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
         context, asked = self._context, self._asked
         names = tuple(dict.fromkeys((*context.schema.key_names, *asked.columns)))
         return KeyedScans(context.schema, context.properties, scans, asked.conditions, self.now_ms, names)
-
-    def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
-        self._interruption.check()
-        are_many = self._may_be_many(scans)
-        stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
-        if self._may_search or any(scan.deletions for scan in scans):
-            return interruptible(stream, self._interruption)
-        return self._checked(stream)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
         """Whether batches may have many rows; of several files where they are merged as they lie in them."""
@@ -324,11 +324,6 @@ class _Execution:
             if self._may_search or leaves_marks_out or any(scan.deletions for scan in scans):
                 return False
         return are_narrow(scans, self._context.objects, self._moment.schema, LARGE_BATCH_ROWS)
-
-    def _checked(self, stream: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        for batch in stream:
-            self._interruption.check()
-            yield batch
 
     @cached_property
     def _conditions(self) -> Expr:

@@ -82,7 +82,7 @@ FILES_MAX = 16
 # Parquet files that are read in parts, and what is kept in memory of them: they are never written again.
 
 
-class Source:
+class OpenFile:
     """An object that is read in parts. `mark` is another when it is another."""
 
     def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
@@ -126,14 +126,14 @@ class Source:
 
 
 @contextmanager
-def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[Source]:
+def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[OpenFile]:
     path: Path | None = store.local_path(name)
     if path is None:
-        yield Source(store, name, byte_count, None)
+        yield OpenFile(store, name, byte_count, None)
         return
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield Source(store, name, byte_count, descriptor)
+        yield OpenFile(store, name, byte_count, descriptor)
     finally:
         os.close(descriptor)
 
@@ -162,7 +162,7 @@ class KnownFile:
     bounds: dict[int, tuple[list[Any], list[Any]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: Source) -> KnownFile:
+    def of(cls, source: OpenFile) -> KnownFile:
         at = source.byte_count - source.tail_bytes
         tail = source.read([(at, source.tail_bytes)])[0]
         footer = footer_bytes(tail[-TAIL_BYTES:]) + TAIL_BYTES
@@ -171,7 +171,7 @@ class KnownFile:
             tail, at = source.read([(before, at - before)])[0] + tail, before
         return cls(row_groups(tail[-footer:-TAIL_BYTES]), tail, at)
 
-    def part(self, source: Source, span: Span) -> bytes:
+    def part(self, source: OpenFile, span: Span) -> bytes:
         """Some bytes, mostly of those that were read with the footer."""
         at = span[0] - self.tail_from
         return self.tail[at : at + span[1]] if at >= 0 else source.read([span])[0]
@@ -203,7 +203,7 @@ class Kept:
             while self._byte_count > KEPT_BYTES_MAX and len(self._items) > 1:
                 self._byte_count -= self._items.popitem(last=False)[1][1]
 
-    def file(self, source: Source) -> KnownFile:
+    def file(self, source: OpenFile) -> KnownFile:
         found: KnownFile | None = self.get(source.mark)
         if found is None:
             found = KnownFile.of(source)
@@ -313,7 +313,7 @@ class _Lookup:
     """One look-up in one file: first the pages of the keys, then, if rows have it, those of other columns."""
 
     def __init__(
-        self, file: KnownFile, source: Source, key: Mapping[Field, Any], columns: Sequence[str]
+        self, file: KnownFile, source: OpenFile, key: Mapping[Field, Any], columns: Sequence[str]
     ) -> None:
         self._file, self._source, self._columns = file, source, columns
         self._key = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
