@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from datafusion import SessionContext
 
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.state.context import TableContext
 
 _PRUNED = re.compile(r"([\d.]+) total → ([\d.]+) matched")

@@ -30,7 +30,8 @@ from dormouse.model.table import TableRecord
 from dormouse.model.types import BYTES, INT, LONG, STRING
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query, scan_session, table_view
+from dormouse.reading import scan_session, table_view
+from dormouse.reading.executor import query
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts

@@ -30,7 +30,7 @@ from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from tests.sql_judges import different
 from tests.sql_values import quoted
 from tests.sqllogic_files import LeftOut, records

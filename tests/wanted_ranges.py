@@ -10,11 +10,11 @@ import duckdb
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DOUBLE, INT, LONG, STRING
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql import wanted as module
 from dormouse.reading.sql.parsed import parsed
 from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.streams import Interruption
 
 SCHEMAS = {
     "t": Schema([Field("k", LONG), Field("s", STRING), Field("b", BYTES)], values=[Field("v", DOUBLE, True)]),

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from dormouse.model.table import TableRecord
     from dormouse.model.types import Parameters
     from dormouse.objects import ObjectStore
-    from dormouse.reading import Answer, PlanSummary
-    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.sql.workers import WorkerLimits, Workers
+    from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
     from dormouse.settings import Settings
     from dormouse.state.catalog import Catalog

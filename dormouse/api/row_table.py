@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from dormouse.api.table import Table
     from dormouse.model.types import Parameters
-    from dormouse.reading.interruption import Interruption
-    from dormouse.reading.streams import Answer
+    from dormouse.reading.streams import Answer, Interruption
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.columns import Column
     from dormouse.rows.indexes import RowIndexes

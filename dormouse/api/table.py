@@ -28,8 +28,7 @@ from dormouse.state.partitions.store import PartitionStore
 
 if TYPE_CHECKING:
     from dormouse.reading.changes import Consumer
-    from dormouse.reading.interruption import Interruption
-    from dormouse.reading.streams import Answer
+    from dormouse.reading.streams import Answer, Interruption
     from dormouse.state.history.history import History
     from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions.store import SmallPair

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
     from dormouse.durability.erasing import EraseReport
     from dormouse.model.types import Parameters
-    from dormouse.reading import PlanSummary
     from dormouse.reading.deleting import DeleteReport, DeleteWhere
-    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.sql.views import LiveFile
-    from dormouse.reading.streams import Answer
+    from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
 
 Engine = Literal["auto", "local", "spark"]
@@ -141,7 +140,7 @@ class Reading(ShapedTable, Container):
         other bytes than were written raises `ObjectDamaged`, and gives no row. It raises `InvalidQuery` for a
         file that has no digest. The table's property `verify_reads` makes every reader do so.
         """
-        from dormouse.reading import query
+        from dormouse.reading.executor import query
         from dormouse.reading.streams import Answer
         from dormouse.reading.where import LIMIT_MAX, checked_limit, checked_offset
 
@@ -165,7 +164,7 @@ class Reading(ShapedTable, Container):
         self, where: Mapping[str, Any] | Region | None = None, *, as_of: When | None = None
     ) -> PlanSummary:
         """What a query would read: partitions, files, bytes. Raises as `query` does."""
-        from dormouse.reading import explain
+        from dormouse.reading.table_view import explain
 
         return explain(self.reading, where, as_of)
 

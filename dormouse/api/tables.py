@@ -40,11 +40,10 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
     from dormouse.model.types import Parameters
-    from dormouse.reading import PlanSummary
-    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Engine, Sessions
     from dormouse.reading.sql.named import Named
-    from dormouse.reading.streams import Answer
+    from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
     from dormouse.writing.compaction_job import CompactionResult
     from dormouse.writing.ingest import IngestReport

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dormouse.api.table import Table
-    from dormouse.reading import PlanSummary
     from dormouse.reading.deleting import DeleteReport, DeleteWhere
+    from dormouse.reading.planner import PlanSummary
 
 ROWS_SHOWN = 20
 """On a terminal; elsewhere all are."""

@@ -161,8 +161,8 @@ def parse_where(schema: Schema, texts: Sequence[str]) -> dict[str, Any]:
     A column that comes several times with values means any of them. `\\:` is a colon of the value itself.
     An object of JSON has conditions on any number of columns, as the query service takes them.
     """
+    from dormouse.reading.where import parse_where as of_json
     from dormouse.reading.where import unknown
-    from dormouse.reading.where_json import parse_where as of_json
 
     where: dict[str, Any] = {}
     for text in texts:

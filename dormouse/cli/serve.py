@@ -99,7 +99,7 @@ def _options() -> list[inspect.Parameter]:
 
 def _end_although_queries_run() -> None:
     """Python waits at its exit for threads, of which one may still be in the middle of a join."""
-    from dormouse.reading.sources import end_idle
+    from dormouse.reading.streams import end_idle
 
     end_idle()
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):

@@ -19,10 +19,8 @@ from dormouse.model.table import Container, TableProperties, check_table_name, n
 from dormouse.model.text import path_segment
 from dormouse.model.types import Parameters, json_value
 from dormouse.reading.planner import PlanSummary
-from dormouse.reading.schemas import SCHEMAS_CHASED_MAX
 from dormouse.reading.streams import pandas_of, polars_of
-from dormouse.reading.where import Question, checked_offset, question
-from dormouse.reading.where_json import where_json
+from dormouse.reading.where import SCHEMAS_CHASED_MAX, Question, checked_offset, question, where_json
 from dormouse.state.files.round_reports import LastRound
 from dormouse.state.history.consumers import ConsumerStatus
 from dormouse.state.history.history import TableStatus

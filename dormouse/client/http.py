@@ -30,8 +30,7 @@ from dormouse.errors import (
 )
 from dormouse.model.ahead import backoff_seconds
 from dormouse.model.types import Parameters, given
-from dormouse.reading.sources import Source
-from dormouse.reading.streams import Frames, shown_reader
+from dormouse.reading.streams import Frames, Source, shown_reader
 from dormouse.reading.where import parameters_json
 from dormouse.settings.service import check_token
 

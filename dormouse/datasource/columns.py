@@ -10,8 +10,7 @@ from dormouse.datasource.options import ReadOptions
 from dormouse.errors import InvalidInput
 from dormouse.reading.changes import columns_of_changes
 from dormouse.reading.executor import columns_of
-from dormouse.reading.where import Question, question
-from dormouse.reading.where_json import parse_where
+from dormouse.reading.where import Question, parse_where, question
 from dormouse.spark.frames import struct_of
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import position_of

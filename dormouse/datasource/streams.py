@@ -33,7 +33,8 @@ from dormouse.model.table import TableProperties, check_not_edited
 from dormouse.model.text import check_text
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import note_if_shared
-from dormouse.reading.schemas import add_missing, seen_by
+from dormouse.reading.checked_files import seen_by
+from dormouse.reading.schemas import add_missing
 from dormouse.spark.ingest import check_fits, columns_of
 from dormouse.spark.worker import check_arrived, check_seen, partition_number
 from dormouse.state.files.attempts import WriteAttempt

@@ -34,11 +34,10 @@ from dormouse.model.ahead import backoff_seconds
 from dormouse.model.table import is_keyed
 from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.reading.checked_files import on_current
 from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
-from dormouse.reading.deletions import Deletion, deletions_of
-from dormouse.reading.reach import may_hold
-from dormouse.reading.schemas import on_current
-from dormouse.reading.where import Question
+from dormouse.reading.planner import may_hold
+from dormouse.reading.where import Deletion, Question, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure

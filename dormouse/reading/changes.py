@@ -24,14 +24,12 @@ from dormouse.model.cut import Position, milliseconds_at
 from dormouse.model.schema import Schema
 from dormouse.model.table import is_keyed
 from dormouse.reading.checked_files import FileGone
-from dormouse.reading.deletions import Deletion, deletions_of
-from dormouse.reading.interruptible import interruptible
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.scan_session import (
     FILES_A_SCAN,
+    interruptible,
     is_of,
     key_session,
     named_failures,
@@ -39,9 +37,9 @@ from dormouse.reading.scan_session import (
     rows,
     stored_rows,
 )
-from dormouse.reading.streams import batches_ahead
+from dormouse.reading.streams import Interruption, batches_ahead
 from dormouse.reading.table_view import differing_groups, gone_of_moment, plan_query
-from dormouse.reading.where import question
+from dormouse.reading.where import Deletion, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import ChangedFile, pages_between
 from dormouse.state.history.consumers import Consumers, ConsumerState

@@ -1,24 +1,42 @@
-"""Whether a plan's files are what was written: there, of the size that is recorded, and readable."""
+"""What plans rely on, checked: files are as they were written, and columns are those of now.
+
+A file is there, of the size that is recorded, and readable.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from threading import Event, Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_stored
 from dormouse.data.file_checks import digest_of_object
 from dormouse.data.object_access import open_parquet
-from dormouse.errors import InvalidData, InvalidQuery, ObjectDamaged, ObjectNotFound, one_line
+from dormouse.errors import (
+    InvalidData,
+    InvalidInput,
+    InvalidQuery,
+    InvalidSchema,
+    ObjectDamaged,
+    ObjectNotFound,
+    QueryOvertaken,
+    TableBusy,
+    one_line,
+)
+from dormouse.model.reshaping import seen_with
+from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.objects import ObjectStore
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.planner import Scan
+from dormouse.reading.streams import Interruption
+from dormouse.reading.where import SCHEMAS_CHASED_MAX
 from dormouse.state.context import TableContext
 
+T = TypeVar("T")
 CHECKS_AT_ONCE_MAX = 16
 KNOWN_MAX = 100_000
 _Seen = set[tuple[str | int, ...]]
@@ -242,3 +260,63 @@ def _check_size(context: TableContext, scan: Scan) -> None:
         raise damaged(context, scan, f"has {size:,} bytes, and had {scan.byte_count:,} when it was written")
     if not size:
         raise damaged(context, scan, "cannot be read as Parquet: it is empty")
+
+
+# Work that begins with the columns that a table has now, and keeps them while others change them.
+
+
+# Work that begins with the columns that a table has now, and keeps them while others change them.
+
+
+def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
+    """What work gives that begins with the table's columns and properties, as they are now.
+
+    It begins again when they are others than is known here; also when it does not fit those that are known.
+    """
+
+    def once() -> T:
+        nonlocal context
+        try:
+            return work(context)
+        except SchemaMoved:
+            context = context.followed()
+            raise
+        except InvalidInput as error:
+            now = context.followed()
+            if now is context:
+                raise
+            context = now
+            raise SchemaMoved(str(error)) from error
+
+    return again_if_moved(once)
+
+
+def again_if_moved(work: Callable[[], T]) -> T:
+    """What work gives that asks for columns itself; again when they were changed meanwhile. `TableBusy`."""
+    for _ in range(SCHEMAS_CHASED_MAX):
+        try:
+            return work()
+        except SchemaMoved as error:
+            last = error
+    raise TableBusy(f"{last}, and again and again: nothing was done, try again later") from last
+
+
+def keeping_columns(context: TableContext) -> TableContext:
+    """A table's services, with the columns that are known here, of files that came since, too.
+
+    `QueryOvertaken` when one of the columns was dropped.
+    """
+    try:
+        return seen_by(context, context.followed().table.schema)
+    except InvalidSchema as error:
+        raise QueryOvertaken(
+            f"{error} from table {context.table.name!r} while the query ran, and files that have it were "
+            "collected; run it again, or raise the table's property gc_delay_seconds"
+        ) from None
+
+
+def seen_by(context: TableContext, later: Schema) -> TableContext:
+    """Likewise, of files up to a version; `InvalidSchema` when one of the columns is not there any more."""
+    if later.version <= context.schema.version:
+        return context
+    return replace(context, table=replace(context.table, schema=seen_with(context.table.schema, later)))

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.region import Region
-from dormouse.reading.deletions import condition_of, key_bounds
-from dormouse.reading.where import Question, question
+from dormouse.reading.table_view import key_bounds
+from dormouse.reading.where import Question, condition_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.store import KeyBounds
 

@@ -9,222 +9,43 @@ from functools import cached_property, partial, reduce
 from itertools import chain, islice, takewhile
 from operator import and_
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from datafusion import ExecutionPlan, Expr
 from datafusion.record_batch import RecordBatch
 
 from dormouse.data.arrow_schema import arrow_schema, exact, written_schema
 from dormouse.data.datafusion_session import column, key_order
-from dormouse.data.newest import first_of_keys, laid_over
+from dormouse.data.newest import laid_over
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.ahead import portions
 from dormouse.model.cut import Position, When, milliseconds_at
-from dormouse.model.region import KeyValue, Range
+from dormouse.model.region import KeyValue, Range, compare, decode_key
 from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
-from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
-from dormouse.model.types import Field
-from dormouse.reading.checked_files import FileGone, verify
-from dormouse.reading.dividing import are_narrow, divided, first_divided, is_large
-from dormouse.reading.edited import read_from, wanted_of
-from dormouse.reading.interruptible import interruptible
-from dormouse.reading.interruption import Interruption
+from dormouse.model.table import is_keyed
+from dormouse.objects import ObjectStore
+from dormouse.reading.checked_files import FileGone, on_current, verify
+from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
 from dormouse.reading.keyed import GONE, KeyedScans
-from dormouse.reading.page_reads import can_look_up, rows_of
-from dormouse.reading.planner import Scan
+from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
+from dormouse.reading.planner import Scan, may_hold
 from dormouse.reading.scan_session import (
     LARGE_BATCH_ROWS,
     from_key,
+    interruptible,
     key_session,
     meets,
     named_failures,
     planned,
     rows,
 )
-from dormouse.reading.schemas import on_current
-from dormouse.reading.streams import Ahead, batches_ahead
+from dormouse.reading.streams import Ahead, Interruption, batches_ahead
 from dormouse.reading.table_view import Moment, gone_of_moment, plan_query
 from dormouse.reading.where import Question, Where, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import kept, moment_of, position_of
-
-# Rows in key order on their way out, of which those of the newest key wait until a larger key is seen.
-
-HELD_BYTES_MAX = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """A key in key order, row keys then sort keys: rows before it were given; those of it too, if `given`."""
-
-    key: tuple[KeyValue, ...]
-    given: bool
-
-
-class HeldBack:
-    """Batches of a sorted stream go in, and come out as they were but for the places where it stops.
-
-    `names` are the columns of the key. Beyond `bytes_max` rows of one key are given at once; until a larger
-    key comes, `interrupt` is then refused.
-    """
-
-    def __init__(self, names: Sequence[str], bytes_max: int = HELD_BYTES_MAX) -> None:
-        self._names = tuple(names)
-        self._bytes_max = bytes_max
-        self._held: list[pa.RecordBatch] = []
-        self._newest: tuple[KeyValue, ...] | None = None
-        self._given_in_part: tuple[KeyValue, ...] | None = None
-        self._is_first = True
-        self.reached: Reached | None = None
-
-    @property
-    def row_count(self) -> int:
-        """The rows that wait."""
-        return sum(int(batch.num_rows) for batch in self._held)
-
-    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Takes a batch; gives what need not wait any more."""
-        if not batch.num_rows:
-            return
-        yield from self._older() if self._key(batch, 0) == self._newest else self._all()
-        self._held.append(batch)
-        self._newest = self._key(batch, batch.num_rows - 1)
-        if self._is_first or self._is_too_much:
-            # the reader waits for the first row, and need not wait for the second batch
-            self._is_first = False
-            yield from self._older()
-        if self._is_too_much:
-            self._given_in_part = self._newest
-            yield from self._all()
-
-    def end(self) -> Iterator[pa.RecordBatch]:
-        """Gives all: only rows of larger keys come after this, if any."""
-        yield from self._all()
-        if self._newest is not None:
-            self.reached = Reached(self._newest, given=True)
-        self._newest = None
-
-    def interrupt(self) -> Iterator[pa.RecordBatch]:
-        """Gives the rows before the newest key, and forgets the rows of that: they are to come again.
-
-        `reached` then tells from where on. See `is_in_part`.
-        """
-        yield from self._older()
-        if self._newest is not None:
-            self.reached = Reached(self._newest, given=False)
-        self._held, self._newest = [], None
-
-    @property
-    def is_in_part(self) -> bool:
-        """Whether some rows of the newest key were given already, so that it cannot be read again."""
-        return self._newest is not None and self._newest == self._given_in_part
-
-    @property
-    def _is_too_much(self) -> bool:
-        return sum(int(batch.nbytes) for batch in self._held) > self._bytes_max
-
-    def _all(self) -> Iterator[pa.RecordBatch]:
-        held, self._held = self._held, []
-        yield from held
-
-    def _older(self) -> Iterator[pa.RecordBatch]:
-        """Gives the rows before the newest key."""
-        if not self._held:
-            return
-        *before, last = self._held
-        older = self._start_of_newest(last)
-        if older:
-            # whatever is held before a batch has the key of its first row
-            self._held = [last.slice(older)]
-            yield from before
-            yield last.slice(0, older)
-
-    def _start_of_newest(self, batch: pa.RecordBatch) -> int:
-        """The first row of the newest key, which the last row has, by bisection."""
-        low, high = 0, int(batch.num_rows) - 1
-        if high and self._key(batch, high - 1) != self._newest:
-            return high
-        while low < high:
-            middle = (low + high) // 2
-            if self._key(batch, middle) == self._newest:
-                high = middle
-            else:
-                low = middle + 1
-        return low
-
-    def _key(self, batch: pa.RecordBatch, row: int) -> tuple[KeyValue, ...]:
-        return tuple(batch.column(name)[row].as_py() for name in self._names)
-
-
-# Look-ups of a key without an engine, which read the pages that can have it; what does not fit needs one.
-
-FILES_MAX = 16
-"""Of a group of leaves: more are better merged by an engine."""
-
-
-def looked_up(
-    context: TableContext, schema: Schema, asked: Question, transform: Transform, scans: Sequence[Scan]
-) -> Iterable[pa.RecordBatch] | None:
-    """The rows of some files, in key order, with the keys and the columns asked for; None: ask an engine.
-
-    Ask one where more than a key is wanted, and for a table that merges rows or hides some by their age. Of a
-    keyed table it is the newest row of each key, unless that is a mark of deletion.
-    """
-    keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
-    if not all(keys) or asked.conditions or transform.aggregates or transform.age_off:
-        return None
-    properties = context.properties
-    newest_by = newest_first(properties) if is_keyed(properties) else ()
-    stored = stored_schema(schema, properties)
-    if not all(_is_plain(stored, scan) for scan in scans):
-        return None
-    wanted = list(dict.fromkeys((*schema.key_names, *asked.columns)))
-    hidden = [*newest_by, DELETED_AT] if newest_by else []
-    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
-    if not can_look_up(schema.key_fields, columns):
-        return None
-    names = [field.name for field in columns]
-    batches: list[pa.RecordBatch] = []
-    for scan, key in zip(scans, keys, strict=True):
-        found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
-        if found is None:
-            return None
-        batches += found
-    if len(batches) > 1:
-        order = [(name, "ascending") for name in schema.key_names]
-        order += [(name, "descending") for name in newest_by]
-        rows = pa.Table.from_batches(batches).sort_by(order)
-        batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
-    return _newest(batches, schema, wanted) if newest_by else batches
-
-
-def _newest(batches: Iterable[pa.RecordBatch], schema: Schema, names: Sequence[str]) -> list[pa.RecordBatch]:
-    """Returns the first row of each key, without marks of deletion."""
-    first = first_of_keys(batches, schema.row_key_names)
-    return [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(names) for batch in first]
-
-
-def _is_plain(schema: Schema, scan: Scan) -> bool:
-    """Whether all rows of a file count, as they were written."""
-    written = written_schema(schema, scan.filename)
-    is_whole = not scan.deletions and bool(scan.byte_count)
-    return is_whole and is_as_stored(written, schema)
-
-
-def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
-    """The values of the first row keys that a file's wanted rows have; empty when more is wanted of them."""
-    if len(scan.slices) != 1:
-        return {}
-    wanted = scan.slices[0]
-    leading = list(takewhile(lambda field: field.name in wanted, schema.row_keys))
-    ranges = [wanted[field.name] for field in leading]
-    if len(leading) != len(wanted) or not all(len(one) == 1 and one[0].is_exact for one in ranges):
-        return {}
-    return {field: one[0].min for field, one in zip(leading, ranges, strict=True)}
-
 
 Groups = Iterator[tuple[Scan, ...]]
 _Prepared = Iterator[tuple[Sequence[Scan], Iterable[pa.RecordBatch]]]
@@ -232,6 +53,19 @@ BEGUN_BYTES_MAX = 64 * 1024 * 1024
 """Of rows of the next group, made while others are used."""
 REPLANS_MAX = 10
 PART_BYTES = 128 * 1024 * 1024
+FIRST_FILES_MIN = 16
+"""Of a group: fewer files are opened sooner than they are told apart."""
+FIRST_FILES_GROWTH = 8
+"""How many times as many files each further part begins with, if the parts before had too few rows."""
+PART_ROWS = 131_072
+PART_BYTES_MIN = 4 * 1024 * 1024
+"""Of a group, as stored: a plan for each part costs milliseconds."""
+BATCHES_BYTES_MAX = 64 * 1024 * 1024
+"""In memory, of a batch of each file of a group, and of one made of them: many queries share 2 GiB."""
+ROW_GROUPS_BYTES_MAX = 256 * 1024 * 1024
+"""Of a row group of each file: a few rows may have all its bytes, and then a batch has, too."""
+FILES_MAX = 64
+"""Of a group: of more files each is read too little for parts to pay."""
 
 
 def query(
@@ -409,10 +243,10 @@ class _Execution:
         """A plan's rows from a key on, but for those that are held back, group after group."""
         groups = self._verified(groups)
         if self._asked.limit is not None:  # the next group may be needless
-            parts = first_divided(groups, lambda: self._moment.schema, self._asked.limit)
+            parts = first_divided(groups, self._moment, self._asked.limit)
             yield from self._used(self._prepared(parts, start))
             return
-        parts = divided(groups, self._context.objects, lambda: self._moment.schema)
+        parts = divided(groups, self._context.objects, self._moment)
         first = list(islice(parts, 2))
         prepared = self._prepared(chain(first, parts), start)
         if len(first) < 2:  # nothing is to be made ahead
@@ -463,20 +297,20 @@ class _Execution:
 
     def _executed(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[pa.RecordBatch]:
         """Yields what a plan gives, which begins when the first batch is asked for."""
-        yield from (batch.to_pyarrow() for batch in self._stream(physical, scans))
+        self._interruption.check()
+        are_many = self._may_be_many(scans)
+        stream: Iterable[RecordBatch]
+        stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
+        if self._may_search or any(scan.deletions for scan in scans):
+            stream = interruptible(stream, self._interruption)
+        for batch in stream:
+            self._interruption.check()
+            yield batch.to_pyarrow()
 
     def _keyed(self, scans: Sequence[Scan]) -> KeyedScans:
         context, asked = self._context, self._asked
         names = tuple(dict.fromkeys((*context.schema.key_names, *asked.columns)))
         return KeyedScans(context.schema, context.properties, scans, asked.conditions, self.now_ms, names)
-
-    def _stream(self, physical: ExecutionPlan, scans: Sequence[Scan]) -> Iterator[RecordBatch]:
-        self._interruption.check()
-        are_many = self._may_be_many(scans)
-        stream = key_session(self._context.objects, of_large_batches=are_many).execute(physical, 0)
-        if self._may_search or any(scan.deletions for scan in scans):
-            return interruptible(stream, self._interruption)
-        return self._checked(stream)
 
     def _may_be_many(self, scans: Sequence[Scan]) -> bool:
         """Whether batches may have many rows; of several files where they are merged as they lie in them."""
@@ -487,11 +321,6 @@ class _Execution:
             if self._may_search or leaves_marks_out or any(scan.deletions for scan in scans):
                 return False
         return are_narrow(scans, self._context.objects, self._moment.schema, LARGE_BATCH_ROWS)
-
-    def _checked(self, stream: Iterable[RecordBatch]) -> Iterator[RecordBatch]:
-        for batch in stream:
-            self._interruption.check()
-            yield batch
 
     @cached_property
     def _conditions(self) -> Expr:
@@ -578,3 +407,145 @@ class _Execution:
                 f"file {filename!r} is gone: it was collected amidst rows of equal key that are too many to "
                 "be held back; run the query again, or raise the table's property gc_delay_seconds"
             ) from missing
+
+
+# Groups in parts: large ones by row groups, so that one part is read while another is used, and groups of
+# many files by the smallest keys of the files, so that few rows need few files.
+
+
+def divided(
+    groups: Iterable[Sequence[Scan]], objects: ObjectStore, moment: Moment
+) -> Iterator[tuple[Scan, ...]]:
+    """Yields the groups in parts by their first row key: all rows of a part sort before those of the next.
+
+    The columns of the moment may change between two groups, to those by which the next files were written.
+    """
+    for scans in groups:
+        yield from _parts(scans, objects, moment.schema)
+
+
+def first_divided(groups: Iterable[Sequence[Scan]], moment: Moment, rows: int) -> Iterator[tuple[Scan, ...]]:
+    """Yields the groups in parts by their first row key; the first part mostly has the first `rows` rows.
+
+    A file has a row of its smallest key. So the rows up to the smallest key of the n-th file, in the order of
+    these keys, are at least n, and only files that begin at or before it are read. Where rows are filtered
+    out or were deleted there may be fewer, which the next part, of more files, makes good.
+    """
+    for scans in groups:
+        yield from (
+            _first_parts(scans, moment.schema, rows) if len(scans) >= FIRST_FILES_MIN else (tuple(scans),)
+        )
+
+
+def is_large(scans: Sequence[Scan]) -> bool:
+    """Whether a group has files of so many bytes that more than a moment is spent on them."""
+    return sum(scan.byte_count or 0 for scan in scans) >= PART_BYTES_MIN
+
+
+def are_narrow(scans: Sequence[Scan], objects: ObjectStore, schema: Schema, batch_rows: int) -> bool:
+    """Whether a batch may have so many rows, which are of a large group, as they were written.
+
+    Those of one file are of one row group. What is merged of several is of as many as have its rows: of each
+    file rows in succession, if all are wanted.
+    """
+    batches = groups = merged = 0.0
+    for scan in scans if is_large(scans) else ():
+        found = row_groups_in_memory(objects, scan.filename, scan.byte_count or 0)
+        # a column that came later may have a long value for all rows
+        if not found or not is_as_stored(written_schema(schema, scan.filename), schema):
+            return False
+        batches += max(size * min(1.0, batch_rows / rows) for rows, size in found)
+        groups += max(size for _, size in found)
+        merged = max(merged, *(size * batch_rows / rows for rows, size in found))
+    return 0 < batches + merged <= BATCHES_BYTES_MAX and groups <= ROW_GROUPS_BYTES_MAX
+
+
+def _first_parts(scans: Sequence[Scan], schema: Schema, rows: int) -> Iterator[tuple[Scan, ...]]:
+    low: Any = None
+    starts, count = _first_keys(scans, schema), max(1, rows)
+    while count < len(starts):
+        point = starts[count - 1]
+        if low is None or compare(point, low) > 0:
+            yield _reaching(scans, schema, Range(low, point, min_inclusive=False, max_inclusive=True))
+            low = point
+        count *= FIRST_FILES_GROWTH
+    rest = _reaching(scans, schema, Range(low, min_inclusive=False)) if low is not None else tuple(scans)
+    if rest:
+        yield rest
+
+
+def _first_keys(scans: Sequence[Scan], schema: Schema) -> list[Any]:
+    """Returns the first row key at which each file's wanted rows can begin, in order, where that is known.
+
+    A file that begins before all that is wanted may have its first wanted row anywhere, and is left out.
+    """
+    name = schema.row_keys[0].name
+    found: list[Any] = []
+    for scan in scans:
+        first = None if scan.min_key is None else decode_key(schema.row_keys[:1], scan.min_key)[0]
+        wanted = [part.enclosing(name).min for part in scan.slices]
+        if first is not None and any(low is None or compare(low, first) <= 0 for low in wanted):
+            found.append(first)
+    return sorted(found)
+
+
+def _reaching(scans: Sequence[Scan], schema: Schema, limits: Range) -> tuple[Scan, ...]:
+    """Returns what files have within some limits of the first row key, without files that end before them."""
+    name = schema.row_keys[0].name
+    return tuple(
+        scan
+        for scan in _clipped(scans, name, limits)
+        if any(may_hold(schema, scan.min_key, scan.max_key, part) for part in scan.slices)
+    )
+
+
+def _parts(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[tuple[Scan, ...]]:
+    name = schema.row_keys[0].name
+    low: Any = None
+    for point in _points(scans, objects, schema):
+        if part := _clipped(scans, name, Range(low, point)):
+            yield part
+        low = point
+    yield tuple(scans) if low is None else _clipped(scans, name, Range(low))
+
+
+def _points(scans: Sequence[Scan], objects: ObjectStore, schema: Schema) -> Iterator[Any]:
+    """Values of the first row key with about so many wanted rows between them."""
+    name = schema.row_keys[0].name
+    wanted = [part.enclosing(name) for scan in scans for part in scan.slices]
+    if not is_large(scans) or len(scans) > FILES_MAX or all(one.is_exact for one in wanted):
+        return
+    low: Any = None if any(one.min is None for one in wanted) else min(one.min for one in wanted)  # type: ignore[type-var]
+    high: Any = None if any(one.max is None for one in wanted) else max(one.max for one in wanted)  # type: ignore[type-var]
+    starts = [
+        (value, rows)
+        for scan in scans
+        for value, rows in _starts(scan, objects, schema)
+        if high is None or value < high
+    ]
+    # as large as each other, since one is read as long as another is
+    left = sum(rows for value, rows in starts if low is None or value > low)
+    size, rows = left / max(1, left // PART_ROWS), 0
+    for value, row_count in sorted(starts):
+        if low is not None and value <= low:
+            continue
+        if rows >= size and left >= size / 2:
+            yield value
+            low, rows = value, 0
+        rows, left = rows + row_count, left - row_count
+
+
+def _starts(scan: Scan, objects: ObjectStore, schema: Schema) -> list[tuple[KeyValue, int]]:
+    # by the name that the key had: today's may be what another column was called
+    key = written_schema(schema, scan.filename).row_keys[0]
+    return row_group_starts(objects, scan.filename, scan.byte_count or 0, key)
+
+
+def _clipped(scans: Sequence[Scan], name: str, limits: Range) -> tuple[Scan, ...]:
+    """What files have within some limits."""
+    found = []
+    for scan in scans:
+        slices = (part.clipped(name, limits) for part in scan.slices)
+        if left := tuple(part for part in slices if not part.is_empty):
+            found.append(replace(scan, slices=left))
+    return tuple(found)

@@ -18,11 +18,10 @@ from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stored_schema
 from dormouse.objects import ObjectStore
-from dormouse.reading.deletions import Deletion
 from dormouse.reading.overlaps import layers, overlap
 from dormouse.reading.planner import Scan
 from dormouse.reading.scan_session import meets, remains, stored_rows
-from dormouse.reading.where import Condition
+from dormouse.reading.where import Condition, Deletion
 
 GONE = "__gone"
 """Whether the newest row of its key is none that is wanted."""

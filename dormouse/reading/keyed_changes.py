@@ -27,13 +27,13 @@ from dormouse.model.cut import Position
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, stored_schema
-from dormouse.reading.deletions import deletions_of
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.keyed import KeyedScans
 from dormouse.reading.planner import Scan
 from dormouse.reading.scan_session import FILES_A_SCAN, key_session, named_failures, planned, stored_rows
+from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import plan_query
+from dormouse.reading.where import deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import BEFORE_ALL
 from dormouse.state.history.retention import PastEvent, PastRestore

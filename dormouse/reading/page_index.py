@@ -1,4 +1,4 @@
-"""The footer and page index of a Parquet file: where its pages are, and between which keys.
+"""The footer, page index and coded values of a Parquet file: where pages are, and between which keys.
 
 pyarrow reads whole row groups, and gives no page index. This reads what look-ups need of them, as
 parquet.thrift of https://github.com/apache/parquet-format has it.
@@ -11,23 +11,31 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-# Thrift's compact protocol, in which Parquet writes what it says of pages, row groups and files.
+import pyarrow as pa
 
 STOP, TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET = range(11)
 STRUCT = 12
 INTEGERS = (I16, I32, I64)
 _DEPTH_MAX = 32
-
 Struct = dict[int, Any]
 """A struct's fields by their numbers."""
 Kept = dict[int, tuple[int, Any]]
 """They with their kinds, so that a struct can be written again, with fields that nobody here knows."""
+TEXTS_MAX = 256
+_CODED = (2, 8)
+_PLAIN = (0, 2)
+_NUMBERS = {1: pa.int32(), 2: pa.int64(), 4: pa.float32(), 5: pa.float64()}
+_TEXTS = (pa.string(), pa.binary())
+_CODECS = {1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 
 
 class NotUnderstood(Exception):
     """A file, or a part of one, that is not as it is needed."""
+
+
+# Thrift's compact protocol, in which Parquet writes what it says of pages, row groups and files.
 
 
 class Reading:
@@ -221,11 +229,9 @@ _TEXT_BYTES = 5
 _VALUE_BYTES = {0: 1, 1: 5, 2: 9, 4: 5, 5: 9}
 """Of numbers, by their physical type, with whether they are null."""
 _DECIMAL_BYTES = 17
-
 _VARINT = b"([\x80-\xff]{0,9}[\x00-\x7f])"
 _LOCATION = re.compile(b"\x16%b\x15%b\x16%b\x00" % (_VARINT, _VARINT, _VARINT), re.DOTALL)
 """A PageLocation, whose three fields all writers write, in their order."""
-
 Reader = Callable[[int, int], bytes]
 """Bytes of the file from an offset on, so many."""
 
@@ -451,3 +457,120 @@ def as_data_page(dictionary: bytes, is_optional: bool) -> tuple[bytes, int]:
         b"\x11\x00\x00",
     ]  # fmt: skip
     return b"".join([*head, levels, dictionary[at:]]), count
+
+
+# Values of pages whose column has a dictionary: each is read where it stands, not the page with it. So a
+# look-up of a row decodes no dictionary twice, which may have a million bytes, and no page at all. Source:
+# Encodings.md and parquet.thrift of https://github.com/apache/parquet-format.
+
+
+class CodedPage(NamedTuple):
+    """A page of places in a dictionary, each of `width` bits; `levels` tell which rows are not null."""
+
+    width: int
+    places: bytes
+    levels: bytes | None
+
+    def place(self, row: int) -> int | None:
+        """Of a row's value in the dictionary; None for a null."""
+        if self.levels is not None:
+            if not _item(self.levels, 1, row):
+                return None
+            row = _ones(self.levels, row)
+        return _item(self.places, self.width, row) if self.width else 0
+
+
+def coded_page(data: bytes, chunk: Chunk, row_count: int) -> CodedPage | None:
+    """A data page of a column, which has so many rows; None when its values are not in a dictionary."""
+    header, at = page_header(data)
+    packed = data[at : at + header[3]]
+    old, new = header.get(5), header.get(8)
+    said: Struct = old or new or {}
+    if said.get(1) != row_count:
+        raise NotUnderstood("a page of other rows")
+    if said[2 if old else 4] not in _CODED:
+        return None
+    levels: bytes | None
+    if old:
+        body = _unpacked(packed, chunk.codec, header[2])
+        end = 4 + int.from_bytes(body[:4], "little") if chunk.is_optional else 0
+        levels, body = body[4:end], body[end:]
+    else:
+        end = said[5] + said[6]
+        levels, body = packed[:end], packed[end:]
+        if said.get(7, True):
+            body = _unpacked(body, chunk.codec, header[2] - end)
+    return CodedPage(body[0], body[1:], levels if chunk.is_optional else None)
+
+
+def values_of_dictionary(data: bytes, chunk: Chunk) -> pa.Array | None:
+    """A dictionary's values, where reading them here is quicker than a file for pyarrow; None for others."""
+    kind = _kind(chunk.schema)
+    header, at = page_header(data)
+    count, encoding = header[7][1], header[7][2]
+    if kind is None or encoding not in _PLAIN or (kind in _TEXTS and count > TEXTS_MAX):
+        return None
+    values = _unpacked(data[at : at + header[3]], chunk.codec, header[2])
+    if kind not in _TEXTS:
+        if len(values) != count * kind.bit_width // 8:
+            raise NotUnderstood("a dictionary of another size")
+        return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
+    found, at = [], 0
+    for _ in range(count):
+        end = at + 4 + int.from_bytes(values[at : at + 4], "little")
+        found.append(values[at + 4 : end])
+        at = end
+    if at != len(values):
+        raise NotUnderstood("a dictionary of another size")
+    return pa.array(found, kind)
+
+
+@lru_cache(maxsize=1_024)
+def _kind(schema: bytes) -> pa.DataType | None:
+    """As what pyarrow reads a column; None for one that is more than its type of Parquet says."""
+    said = struct_of(schema)
+    if said[1] == BYTE_ARRAY and said.get(6, 0) == 0 and set(said.get(10, {1: None})) == {1}:
+        return pa.string() if 6 in said or 10 in said else pa.binary()
+    return None if 6 in said or 10 in said else _NUMBERS.get(said[1])
+
+
+def _unpacked(data: bytes, codec: int, size: int) -> bytes:
+    if not codec:
+        return data
+    if codec not in _CODECS:
+        raise NotUnderstood("another codec")
+    return bytes(pa.Codec(_CODECS[codec]).decompress(data, size, asbytes=True))
+
+
+def _item(data: bytes, width: int, number: int) -> int:
+    """A number of a hybrid of runs and packed bits, by its place."""
+    at = 0
+    while True:
+        head, at = read_varint(data, at)
+        count = (head >> 1) * (8 if head & 1 else 1)
+        size = (head >> 1) * width if head & 1 else (width + 7) // 8
+        if at + size > len(data) and (not head & 1 or at + number * width // 8 >= len(data)):
+            raise NotUnderstood("a page that ends early")
+        if number < count:
+            bit = number * width if head & 1 else 0
+            first = at + bit // 8
+            return int.from_bytes(data[first : first + 5], "little") >> bit % 8 & (1 << width) - 1
+        number, at = number - count, at + size
+
+
+def _ones(data: bytes, count: int) -> int:
+    """How many of the first bits are set."""
+    found = at = 0
+    while count:
+        head, at = read_varint(data, at)
+        if head & 1:
+            some = min(count, (head >> 1) * 8)
+            size = head >> 1
+            found += (int.from_bytes(data[at : at + size], "little") & (1 << some) - 1).bit_count()
+        else:
+            some, size = min(count, head >> 1), 1
+            found += some * (data[at] & 1)
+        count, at = count - some, at + size
+        if not some:
+            raise NotUnderstood("a run of nothing")
+    return found

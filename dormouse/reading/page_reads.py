@@ -6,25 +6,35 @@ pages are is kept in memory, once for all queries of the process.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, NamedTuple
+from itertools import takewhile
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.arrow_schema import arrow_type, written_schema
+from dormouse.data.newest import first_of_keys
+from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError
 from dormouse.model.region import KeyValue
+from dormouse.model.schema import Schema, is_as_stored
+from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
 from dormouse.objects import ObjectStore
-from dormouse.reading.known_files import KEPT, KnownFile, Source, opened
 from dormouse.reading.page_index import (
+    TAIL_BYTES,
     Chunk,
     NotUnderstood,
     Pages,
@@ -32,10 +42,17 @@ from dormouse.reading.page_index import (
     RowGroup,
     as_data_page,
     bounds_of_pages,
+    coded_page,
+    footer_bytes,
     pages,
+    row_groups,
     small_file,
+    values_of_dictionary,
 )
-from dormouse.reading.page_values import coded_page, values_of_dictionary
+from dormouse.reading.planner import Scan
+from dormouse.reading.where import Question
+from dormouse.settings.process import machine_bytes
+from dormouse.state.context import TableContext
 
 PAGES_MAX = 4
 """Of a column, for one key: more rows are better read by an engine."""
@@ -47,6 +64,156 @@ _NUMBERS = (INT, LONG, TIMESTAMP, DATE)
 _TEXTS = (STRING, BYTES)
 _FAILURES = (NotUnderstood, pa.ArrowException, DormouseError, LookupError, ValueError, TypeError, OSError)
 """Of damaged files, too, whose numbers can say anything."""
+KEPT_BYTES_MAX = min(256 * 1024 * 1024, machine_bytes() // 32)
+_ITEM_BYTES = 1_000
+"""About what it takes besides to know an item."""
+_GAP_BYTES_MAX = 1024 * 1024
+"""Read rather than skipped, in an object that is not on this machine."""
+_FETCHES_MAX = 8
+_LOCAL_TAIL, _FAR_TAIL = 16 * 1024, 256 * 1024
+Span = tuple[int, int]
+"""Bytes of a file: from where, how many."""
+FILES_MAX = 16
+"""Of a group of leaves: more are better merged by an engine."""
+
+
+# Parquet files that are read in parts, and what is kept in memory of them: they are never written again.
+
+
+class OpenFile:
+    """An object that is read in parts. `mark` is another when it is another."""
+
+    def __init__(self, store: ObjectStore, name: str, byte_count: int, descriptor: int | None) -> None:
+        self._store, self._name, self._descriptor = store, name, descriptor
+        self.byte_count = byte_count
+        self.is_far = descriptor is None
+        self.tail_bytes = min(byte_count, _FAR_TAIL if descriptor is None else _LOCAL_TAIL)
+        status = None if descriptor is None else os.fstat(descriptor)
+        if status is not None and status.st_size != byte_count:
+            raise NotUnderstood("another size than was written")
+        inode = None if status is None else (status.st_ino, status.st_mtime_ns)
+        self.mark = (store.url, name, byte_count, inode)
+
+    def read(self, spans: Sequence[Span]) -> list[bytes]:
+        """These parts, each whole."""
+        if any(at < 0 or size < 0 or at + size > self.byte_count for at, size in spans):
+            raise NotUnderstood("a part beyond the file")
+        if self._descriptor is not None:
+            return [self._whole(os.pread(self._descriptor, size, at), size) for at, size in spans]
+        joined = list(_joined(spans))
+        if len(joined) == 1:
+            fetched = [self._fetched(joined[0])]
+        else:
+            with ThreadPoolExecutor(min(len(joined), _FETCHES_MAX), "dormouse-pages") as threads:
+                fetched = list(threads.map(self._fetched, joined))
+        starts = [at for at, _ in joined]
+        found = []
+        for at, size in spans:
+            number = bisect_right(starts, at) - 1
+            found.append(fetched[number][at - starts[number] :][:size])
+        return found
+
+    def _fetched(self, span: Span) -> bytes:
+        return self._store.get_range(self._name, *span)
+
+    @staticmethod
+    def _whole(data: bytes, size: int) -> bytes:
+        if len(data) != size:
+            raise NotUnderstood("an object that ends early")
+        return data
+
+
+@contextmanager
+def opened(store: ObjectStore, name: str, byte_count: int) -> Iterator[OpenFile]:
+    path: Path | None = store.local_path(name)
+    if path is None:
+        yield OpenFile(store, name, byte_count, None)
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield OpenFile(store, name, byte_count, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _joined(spans: Sequence[Span]) -> Iterator[Span]:
+    """Fewer and larger parts that have all of these."""
+    start, end = -1, -1
+    for at, size in sorted(spans):
+        if start >= 0 and at - end <= _GAP_BYTES_MAX:
+            end = max(end, at + size)
+            continue
+        if start >= 0:
+            yield start, end - start
+        start, end = at, at + size
+    yield start, end - start
+
+
+@dataclass
+class KnownFile:
+    """What is known of a file; parts of it are found out as they are needed."""
+
+    groups: list[RowGroup]
+    tail: bytes
+    tail_from: int
+    pages: dict[tuple[int, str], Pages] = field(default_factory=dict)
+    bounds: dict[int, tuple[list[Any], list[Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, source: OpenFile) -> KnownFile:
+        at = source.byte_count - source.tail_bytes
+        tail = source.read([(at, source.tail_bytes)])[0]
+        footer = footer_bytes(tail[-TAIL_BYTES:]) + TAIL_BYTES
+        if footer > len(tail):
+            before = source.byte_count - footer
+            tail, at = source.read([(before, at - before)])[0] + tail, before
+        return cls(row_groups(tail[-footer:-TAIL_BYTES]), tail, at)
+
+    def part(self, source: OpenFile, span: Span) -> bytes:
+        """Some bytes, mostly of those that were read with the footer."""
+        at = span[0] - self.tail_from
+        return self.tail[at : at + span[1]] if at >= 0 else source.read([span])[0]
+
+
+class Kept:
+    """What is known of files, and their dictionaries; what was not asked for longest is forgotten."""
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
+        self._byte_count = 0
+        self._lock = Lock()
+
+    def get(self, key: tuple[Any, ...]) -> Any:
+        """None for what is not known."""
+        with self._lock:
+            found = self._items.get(key)
+            if found is None:
+                return None
+            self._items.move_to_end(key)
+        return found[0]
+
+    def put(self, key: tuple[Any, ...], item: Any, byte_count: int) -> None:
+        with self._lock:
+            if key in self._items:
+                return
+            self._items[key] = item, byte_count + _ITEM_BYTES
+            self._byte_count += byte_count + _ITEM_BYTES
+            while self._byte_count > KEPT_BYTES_MAX and len(self._items) > 1:
+                self._byte_count -= self._items.popitem(last=False)[1][1]
+
+    def file(self, source: OpenFile) -> KnownFile:
+        found: KnownFile | None = self.get(source.mark)
+        if found is None:
+            found = KnownFile.of(source)
+            # what it says takes several times as much as objects of Python
+            self.put(source.mark, found, 4 * len(found.tail))
+        return found
+
+
+KEPT = Kept()
+
+
+# Rows of one file.
 
 
 def can_look_up(keys: Sequence[Field], columns: Sequence[Field]) -> bool:
@@ -144,7 +311,7 @@ class _Lookup:
     """One look-up in one file: first the pages of the keys, then, if rows have it, those of other columns."""
 
     def __init__(
-        self, file: KnownFile, source: Source, key: Mapping[Field, Any], columns: Sequence[str]
+        self, file: KnownFile, source: OpenFile, key: Mapping[Field, Any], columns: Sequence[str]
     ) -> None:
         self._file, self._source, self._columns = file, source, columns
         self._key = {one.name: pa.scalar(value, arrow_type(one.type)) for one, value in key.items()}
@@ -330,3 +497,67 @@ def _decoded(parts: list[Part], row_count: int) -> dict[str, pa.Array]:
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+# Look-ups of a key of a table without an engine; what does not fit needs one.
+
+
+def looked_up(
+    context: TableContext, schema: Schema, asked: Question, transform: Transform, scans: Sequence[Scan]
+) -> Iterable[pa.RecordBatch] | None:
+    """The rows of some files, in key order, with the keys and the columns asked for; None: ask an engine.
+
+    Ask one where more than a key is wanted, and for a table that merges rows or hides some by their age. Of a
+    keyed table it is the newest row of each key, unless that is a mark of deletion.
+    """
+    keys = [_key_of(schema, scan) for scan in scans] if len(scans) <= FILES_MAX else [{}]
+    if not all(keys) or asked.conditions or transform.aggregates or transform.age_off:
+        return None
+    properties = context.properties
+    newest_by = newest_first(properties) if is_keyed(properties) else ()
+    stored = stored_schema(schema, properties)
+    if not all(_is_plain(stored, scan) for scan in scans):
+        return None
+    wanted = list(dict.fromkeys((*schema.key_names, *asked.columns)))
+    hidden = [*newest_by, DELETED_AT] if newest_by else []
+    columns = [stored.field(name) for name in dict.fromkeys((*wanted, *hidden))]
+    if not can_look_up(schema.key_fields, columns):
+        return None
+    names = [field.name for field in columns]
+    batches: list[pa.RecordBatch] = []
+    for scan, key in zip(scans, keys, strict=True):
+        found = rows_of(context.objects, scan.filename, scan.byte_count or 0, key, names)
+        if found is None:
+            return None
+        batches += found
+    if len(batches) > 1:
+        order = [(name, "ascending") for name in schema.key_names]
+        order += [(name, "descending") for name in newest_by]
+        rows = pa.Table.from_batches(batches).sort_by(order)
+        batches = cast("list[pa.RecordBatch]", rows.combine_chunks().to_batches())
+    return _newest(batches, schema, wanted) if newest_by else batches
+
+
+def _newest(batches: Iterable[pa.RecordBatch], schema: Schema, names: Sequence[str]) -> list[pa.RecordBatch]:
+    """Returns the first row of each key, without marks of deletion."""
+    first = first_of_keys(batches, schema.row_key_names)
+    return [batch.filter(pc.is_null(batch.column(DELETED_AT))).select(names) for batch in first]
+
+
+def _is_plain(schema: Schema, scan: Scan) -> bool:
+    """Whether all rows of a file count, as they were written."""
+    written = written_schema(schema, scan.filename)
+    is_whole = not scan.deletions and bool(scan.byte_count)
+    return is_whole and is_as_stored(written, schema)
+
+
+def _key_of(schema: Schema, scan: Scan) -> dict[Field, Any]:
+    """The values of the first row keys that a file's wanted rows have; empty when more is wanted of them."""
+    if len(scan.slices) != 1:
+        return {}
+    wanted = scan.slices[0]
+    leading = list(takewhile(lambda field: field.name in wanted, schema.row_keys))
+    ranges = [wanted[field.name] for field in leading]
+    if len(leading) != len(wanted) or not all(len(one) == 1 and one[0].is_exact for one in ranges):
+        return {}
+    return {field: one[0].min for field, one in zip(leading, ranges, strict=True)}

@@ -1,80 +1,26 @@
-"""Streams of batches, of which some are made ahead in a thread."""
+"""Streams of batches: made ahead in a thread, interrupted by another, and ended when they are dropped."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-import pyarrow as pa
-
-from dormouse.errors import InvalidQuery, not_installed
+from dormouse.errors import DormouseError, InvalidQuery, not_installed
 from dormouse.model.text import COLUMNS_SHOWN, shown_list
-from dormouse.reading.sources import Source, worker
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# Answers as DataFrames of other libraries, where these are installed.
-
-
-class Frames:
-    """All rows of a reader, in one call; each row of a reader is read once."""
-
-    def arrow(self) -> pa.Table:
-        """Returns the rows as a table of Arrow."""
-        reader: pa.RecordBatchReader = self
-        return reader.read_all()
-
-    def df(self) -> Any:
-        """Returns the rows as a DataFrame of pandas; raises `DependencyMissing`."""
-        return pandas_of(lambda: self)
-
-    def pl(self) -> Any:
-        """Returns the rows as a DataFrame of Polars; raises `DependencyMissing`."""
-        return polars_of(lambda: self)
-
-
-def shown_reader(schema: pa.Schema) -> str:
-    """Returns how a reader shows itself: its columns, and how its rows are read."""
-    named = shown_list([f"{field.name} {field.type}" for field in schema], COLUMNS_SHOWN)
-    return f"Answer({named}; a reader, whose rows are read once: by batches, arrow(), df() or pl())"
-
-
-def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
-    """All rows of an answer; `DependencyMissing` before it is asked for."""
-    if find_spec("pandas") is None:
-        raise not_installed("pandas", "pandas")
-    return ask().read_all().to_pandas()
-
-
-def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
-    """As `pandas_of`."""
-    try:
-        import polars
-    except ImportError:
-        raise not_installed("polars", "polars") from None
-    reader = ask()
-    for field in reader.schema:
-        if _has_intervals(field.type):
-            raise InvalidQuery(
-                f"column {field.name!r} has intervals, which Polars does not have: cast it to VARCHAR, or "
-                "take arrow() or df()"
-            )
-    return polars.from_arrow(reader.read_all())
-
-
-def _has_intervals(kind: pa.DataType) -> bool:
-    inner = [kind.field(number).type for number in range(kind.num_fields)]
-    return str(kind) == "month_day_nano_interval" or any(map(_has_intervals, inner))
-
 
 T = TypeVar("T")
 SIGNALS_SECONDS = 0.2
@@ -83,10 +29,177 @@ AHEAD_BYTES = 4 * 1024 * 1024
 """Of batches that are made and not taken, before no more is made."""
 BATCH_BYTES = 1_024
 """That a batch takes besides its values, of which it may have none."""
+AGAIN_SECONDS = 0.01
+ENDING_AT_ONCE = 4
+IDLE_MAX = 16
+EXIT_SECONDS_MAX = 1.0
+_idle: deque[ThreadPoolExecutor] = deque()
+# what is read is not the collector's: it would end the source of a dropped reader beside the reader
+_read: set[Source[Any]] = set()
+
+
+class Source(Generic[T]):
+    """Items that are read, until the reader is done with them or is gone."""
+
+    __slots__ = ("_interrupt", "items", "worker")
+
+    def __init__(self, items: Iterator[T], interrupt: Callable[[], object] = lambda: None) -> None:
+        self.items = items
+        self.worker: ThreadPoolExecutor | None = None
+        """The only thread that takes items, if there is one."""
+        self._interrupt = interrupt
+        _Ending.begin()
+        _read.add(self)
+
+    def drop(self) -> None:
+        """Nothing more is wanted. Takes no lock, and does not wait."""
+        if self.worker is None and getattr(self.items, "gi_frame", None) is None:
+            _read.discard(self)  # it has ended by itself
+        else:
+            _Ending.dropped.put(self)
+
+    def end(self, threads: ThreadPoolExecutor) -> None:
+        """Ends what makes the items, when they are not being made any more."""
+        _read.discard(self)
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            self._interrupt()
+        try:
+            if isinstance(self.items, Generator):
+                (worker or threads).submit(self.items.close)
+            if worker is not None:
+                worker.submit(_note_idle, worker)
+        except RuntimeError:  # at the end of the process there are no more threads
+            with suppress(Exception):
+                self.items.close()  # type: ignore[attr-defined]
+
+
+def worker() -> ThreadPoolExecutor:
+    """A thread for a source, one that another is done with if there is: a new one has no memory yet."""
+    try:
+        return _idle.pop()
+    except IndexError:
+        return ThreadPoolExecutor(1, thread_name_prefix="dormouse-query")
+
+
+def end_idle() -> None:
+    """Ends the threads that no source needs."""
+    while _idle:
+        worker().shutdown()
+
+
+def _note_idle(worker: ThreadPoolExecutor) -> None:
+    if len(_idle) < IDLE_MAX:
+        _idle.append(worker)
+    else:
+        worker.shutdown(wait=False)
+
+
+class _Ending:
+    """The process's thread that ends the sources of dropped readers.
+
+    Python's garbage collector may drop a reader anywhere: in any thread, also in one that holds a lock that
+    the end of the reader's source needs, and would then wait for itself.
+    """
+
+    dropped: SimpleQueue[Source[Any] | None] = SimpleQueue()
+    _lock = threading.Lock()
+    _thread: threading.Thread | None = None
+
+    @classmethod
+    def anew(cls) -> None:
+        """In a forked child, which has no such threads, and a queue that was waited for."""
+        _idle.clear()
+        cls.dropped, cls._lock, cls._thread = SimpleQueue(), threading.Lock(), None
+
+    @classmethod
+    def begin(cls) -> None:
+        if cls._thread is not None and cls._thread.is_alive():
+            return
+        with cls._lock, suppress(RuntimeError):  # no thread starts while the program ends
+            if cls._thread is None or not cls._thread.is_alive():
+                cls._thread = threading.Thread(target=cls._run, name="dormouse-sources", daemon=True)
+                cls._thread.start()
+
+    @classmethod
+    def _run(cls) -> None:
+        threads = ThreadPoolExecutor(ENDING_AT_ONCE, thread_name_prefix="dormouse-sources")
+        while (source := cls.dropped.get()) is not None:
+            source.end(threads)
+            del source
+        threads.shutdown(wait=False)
+
+    @classmethod
+    def end(cls) -> None:
+        """What was dropped last still gives back what it holds."""
+        if cls._thread is not None and cls._thread.is_alive():
+            cls.dropped.put(None)
+            cls._thread.join(EXIT_SECONDS_MAX)
+
+
+os.register_at_fork(after_in_child=_Ending.anew)
+atexit.register(_Ending.end)
+
+
+class Interruption:
+    """Ends what reads for a query, from any thread, and for good."""
+
+    def __init__(self) -> None:
+        # the collector may drop one of its readers while this thread holds it
+        self._lock = threading.RLock()
+        self._awaited: dict[object, Future[Any]] = {}
+        self._ended: Callable[[], object] | None = None
+        self.is_set = False
+
+    def set(self) -> None:
+        """What is computed now is given up."""
+        with self._lock:
+            self.is_set = True
+            for upcoming in self._awaited.values():
+                upcoming.cancel()
+            ended = self._ended
+        if ended is not None:
+            threading.Thread(target=self._end, args=(ended,), name="dormouse-interrupt", daemon=True).start()
+
+    @contextmanager
+    def ending(self, end: Callable[[], object]) -> Iterator[None]:
+        """While it is set in another thread, calls `end`, again and again, until what stands within ends."""
+        with self._lock:
+            self.check()
+            self._ended = end
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ended = None
+        self.check()
+
+    def _end(self, end: Callable[[], object]) -> None:
+        # a call that has not begun does not hear the first
+        while self._ended is end:
+            with suppress(Exception):  # it may have ended, and be closed, a moment before
+                end()
+            time.sleep(AGAIN_SECONDS)
+
+    def check(self) -> None:
+        """`DormouseError` when it is set."""
+        if self.is_set:
+            raise DormouseError("the query was interrupted")
+
+    def awaits(self, reader: object, upcoming: Future[Any] | None) -> None:
+        """What one of the query's readers waits for now."""
+        with self._lock:
+            if upcoming is None:
+                self._awaited.pop(reader, None)
+                return
+            self._awaited[reader] = upcoming
+            if self.is_set:
+                upcoming.cancel()
 
 
 def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader:
     """The rows up to the limit; no batch is read beyond it."""
+    import pyarrow as pa
 
     def batches() -> Iterator[pa.RecordBatch]:
         remaining = limit
@@ -100,6 +213,7 @@ def first_rows(reader: pa.RecordBatchReader, limit: int) -> pa.RecordBatchReader
 
 def without_first(reader: pa.RecordBatchReader, rows: int) -> pa.RecordBatchReader:
     """The rows after so many."""
+    import pyarrow as pa
 
     def batches() -> Iterator[pa.RecordBatch]:
         left = rows
@@ -272,7 +386,58 @@ def _result(made: Future[T]) -> T:
     return made.result()
 
 
-# Answers as users hold them: a stream of batches that other libraries take in one call.
+# Answers as users hold them: a stream of batches, all of which other libraries take in one call.
+
+
+class Frames:
+    """All rows of a reader, in one call; each row of a reader is read once."""
+
+    def arrow(self) -> pa.Table:
+        """Returns the rows as a table of Arrow."""
+        reader: pa.RecordBatchReader = self
+        return reader.read_all()
+
+    def df(self) -> Any:
+        """Returns the rows as a DataFrame of pandas; raises `DependencyMissing`."""
+        return pandas_of(lambda: self)
+
+    def pl(self) -> Any:
+        """Returns the rows as a DataFrame of Polars; raises `DependencyMissing`."""
+        return polars_of(lambda: self)
+
+
+def shown_reader(schema: pa.Schema) -> str:
+    """Returns how a reader shows itself: its columns, and how its rows are read."""
+    named = shown_list([f"{field.name} {field.type}" for field in schema], COLUMNS_SHOWN)
+    return f"Answer({named}; a reader, whose rows are read once: by batches, arrow(), df() or pl())"
+
+
+def pandas_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
+    """All rows of an answer; `DependencyMissing` before it is asked for."""
+    if find_spec("pandas") is None:
+        raise not_installed("pandas", "pandas")
+    return ask().read_all().to_pandas()
+
+
+def polars_of(ask: Callable[[], pa.RecordBatchReader]) -> Any:
+    """As `pandas_of`."""
+    try:
+        import polars
+    except ImportError:
+        raise not_installed("polars", "polars") from None
+    reader = ask()
+    for field in reader.schema:
+        if _has_intervals(field.type):
+            raise InvalidQuery(
+                f"column {field.name!r} has intervals, which Polars does not have: cast it to VARCHAR, or "
+                "take arrow() or df()"
+            )
+    return polars.from_arrow(reader.read_all())
+
+
+def _has_intervals(kind: pa.DataType) -> bool:
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    return str(kind) == "month_day_nano_interval" or any(map(_has_intervals, inner))
 
 
 class Answer(Frames):
@@ -287,6 +452,8 @@ class Answer(Frames):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
+        import pyarrow as pa
+
         return pa.RecordBatchReader
 
     def __getattr__(self, name: str) -> Any:

@@ -22,11 +22,10 @@ from dormouse.errors import (
 )
 from dormouse.model.cut import Position, When
 from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import number_of_value
+from dormouse.model.region import encode_value, number_of_value
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.postgres import Isolation, run_lookup, run_transaction
-from dormouse.reading.checked_files import FileGone
-from dormouse.reading.deletions import deletions_of, key_bounds
+from dormouse.reading.checked_files import FileGone, keeping_columns, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import (
     Page,
@@ -39,8 +38,7 @@ from dormouse.reading.planner import (
     plan,
     whole_page,
 )
-from dormouse.reading.schemas import keeping_columns, on_current
-from dormouse.reading.where import Where, question
+from dormouse.reading.where import Where, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.files.store import KeyBounds, PlannedRows
 from dormouse.state.history.ends import check_since
@@ -396,4 +394,13 @@ class _View:
 def _in_one_snapshot(context: TableContext, work: Callable[[psycopg.Connection[Any]], T]) -> T:
     return run_transaction(
         context.supplier, work, isolation=Isolation.REPEATABLE_READ, read_only=True, operation=OPERATION
+    )
+
+
+def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
+    """What the row keys of all rows in some ranges lie between."""
+    hulls = [(key.type, ranges.enclosing(key.name)) for key in schema.row_keys]
+    return KeyBounds(
+        [None if hull.min is None else encode_value(kind, hull.min) for kind, hull in hulls],
+        [None if hull.max is None else encode_value(kind, hull.max) for kind, hull in hulls],
     )

@@ -1,13 +1,13 @@
-"""What users ask for, checked: conditions on columns, a choice of columns, a limit."""
+"""Questions and deletions, checked against a schema: conditions on columns, a choice of columns, a limit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from uuid import UUID
 
@@ -15,14 +15,25 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
+from dormouse.errors import (
+    InvalidKey,
+    InvalidQuery,
+    InvalidRange,
+)
 from dormouse.model.region import Range, Region, check_key
-from dormouse.model.schema import Field, Schema
+from dormouse.model.schema import Field, Schema, Shape
+from dormouse.model.table import as_now, kept
 from dormouse.model.text import did_you_mean
-from dormouse.model.types import base64_text, bytes_of_base64, check_nesting, exact_double, plain
+from dormouse.model.types import (
+    base64_text,
+    bytes_of_base64,
+    check_nesting,
+    exact_double,
+    json_value,
+    plain,
+    value_of_json,
+)
 from dormouse.reading.key_ranges import KeyRanges
-
-# Parameters of statements in JSON, as the service and its client have them.
 
 _INTERVAL = TypeAdapter(timedelta)
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {
@@ -46,6 +57,19 @@ _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] 
     "double": (float, str, exact_double, "a number that a double keeps, NaN, Infinity or -Infinity"),
 }
 """What JSON has no word for is an object with the name of its kind; the first that fits counts."""
+LIMIT_MAX = (1 << 63) - 1
+VALUES_MAX = 100_000
+"""Values and ranges of one query."""
+Where = Mapping[str, Any] | Region | None
+_MANY = (list, tuple, set, frozenset)
+_ENDS = {"min", "max"}
+_INCLUSIVE = {"min_inclusive", "max_inclusive"}
+CONDITION_BYTES_MAX = 64 * 1024
+PARSED_MAX = 16_384
+"""Of all tables. A plan asks for a table's pending ones in turn: were these more, none would be found."""
+SCHEMAS_CHASED_MAX = 20
+"""Changes of a table's columns while work begins."""
+# Parameters of statements in JSON, as the service and its client have them.
 
 
 def parameters_json(parameters: Any) -> Any:
@@ -93,11 +117,7 @@ def _parsed(name: str, value: Any, depth: int = 1) -> Any:
         ) from None
 
 
-LIMIT_MAX = (1 << 63) - 1
-VALUES_MAX = 100_000
-"""Values and ranges of one query."""
-Where = Mapping[str, Any] | Region | None
-_MANY = (list, tuple, set, frozenset)
+# Conditions, columns and a limit, checked against a schema.
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +283,107 @@ def value_of(field: Field, value: Any) -> Any:
         if isinstance(value, Decimal) and field.type.precision is not None:
             raise InvalidQuery(f"{field.name!r} is {field.type}; {value} does not fit") from None
     raise InvalidQuery(f"{field.name!r} is {field.type}, but {value!r} is {type(value).__name__}")
+
+
+# Conditions in JSON, as the service, its client and the command line have them.
+
+
+def where_json(question: Question) -> dict[str, Any]:
+    """For each column a list: values, ranges as objects, null."""
+    keys = {name: _items(ranges) for name, ranges in question.ranges.items()}
+    others = {c.field.name: _items(c.ranges) + [None] * c.or_null for c in question.conditions}
+    return keys | others
+
+
+def _items(ranges: Iterable[Range]) -> list[Any]:
+    return [json_value(item.min if item.is_exact or is_nan(item.min) else item) for item in ranges]
+
+
+def parse_where(schema: Schema, where: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What `Table.query` takes: columns with a value, values, a range or null.
+
+    Raises `InvalidQuery` for what the column's type cannot be.
+    """
+    return {
+        name: _wanted(schema.field(name), wanted) if name in schema else wanted
+        for name, wanted in checked_count(where or {}).items()
+    }
+
+
+def _wanted(field: Field, wanted: Any) -> Any:
+    if isinstance(wanted, list):
+        return [_range_or_value(field, item) for item in wanted]
+    return _range_or_value(field, wanted)
+
+
+def _range_or_value(field: Field, wanted: Any) -> Any:
+    return _range_in_json(field, wanted) if isinstance(wanted, dict) else value_of_json(field, wanted)
+
+
+def _range_in_json(field: Field, wanted: dict[str, Any]) -> Range:
+    if unknown := sorted(wanted.keys() - _ENDS - _INCLUSIVE):
+        raise InvalidQuery(
+            f"{field.name!r}: a range has min, max, min_inclusive and max_inclusive, not {unknown[0]!r}"
+        )
+    if not _ENDS & wanted.keys():
+        raise InvalidQuery(f"{field.name!r}: a range has min, max or both")
+    for name in sorted(_INCLUSIVE & wanted.keys()):
+        if not isinstance(wanted[name], bool):
+            raise InvalidQuery(f"{field.name!r}: {name} is true or false, not {wanted[name]!r}")
+    low, high = (value_of_json(field, wanted.get(end)) for end in ("min", "max"))
+    return Range(low, high, wanted.get("min_inclusive", True), wanted.get("max_inclusive", False))
+
+
+# Deletions as readers have them: which rows of which files are gone.
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """What is gone of the files that came before it: rows in the ranges that meet all conditions.
+
+    A row of which that is not known, as a value is null, is not gone. Rows of an erasure hide no
+    older ones: nothing is left of them.
+    """
+
+    deletion_id: int
+    condition: str
+    ranges: KeyRanges = field(compare=False)
+    conditions: tuple[Condition, ...] = field(compare=False)
+    is_erasure: bool = field(default=False, compare=False)
+
+
+def deletions_of(
+    schema: Schema,
+    rows: Sequence[tuple[int, str] | tuple[int, str, bool]],
+    wanted: KeyRanges | None = None,
+) -> tuple[Deletion, ...]:
+    """Returns the deletions that may be of wanted rows, by their numbers.
+
+    `rows` have for each its number, its condition as JSON and whether it is an erasure, in no order.
+    """
+    found = []
+    for deletion_id, condition, *is_erasure in sorted(rows):
+        asked = _question_of(schema, schema.shape if schema.was_changed else None, condition)
+        if not asked.ranges.intersect(wanted or KeyRanges()).is_empty:
+            found.append(Deletion(deletion_id, condition, asked.ranges, asked.conditions, any(is_erasure)))
+    return tuple(found)
+
+
+def condition_of(schema: Schema, asked: Question) -> str:
+    """What a question asks of rows, as it is kept; `InvalidQuery` when it is too long."""
+    text = kept(schema, where_json(asked))
+    if len(text) > CONDITION_BYTES_MAX:
+        raise InvalidQuery(
+            f"the condition has {len(text):,} bytes as JSON, more than {CONDITION_BYTES_MAX:,}: delete by "
+            "ranges of keys, or by parts of the list one after the other"
+        )
+    return text
+
+
+@lru_cache(maxsize=PARSED_MAX)
+def _question_of(schema: Schema, shape: Shape | None, condition: str) -> Question:
+    # schemas are equal by their fields alone: their shapes tell which columns those were
+    asked = question(schema, parse_where(schema, as_now(schema, condition)), None, None)
+    # an open range is refused now; where an earlier release recorded one, it deleted nulls, too
+    conditions = (replace(one, or_null=one.or_null or one.is_open) for one in asked.conditions)
+    return replace(asked, conditions=tuple(conditions))

@@ -31,7 +31,7 @@ from dormouse.rows.emit import column_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.streams import Interruption
 
 # The indexes of single columns of a build: made beside readers and changes, and dropped without use.
 

@@ -43,7 +43,7 @@ from dormouse.rows.waiting import Wait
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress
     from dormouse.model.types import Parameters
-    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.streams import Interruption
 
 # Rows of an index by the values of some of their columns, for upserts: thousands of keys at once.
 

@@ -19,10 +19,10 @@ from dormouse.model.region import Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.objects.staging import spill_folder
-from dormouse.reading import query
-from dormouse.reading.edited import newest_versions
-from dormouse.reading.interruption import Interruption
-from dormouse.reading.sql.failures import INTERRUPTED, failure
+from dormouse.reading.executor import query
+from dormouse.reading.key_order import newest_versions
+from dormouse.reading.sql.results import INTERRUPTED, failure
+from dormouse.reading.streams import Interruption
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import DUCKDB, column_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dormouse.errors import IndexNotReady
-    from dormouse.reading.interruption import Interruption
+    from dormouse.reading.streams import Interruption
 
 INDEX_WAIT_SECONDS = 10.0
 """How long a query waits for the index of its table by default."""

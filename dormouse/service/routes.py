@@ -15,10 +15,9 @@ from dormouse.errors import InvalidInput
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
 from dormouse.objects.names import without_paths
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.engine import Sessions
-from dormouse.reading.where import parse_parameters
-from dormouse.reading.where_json import parse_where
+from dormouse.reading.streams import Interruption
+from dormouse.reading.where import parse_parameters, parse_where
 from dormouse.service import documents
 from dormouse.service import documents as wire
 from dormouse.service.bodies import JsonRoute

@@ -29,7 +29,7 @@ from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
 from dormouse.jobs.job import check_new_id, new_job_id
 from dormouse.model.types import json_value
 from dormouse.objects.staging import private_folder
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from dormouse.reading.where import parse_parameters
 from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv

@@ -40,11 +40,10 @@ from dormouse.model.types import BYTES, DATE, TIMESTAMP
 from dormouse.model.types import DataType as ColumnType
 from dormouse.objects.names import schema_version_of
 from dormouse.reading.checked_files import checked_sizes
-from dormouse.reading.deletions import Deletion
 from dormouse.reading.executor import Part, columns_of, parts
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.where import Condition, Question, Where, question
+from dormouse.reading.where import Condition, Deletion, Question, Where, question
 from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name, stage
 from dormouse.spark.worker import on_worker
 from dormouse.state.context import TableAddress, TableContext

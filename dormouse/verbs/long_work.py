@@ -32,9 +32,8 @@ from dormouse.model.schema import Schema
 from dormouse.model.types import given, json_value
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import INCOMING, check_name, hiding, without_paths
-from dormouse.reading.interruption import Interruption
-from dormouse.reading.where import LIMIT_MAX, parse_parameters, question
-from dormouse.reading.where_json import parse_where
+from dormouse.reading.streams import Interruption
+from dormouse.reading.where import LIMIT_MAX, parse_parameters, parse_where, question
 from dormouse.verbs import row_work
 from dormouse.verbs.row_work import WorkAsked
 

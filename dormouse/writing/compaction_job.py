@@ -36,10 +36,10 @@ from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
-from dormouse.reading.deletions import Deletion, deletions_of
-from dormouse.reading.keyed_facts import Places, places_of
-from dormouse.reading.reach import Reach
-from dormouse.reading.schemas import on_current
+from dormouse.reading.checked_files import on_current
+from dormouse.reading.overlaps import Places, places_of
+from dormouse.reading.planner import Reach
+from dormouse.reading.where import Deletion, deletions_of
 from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from datafusion import Expr
 
     from dormouse.model.region import Region
-    from dormouse.reading.deletions import Deletion
+    from dormouse.reading.where import Deletion
 
 COPIED_BYTES_MAX = 4 * 2**30
 COPIED_SHARE = 8

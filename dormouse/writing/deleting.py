@@ -13,10 +13,10 @@ from dormouse.data.leaf_sorter import MEMORY_BYTES
 from dormouse.errors import QueryOvertaken
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.table import is_keyed
-from dormouse.reading import query
+from dormouse.reading.checked_files import on_current
 from dormouse.reading.deleting import ALL, DeleteReport, DeleteWhere, names_values
 from dormouse.reading.deleting import delete as record
-from dormouse.reading.schemas import on_current
+from dormouse.reading.executor import query
 from dormouse.reading.where import Where
 from dormouse.sources.source import Source
 from dormouse.state.context import TableContext

@@ -23,7 +23,6 @@ from dormouse.errors import InvalidData, InvalidRange, JobFailed, ObjectNotFound
 from dormouse.model.region import Region
 from dormouse.model.schema import Field
 from dormouse.objects.names import SKETCHES_SUFFIX
-from dormouse.reading.deletions import Deletion
 from dormouse.reading.page_index import (
     I16,
     I32,
@@ -38,6 +37,7 @@ from dormouse.reading.page_index import (
     footer_bytes,
     written,
 )
+from dormouse.reading.where import Deletion
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.compaction_jobs import CompactionJob

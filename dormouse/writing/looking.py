@@ -14,12 +14,11 @@ from dormouse.data.datafusion_session import joined
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
 from dormouse.model.schema import Schema
-from dormouse.reading.deletions import Deletion, deletions_of
+from dormouse.reading.checked_files import on_current
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.planner import Scan
-from dormouse.reading.reach import Reach
+from dormouse.reading.planner import Reach, Scan
 from dormouse.reading.scan_session import is_of, key_session, named_failures, planned, stored_rows
-from dormouse.reading.schemas import on_current
+from dormouse.reading.where import Deletion, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import Noted
 from dormouse.state.files.store import DeletionRows

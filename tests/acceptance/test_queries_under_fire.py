@@ -27,7 +27,7 @@ from query_storm import (
 from dormouse.model.table import TableProperties
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.layout import LAYOUTS

@@ -22,7 +22,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.state.context import TableContext
 from dormouse.writing.compaction import compact
 from dormouse.writing.ingest import ingest_in_process as ingest

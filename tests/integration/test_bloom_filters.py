@@ -18,7 +18,7 @@ from dormouse.model.table import TableProperties
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
 from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts

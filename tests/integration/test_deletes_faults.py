@@ -12,9 +12,8 @@ from dormouse.api.instance import Instance
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
 from dormouse.reading import changes, table_view
-from dormouse.reading.deletions import deletions_of
-from dormouse.reading.planner import QueryPlan
-from dormouse.reading.reach import Reach
+from dormouse.reading.planner import QueryPlan, Reach
+from dormouse.reading.where import deletions_of
 from dormouse.state.files import deletions as files_deletions
 from dormouse.state.files.deletions import Deletions, Erasure
 from dormouse.state.files.store import FileReferenceStore, PlannedRows

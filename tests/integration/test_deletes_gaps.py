@@ -14,8 +14,7 @@ from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.postgres.migrate import settle
 from dormouse.reading.deleting import DeleteReport
-from dormouse.reading.deletions import CONDITION_BYTES_MAX, condition_of
-from dormouse.reading.where import question
+from dormouse.reading.where import CONDITION_BYTES_MAX, condition_of, question
 from tests.serving import serving
 from tests.texts import SCHEMA, data, keys, made
 

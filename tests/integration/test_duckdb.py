@@ -27,7 +27,7 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, MAP, STRING, TIMESTAMP
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.reading.sql import views
 from dormouse.reading.where import Where
 

@@ -14,7 +14,7 @@ from dormouse.errors import DormouseError
 from dormouse.objects import open_store
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from dormouse.reading.scan_session import session
 from dormouse.reading.sql.engine import Engine
 

@@ -18,7 +18,7 @@ from trees import below, partitions_of
 from dormouse.errors import DormouseError, FileAlreadyExists, PartitionForgotten, SplitRequestsFailed
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres.transaction import run_transaction
-from dormouse.reading import query as rows_of
+from dormouse.reading.executor import query as rows_of
 from dormouse.state.context import TableContext
 from dormouse.state.files import garbage
 from dormouse.state.files.checks import FileChecks

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.state.context import TableContext
 from dormouse.state.partitions.trees import TreeCache
 from dormouse.writing.ingest import ingest

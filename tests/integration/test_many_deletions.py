@@ -8,8 +8,8 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
-from dormouse.reading.deletions import condition_of, key_bounds
-from dormouse.reading.where import question
+from dormouse.reading.table_view import key_bounds
+from dormouse.reading.where import condition_of, question
 from dormouse.writing.compaction_job import JobDeletions
 from tests.work_of import measured
 

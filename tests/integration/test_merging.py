@@ -10,7 +10,7 @@ import pytest
 from state import query
 
 from dormouse.errors import InvalidProperties
-from dormouse.reading import query as rows_of
+from dormouse.reading.executor import query as rows_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.layout import LAYOUTS

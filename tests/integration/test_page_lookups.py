@@ -33,10 +33,10 @@ from dormouse.model.types import (
     TIMESTAMP,
 )
 from dormouse.objects import ObjectStore, open_store
-from dormouse.reading import executor, known_files, page_reads, query
-from dormouse.reading.executor import looked_up
+from dormouse.reading import executor, page_reads
+from dormouse.reading.executor import query
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.page_reads import rows_of
+from dormouse.reading.page_reads import looked_up, rows_of
 from dormouse.reading.planner import Scan
 from dormouse.reading.where import question
 
@@ -109,7 +109,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(rows is not None)
         return rows
 
-    monkeypatch.setattr("dormouse.reading.executor.rows_of", spy)
+    monkeypatch.setattr("dormouse.reading.page_reads.rows_of", spy)
     return found
 
 
@@ -287,9 +287,9 @@ def test_damage_is_left_to_who_can_name_it(tmp_path: Path) -> None:
 def test_what_is_kept_has_a_bound_and_answers_hold_no_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = known_files.Kept()
+    kept = page_reads.Kept()
     monkeypatch.setattr(page_reads, "KEPT", kept)
-    monkeypatch.setattr(known_files, "KEPT_BYTES_MAX", 200_000)
+    monkeypatch.setattr(page_reads, "KEPT_BYTES_MAX", 200_000)
     store = open_store(tmp_path)
     rows = pa.table({"k": pa.array(range(4_000)), "v": ["some text"] * 4_000})
     for number in range(40):

@@ -24,7 +24,8 @@ from dormouse.model.region import Range, Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, DOUBLE, INT, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import explain, query
+from dormouse.reading.executor import query
+from dormouse.reading.table_view import explain
 
 
 @pytest.fixture

@@ -17,9 +17,10 @@ from query_lake import COUNTS, Lake
 from dormouse.errors import DormouseError
 from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import executor, query
-from dormouse.reading.interruptible import interruptible
-from dormouse.reading.interruption import Interruption
+from dormouse.reading import executor
+from dormouse.reading.executor import query
+from dormouse.reading.scan_session import interruptible
+from dormouse.reading.streams import Interruption
 
 WAIT_SECONDS = 60
 _names = count()

@@ -21,8 +21,9 @@ from dormouse.errors import ObjectNotFound, ObjectStoreError, QueryOvertaken
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, run_transaction
-from dormouse.reading import executor, query, scan_session, streams
-from dormouse.reading.executor import HeldBack
+from dormouse.reading import executor, scan_session, streams
+from dormouse.reading.executor import query
+from dormouse.reading.key_order import HeldBack
 
 _names = count()
 

@@ -14,7 +14,8 @@ from outliving import EVENTS, GONE, NewLake, bag, event, key, replace_all_files
 from query_lake import Lake
 
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query, scan_session, streams
+from dormouse.reading import scan_session, streams
+from dormouse.reading.executor import query
 from dormouse.writing.splitting import split
 
 _names = count()

@@ -11,7 +11,8 @@ import pytest
 import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.data.arrow_schema import arrow_schema
-from dormouse.reading import dividing, executor, query
+from dormouse.reading import executor
+from dormouse.reading.executor import query
 from dormouse.reading.planner import Scan
 
 SCHEMA = dm.Schema(
@@ -33,16 +34,16 @@ def rows_of(seed: int, count: int) -> pa.Table:
 def parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of each group that was planned, in how many parts it was read."""
     found: list[int] = []
-    divide = dividing._parts
+    divide = executor._parts
 
     def counted(*args: Any) -> Any:
         made: list[tuple[Scan, ...]] = list(divide(*args))
         found.append(len(made))
         return made
 
-    monkeypatch.setattr(dividing, "_parts", counted)
-    monkeypatch.setattr(dividing, "PART_ROWS", 300)
-    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(executor, "_parts", counted)
+    monkeypatch.setattr(executor, "PART_ROWS", 300)
+    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     return found
 
 
@@ -107,7 +108,7 @@ def test_batches_are_large_where_rows_are_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
     """A dictionary has a long text once: only the footer tells what it takes for all rows."""
-    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("texts", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x" * length] * 40_000}))
     # the first row comes alone, as who waits for one is given it
@@ -120,7 +121,7 @@ def test_batches_are_large_where_rows_are_narrow(
 def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("later", WIDE)
     table.ingest(pa.table({"k": range(40_000), "text": ["x"] * 40_000}))
     assert max(batch.num_rows for batch in table.query()) > 8_192
@@ -133,7 +134,7 @@ def test_rows_with_a_column_that_came_later_are_not_known_to_be_narrow(
 @pytest.fixture
 def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
     """Of many row groups each, in which one row of 64 has nearly all bytes."""
-    monkeypatch.setattr(dividing, "PART_BYTES_MIN", 0)
+    monkeypatch.setattr(executor, "PART_BYTES_MIN", 0)
     table = instance.create_table("two", WIDE, properties=dm.TableProperties(row_group_bytes=1 << 20))
     for half, end in enumerate((160_000, 106_000)):
         for part in range(4):
@@ -150,7 +151,7 @@ def test_what_is_merged_of_many_row_groups_is_of_the_width_of_all(
 ) -> None:
     """Its batches have as many rows as they may, of however many row groups that is."""
     assert max(batch.num_rows for batch in two_files.query()) > 8_192
-    monkeypatch.setattr(dividing, "BATCHES_BYTES_MAX", 3_000_000)
+    monkeypatch.setattr(executor, "BATCHES_BYTES_MAX", 3_000_000)
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
 
 
@@ -168,8 +169,8 @@ def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.T
 def test_the_first_rows_of_many_files_are_those_of_all(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, keep: str, seed: int
 ) -> None:
-    monkeypatch.setattr(dividing, "FIRST_FILES_MIN", 2)
-    monkeypatch.setattr(dividing, "FIRST_FILES_GROWTH", 2)
+    monkeypatch.setattr(executor, "FIRST_FILES_MIN", 2)
+    monkeypatch.setattr(executor, "FIRST_FILES_GROWTH", 2)
     chance = random.Random(seed)
     table = instance.create_table(
         "first", SCHEMA, split_points=[-600, 100], properties=dm.TableProperties(keep=keep)

@@ -24,7 +24,7 @@ from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Range
 from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query
+from dormouse.reading.executor import query
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.api.row_table import RowTable
 from dormouse.errors import DormouseError, InvalidQuery, PageExpired
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from dormouse.rows import cluster, indexes
 from dormouse.rows import indexes as locating
 from dormouse.rows.builds import Builds

@@ -17,13 +17,13 @@ from dormouse.errors import EngineFailed, InvalidQuery
 from dormouse.model.region import Range, min_value
 from dormouse.model.types import KEY_TYPES, DataType
 from dormouse.objects import open_store
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.sql import channel, worker_process
-from dormouse.reading.sql.channel import BATCH, SCHEMA, VALUE, failed, plain_value
+from dormouse.reading.sql import worker
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.wanted import Wanted
+from dormouse.reading.sql.worker import BATCH, SCHEMA, VALUE, failed, plain_value
 from dormouse.reading.sql.workers import WorkerLimits, Workers
+from dormouse.reading.streams import Interruption
 
 GARBAGE = """
 import pickle, socket, struct, sys
@@ -37,7 +37,7 @@ end.recv(1 << 20)
 
 
 def _frame(kind: bytes, data: bytes) -> bytes:
-    return channel._HEADER.pack(kind, len(data)) + data
+    return worker._HEADER.pack(kind, len(data)) + data
 
 
 class _Evil:
@@ -58,7 +58,7 @@ _BAD_OFFSETS = pa.record_batch(
         [_frame(SCHEMA, b"no schema")],
         [_frame(SCHEMA, _STRINGS.serialize()), _frame(BATCH, b"no batch")],
         [_frame(SCHEMA, _STRINGS.serialize()), _frame(BATCH, _BAD_OFFSETS.serialize())],
-        [_frame(SCHEMA, _STRINGS.serialize()), channel._HEADER.pack(BATCH, 1 << 33)],
+        [_frame(SCHEMA, _STRINGS.serialize()), worker._HEADER.pack(BATCH, 1 << 33)],
         [_frame(b"?", b"")],
         [_frame(b"F", b"no error")],
         [_frame(b"F", b'["SystemExit", "x"]')],
@@ -72,7 +72,7 @@ def test_what_a_corrupted_worker_sends_is_an_error(
         command = [sys.executable, "-c", GARBAGE, str(end), str(lifeline), pickle.dumps(frames).hex()]
         return subprocess.Popen(command, pass_fds=(end, lifeline))
 
-    monkeypatch.setattr(worker_process, "_started", started)
+    monkeypatch.setattr("dormouse.reading.sql.workers._started", started)
     with closing(Workers(open_store(tmp_path), WorkerLimits(1)).start()) as workers:
         session = workers.session(Interruption())
         with closing(session), pytest.raises(EngineFailed, match="its answer cannot be read"):

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dormouse.objects import open_store
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql import engine as connection
 from dormouse.reading.sql.engine import Engine
-from dormouse.reading.sql.failures import ReadFailed
+from dormouse.reading.sql.results import ReadFailed
+from dormouse.reading.streams import Interruption
 
 FILES = 5
 

@@ -16,8 +16,8 @@ from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects import open_store
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.engine import Engine
+from dormouse.reading.streams import Interruption
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("word", STRING)])
 T = {"t": "SELECT 1::BIGINT AS k"}

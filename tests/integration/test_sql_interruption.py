@@ -18,9 +18,9 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import DormouseError
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import LocalSession
+from dormouse.reading.streams import Interruption
 from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
 
 NUMBERS = "range(1000000)"

@@ -20,7 +20,6 @@ import pytest
 import dormouse as dm
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidQuery
-from dormouse.reading.sql import worker_process
 from dormouse.reading.sql.workers import Workers
 from tests.hostile_statements import HOSTILE
 from tests.serving import (
@@ -170,7 +169,7 @@ def test_a_client_that_goes_gives_its_worker_back(
     url, workers = served
     eventually(lambda: len(workers.process_ids) == 3 and not workers._lent)
     # from here on only: those of tests before are killed when they do not heed
-    monkeypatch.setattr(worker_process, "HEED_SECONDS_MAX", SECONDS_MAX)
+    monkeypatch.setattr("dormouse.reading.sql.workers.HEED_SECONDS_MAX", SECONDS_MAX)
     before = set(workers.process_ids)
     with connected(url) as sock:
         sock.sendall(request("/v1/sql", b'{"statement": "select * from t a, t b"}'))

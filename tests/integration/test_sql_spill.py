@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dormouse.objects import open_store
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.workers import WorkerLimits, Workers
+from dormouse.reading.streams import Interruption
 from tests.serving import SECONDS_MAX
 
 MEMORY = 512 * 1024**2

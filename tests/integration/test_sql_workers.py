@@ -25,10 +25,9 @@ from dormouse.model.region import Range, min_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import BYTES, KEY_TYPES, LONG, DataType
 from dormouse.objects import open_store
-from dormouse.reading.interruption import Interruption
-from dormouse.reading.sql import worker_process
 from dormouse.reading.sql.engine import Engine, Session
 from dormouse.reading.sql.workers import WorkerLimits, Workers, WorkerSession
+from dormouse.reading.streams import Interruption
 from tests.serving import SECONDS_MAX, eventually
 
 MEMORY = 512 * 1024**2
@@ -171,7 +170,7 @@ def test_a_worker_that_dies_while_it_rests_is_not_lent(tmp_path: Path) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that heeds an interruption is not killed, however slow the machine is."""
-    monkeypatch.setattr(worker_process, "HEED_SECONDS_MAX", SECONDS_MAX)
+    monkeypatch.setattr("dormouse.reading.sql.workers.HEED_SECONDS_MAX", SECONDS_MAX)
 
 
 @pytest.mark.slow
@@ -311,7 +310,7 @@ def test_a_disk_that_fills_with_spill(tmp_path: Path, monkeypatch: pytest.Monkey
 PARENT = """
 import sys, threading, time
 from dormouse.objects import open_store
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from dormouse.reading.sql.workers import WorkerLimits, Workers
 
 workers = Workers(open_store(sys.argv[1]), WorkerLimits(2)).start()

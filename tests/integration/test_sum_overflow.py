@@ -12,7 +12,7 @@ from dormouse.errors import InvalidData
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import LONG
-from dormouse.reading import query
+from dormouse.reading.executor import query
 from dormouse.state.catalog import Catalog
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempts

@@ -19,7 +19,7 @@ from dormouse.errors import DormouseError, InvalidQuery, ObjectDamaged
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DOUBLE, LONG, STRING
 from dormouse.objects.folder import FolderStore
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from dormouse.verbs.long_work import functions
 from tests.flipped_bits import damage, flipped, path_of, written
 from tests.serving import http_post, serving

@@ -17,7 +17,7 @@ from dormouse.client import connect
 from dormouse.client.client import Client, RemoteTable
 from dormouse.errors import EXTRAS, InvalidInput, InvalidPayload
 from dormouse.reading.planner import PlanSummary
-from dormouse.reading.schemas import SCHEMAS_CHASED_MAX
+from dormouse.reading.where import SCHEMAS_CHASED_MAX
 from tests.without import BLOCKED
 
 _SCHEMA = dm.Schema([dm.Field("k", dm.LONG)]).to_json()

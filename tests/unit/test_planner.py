@@ -25,10 +25,10 @@ from dormouse.reading.planner import (
     QueryPlan,
     added_up,
     first_page,
+    may_hold,
     plan,
     whole_page,
 )
-from dormouse.reading.reach import may_hold
 
 SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
 VALUES: dict[str, list[Any]] = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery, QueryTooLarge
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.streams import Interruption
 from dormouse.rows import reading
 from dormouse.rows.reading import OlderRows
 

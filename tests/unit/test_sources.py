@@ -13,9 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.reading.interruption import Interruption
-from dormouse.reading.sources import _read
-from dormouse.reading.streams import batches_ahead, in_thread, undisturbed
+from dormouse.reading.streams import Interruption, _read, batches_ahead, in_thread, undisturbed
 
 STREAMS = {"ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
 BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]
@@ -119,11 +117,11 @@ def test_a_forked_child_ends_what_it_drops() -> None:
     code = """
 import os, threading, time
 import pyarrow as pa
-from dormouse.reading import sources
+from dormouse.reading import streams
 from dormouse.reading.streams import batches_ahead
 batches = [pa.record_batch({"n": [number]}) for number in range(4)]
 assert list(batches_ahead(iter(batches))) == batches
-while not sources._idle:  # the threads are there, and one waits for a reader
+while not streams._idle:  # the threads are there, and one waits for a reader
     time.sleep(0.01)
 if not (child := os.fork()):
     closed = threading.Event()

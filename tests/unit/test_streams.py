@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from state import wait_until
 
-from dormouse.reading import sources
+from dormouse.reading import streams
 from dormouse.reading.streams import AHEAD_BYTES, Ahead, batches_ahead, in_thread
 
 
@@ -155,8 +155,8 @@ def test_what_a_reader_had_is_gone_with_it(read: str) -> None:
 
 
 def test_a_thread_serves_one_reader_after_another() -> None:
-    wait_until(lambda: len(_threads()) == len(sources._idle))  # no reader of another test has one
-    sources.end_idle()
+    wait_until(lambda: len(_threads()) == len(streams._idle))  # no reader of another test has one
+    streams.end_idle()
 
     def thread_of_a_reader() -> int:
         def items() -> Iterator[pa.RecordBatch]:
@@ -170,22 +170,22 @@ def test_a_thread_serves_one_reader_after_another() -> None:
         return thread
 
     first = thread_of_a_reader()
-    wait_until(lambda: len(sources._idle) == 1)
+    wait_until(lambda: len(streams._idle) == 1)
     assert thread_of_a_reader() == first
-    wait_until(lambda: len(sources._idle) == 1)
-    sources.end_idle()
+    wait_until(lambda: len(streams._idle) == 1)
+    streams.end_idle()
     assert not any(thread.ident == first for thread in threading.enumerate())
 
 
 def test_few_threads_are_kept() -> None:
-    streams = [in_thread(batch(1) for _ in range(5)) for _ in range(2 * sources.IDLE_MAX)]
-    for stream in streams:
+    dropped = [in_thread(batch(1) for _ in range(5)) for _ in range(2 * streams.IDLE_MAX)]
+    for stream in dropped:
         next(stream)
     threads = _threads()
-    assert len(threads) >= len(streams)
-    del stream, streams
-    wait_until(lambda: sum(thread.is_alive() for thread in threads) <= sources.IDLE_MAX)
-    wait_until(lambda: len(sources._idle) == sources.IDLE_MAX)
+    assert len(threads) >= len(dropped)
+    del stream, dropped
+    wait_until(lambda: sum(thread.is_alive() for thread in threads) <= streams.IDLE_MAX)
+    wait_until(lambda: len(streams._idle) == streams.IDLE_MAX)
 
 
 def _threads() -> list[threading.Thread]:

@@ -41,8 +41,7 @@ from dormouse.model.types import (
     DataType,
     json_value,
 )
-from dormouse.reading.where import question
-from dormouse.reading.where_json import parse_where, where_json
+from dormouse.reading.where import parse_where, question, where_json
 from dormouse.service.formats import CSV, JSON_LINES, preferred_format
 from dormouse.sources.data_files import find_files
 from dormouse.sources.source_files import read_file

@@ -20,9 +20,8 @@ from dormouse.model.types import (
     TIMESTAMP,
     DataType,
 )
-from dormouse.reading.deletions import Deletion
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.where import Condition
+from dormouse.reading.where import Condition, Deletion
 
 _TYPES = {
     INT: "INTEGER",

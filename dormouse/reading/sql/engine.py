@@ -20,12 +20,11 @@ from dormouse.model.types import Parameters
 from dormouse.objects import ObjectStore
 from dormouse.objects.s3 import s3_options
 from dormouse.objects.staging import spill_folder
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.conditions import text
-from dormouse.reading.sql.failures import ReadFailed, named_failures
 from dormouse.reading.sql.parsed import Parsed, parsed
-from dormouse.reading.sql.results import Rows, rows_of
+from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
 from dormouse.reading.sql.wanted import Wanted, wanted
+from dormouse.reading.streams import Interruption
 from dormouse.settings import environment
 
 # DuckDB connections that can read an object store.

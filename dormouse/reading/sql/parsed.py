@@ -19,7 +19,7 @@ from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.text import did_you_mean
 from dormouse.model.types import is_text
 from dormouse.reading.sql.conditions import text
-from dormouse.reading.sql.failures import failure, syntax_error
+from dormouse.reading.sql.results import failure, syntax_error
 
 # Windows written so that DuckDB does not compute one over the partitions of another.
 

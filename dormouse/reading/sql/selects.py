@@ -15,13 +15,12 @@ from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
-from dormouse.reading.deletions import Deletion
 from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.overlaps import layers
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql.conditions import all_of, in_slices, literal, meets, remains, text, type_name
 from dormouse.reading.sql.engine import path_of
-from dormouse.reading.where import Question
+from dormouse.reading.where import Deletion, Question
 from dormouse.state.context import TableContext
 
 # Which files DuckDB reads in one scan, and which rows of them count.

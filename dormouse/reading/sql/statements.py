@@ -10,9 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, islice
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -23,19 +21,23 @@ from dormouse.model.cut import When
 from dormouse.model.region import Range
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.types import Parameters, given
-from dormouse.reading.checked_files import FileGone, check_bytes, check_columns, checked_sizes
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.checked_files import (
+    FileGone,
+    again_if_moved,
+    check_bytes,
+    check_columns,
+    checked_sizes,
+    keeping_columns,
+)
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import PlanSummary, QueryPlan, Scan
-from dormouse.reading.schemas import again_if_moved, keeping_columns
-from dormouse.reading.sql.engine import Session, Sessions
-from dormouse.reading.sql.failures import ReadFailed
+from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.sql.named import Moments, Named, alone, meant
-from dormouse.reading.sql.results import BATCH_ROWS, Rows, fitted
+from dormouse.reading.sql.results import BATCH_ROWS, ReadFailed, Rows, fitted
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.selects import Select, may_hide_index
 from dormouse.reading.sql.wanted import Wanted
-from dormouse.reading.streams import heeding_signals, in_thread, undisturbed
+from dormouse.reading.streams import Interruption, heeding_signals, in_thread, undisturbed
 from dormouse.reading.table_view import plan_query, plan_tables, summary
 from dormouse.reading.where import Condition, Question, question
 from dormouse.state.context import TableContext
@@ -162,9 +164,8 @@ def sql(
     that was collected, `ObjectStoreError` for one that is damaged, and `DormouseError` when another thread
     sets `interruption`. A reader that is dropped stops.
     """
-    interruption = interruption or Interruption()
-    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
-    return again_if_moved(lambda: made().reader())
+    values, end = given(parameters), interruption or Interruption()
+    return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).reader())
 
 
 def sql_of(
@@ -180,9 +181,8 @@ def sql_of(
     Its limit is the statement's own. Raises also `TableNotFound`, and `SchemaMoved` when the columns are
     others now.
     """
-    interruption = interruption or Interruption()
-    made = _made(sessions, alone(context), statement, (), interruption, as_of, asked)
-    return made.reader()
+    end = interruption or Interruption()
+    return _Statement(sessions, alone(context), statement, (), end, as_of, asked).reader()
 
 
 def explain_sql(
@@ -194,20 +194,16 @@ def explain_sql(
     as_of: When | None = None,
 ) -> dict[str, PlanSummary]:
     """What a statement would read of each table that it reads."""
-    interruption = interruption or Interruption()
-    made = partial(_made, sessions, tables, statement, given(parameters), interruption, as_of)
-    return again_if_moved(lambda: made().summaries())
-
-
-def _made(sessions: Sessions, *asked: Any) -> _Statement:
-    """A statement over the tables as the catalog has them now."""
-    return _Statement(sessions(asked[3]), *asked)
+    values, end = given(parameters), interruption or Interruption()
+    return again_if_moved(lambda: _Statement(sessions, tables, statement, values, end, as_of).summaries())
 
 
 class _Statement:
+    """A statement over the tables as the catalog has them when it is made."""
+
     def __init__(
         self,
-        session: Session,
+        sessions: Sessions,
         tables: Named,
         statement: str,
         parameters: Parameters,
@@ -216,7 +212,7 @@ class _Statement:
         asked: Question | None = None,
     ) -> None:
         """`asked` where it is over a part of one table's rows."""
-        self.session = session
+        self.session = session = sessions(interruption)
         self.asked = asked
         self.parameters = parameters
         self.interruption = interruption

@@ -17,16 +17,15 @@ from dormouse.model.schema import is_as_stored
 from dormouse.model.table import VERSIONS, is_keyed
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
-from dormouse.reading.checked_files import check_columns, checked_sizes
-from dormouse.reading.interruption import Interruption
+from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.schemas import on_current
 from dormouse.reading.sql.conditions import all_of, in_slices, remains, text, type_name
 from dormouse.reading.sql.engine import Sessions, connection
 from dormouse.reading.sql.named import Moments
 from dormouse.reading.sql.selects import Select
 from dormouse.reading.sql.statements import sql_of
+from dormouse.reading.streams import Interruption
 from dormouse.reading.table_view import check_files, plan_tables
 from dormouse.reading.where import Question, Where, checked_offset, question, unknown
 from dormouse.state.context import TableContext

@@ -18,13 +18,12 @@ from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.sql.bounds import Node
 from dormouse.reading.sql.conditions import text, type_name
-from dormouse.reading.sql.failures import INTERRUPTED, first_line
 from dormouse.reading.sql.parsed import Parsed, words
-from dormouse.reading.sql.scans import Enough, Scans, enough
+from dormouse.reading.sql.results import INTERRUPTED, first_line
+from dormouse.reading.sql.scans import Enough, Node, Scans, enough
+from dormouse.reading.streams import Interruption
 
 _UNSETTLED = {
     "age", "current_database", "current_query", "current_schema", "current_schemas", "current_setting",
