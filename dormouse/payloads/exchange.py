@@ -10,22 +10,27 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from dormouse.errors import PayloadDayBusy, PayloadsDiffer
+from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
 from dormouse.model.ahead import mapped_ahead
+from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
+from dormouse.payloads.days import Lease, PayloadDay, days, reading
 from dormouse.payloads.keys import PayloadKey, place_values
-from dormouse.payloads.lease import Lease, reading
+from dormouse.payloads.pack import DayObject, PayloadObjects
 from dormouse.payloads.rows import DAYS
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
@@ -357,3 +362,70 @@ def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:
 
 def _midnight(day: date) -> str:
     return f"{day} 00:00:00+00"
+
+
+# What works on days have in common.
+
+Progress = Callable[[date, int], object]
+"""Called with the day and its payloads that are done."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What works on days have in common. `is_over` ends a slice; `step` is told each, for tests."""
+
+    supplier: Supplier
+    objects: ObjectStore
+    options: PayloadOptions
+    progress: Progress = lambda day, payloads: None
+    is_over: Callable[[], bool] = lambda: False
+    step: Step = lambda name: None
+
+    @property
+    def known(self) -> PayloadObjects:
+        return PayloadObjects(self.supplier, self.objects)
+
+    def days(self) -> list[PayloadDay]:
+        """Returns the days that there are payloads of, the oldest first."""
+        return days(self.supplier, self.options.hot_seconds)
+
+    def exchange(self, lease: Lease) -> Exchange:
+        return Exchange(lease, self.options, self.step, self.is_over)
+
+
+def within(seconds_max: float | None) -> Callable[[], bool]:
+    """Whether a slice is over."""
+    ends = None if seconds_max is None else time.monotonic() + seconds_max
+    return lambda: ends is not None and time.monotonic() >= ends
+
+
+def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
+    """Reads back what was written and not read yet; False when the slice is over before all is.
+
+    Raises `PayloadsDiffer` when an object is not what was written.
+    """
+    left = [one for one in tools.known.of_day(day, state) if not one.verified]
+    step = tools.options.uploads
+    with ThreadPoolExecutor(step, "payload checks") as pool:
+        for at in range(0, len(left), step):
+            some = left[at : at + step]
+            for one, fault in zip(some, pool.map(lambda one: _fault(tools.objects, one), some), strict=True):
+                if fault is not None:
+                    raise PayloadsDiffer(
+                        f"payloads of {day}: object {one.object_key!r} {fault}; the day is as it was, and is "
+                        "copied again"
+                    )
+            tools.known.note_verified([one.object_key for one in some])
+            if tools.is_over():
+                return at + step >= len(left)
+    return True
+
+
+def _fault(objects: ObjectStore, one: DayObject) -> str | None:
+    try:
+        data = objects.get(one.object_key)
+    except ObjectNotFound:
+        return "is not there"
+    if len(data) != one.byte_count:
+        return f"has {len(data):,} bytes, and was written with {one.byte_count:,}"
+    return None if sha256(data).digest() == one.digest else "has other bytes"

@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import psycopg
 
 from dormouse.errors import PayloadCorrupt, PayloadsDiffer
-from dormouse.payloads.contents import Contents
-from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
-from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
+from dormouse.payloads.copying import Contents, Pages, Payload, Slice, Unit, Units, Uploads
+from dormouse.payloads.days import Lease, reading
+from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, Tools, check_objects, differs
 from dormouse.payloads.keys import PayloadKey, columns, place_values
-from dormouse.payloads.lease import Lease, reading
-from dormouse.payloads.offload import Slice, Tools, check_objects
 from dormouse.payloads.pack import DayObject, PayloadObjects, checksum
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load

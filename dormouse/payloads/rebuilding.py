@@ -20,9 +20,9 @@ from psycopg import errors as pg
 from dormouse.errors import DormouseError, ObjectNotFound
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Unit, add_pointers
+from dormouse.payloads.days import Lease, leased
+from dormouse.payloads.exchange import Tools
 from dormouse.payloads.keys import columns
-from dormouse.payloads.lease import Lease, leased
-from dormouse.payloads.offload import Tools
 from dormouse.payloads.pack import (
     FOLDER,
     PAGE_OBJECTS,

@@ -13,11 +13,10 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import InvalidInput, ObjectNotFound, PayloadCorrupt
-from dormouse.payloads.contents import Contents
-from dormouse.payloads.copying import Pages, Payload
+from dormouse.payloads.copying import Contents, Pages, Payload
+from dormouse.payloads.days import Lease, read
+from dormouse.payloads.exchange import Tools
 from dormouse.payloads.keys import PayloadKey, columns
-from dormouse.payloads.lease import Lease, read
-from dormouse.payloads.offload import Tools
 from dormouse.payloads.pack import (
     Damaged,
     DayObject,
