@@ -14,7 +14,7 @@ import signal, sys
 from contextlib import contextmanager
 import dormouse as dm
 from dormouse.postgres import limits, transaction
-from dormouse.rows.locks import RowLocks
+from dormouse.rows.store import RowLocks
 
 for kind in (limits.SHORT, limits.COMMIT, limits.ALONE, limits.LONG, limits.PAGED, limits.KEPT):
     kind[limits.IDLE] = 300

@@ -29,9 +29,11 @@ from dormouse.model.properties import ROW_ID, ROW_VERSION
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableRecord
 from dormouse.model.values import json_value
-from dormouse.rows.applying import Application
+from dormouse.rows.applying import Application, ColumnPlan, Reshaped
 from dormouse.rows.batches import (
     BLOCK_ROWS_MAX,
+    Flags,
+    Ints,
     RowBatch,
     check_names,
     checked_rows,
@@ -55,16 +57,13 @@ from dormouse.rows.changes import (
     Row,
     RowIds,
     Update,
+    as_dicts,
     check_change_id,
 )
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.csv_loads import loads
-from dormouse.rows.given import as_dicts
-from dormouse.rows.locks import HeldLock, RowLocks
-from dormouse.rows.ranges import Flags, Ints
 from dormouse.rows.reading import RowReader
-from dormouse.rows.reshape import ColumnPlan, Reshaped
-from dormouse.rows.store import Recorded, RowStore
+from dormouse.rows.store import HeldLock, Recorded, RowLocks, RowStore
 from dormouse.rows.values import array_of, row_label, with_default
 from dormouse.sources.source import DIGEST_BYTES, Hash, add_files
 from dormouse.state.context import TableContext

@@ -24,10 +24,10 @@ from dormouse.reading import query
 from dormouse.reading.edited import newest_versions
 from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql.failures import INTERRUPTED, failure
+from dormouse.rows.batches import Ints, spans
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import DUCKDB, column_name
-from dormouse.rows.ranges import Ints, spans
 from dormouse.rows.values import field_of
 from dormouse.state.context import TableContext
 
