@@ -54,7 +54,7 @@ class Job:
     worker: str | None
     attempts: int
     is_cancelled: bool
-    """Whether somebody asked for its end."""
+    """Whether its end was requested."""
     has_workers: bool
     """While it waits: whether any worker runs its kind."""
     started_at: datetime
@@ -114,7 +114,7 @@ class JobPlace:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that is a worker's, as long as nobody has claimed it with a larger token."""
+    """A job that is a worker's, as long as no worker has claimed it with a larger token."""
 
     job_key: uuid.UUID
     job_id: str
@@ -214,12 +214,12 @@ _NOT_KEPT = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def encode_request(job_id: str, request: Any) -> str:
-    """Its JSON; `InvalidPayload`."""
+    """Returns the JSON of a request; `InvalidPayload`."""
     return encode(request_key(job_id, _NOT_KEPT), request)
 
 
 def encode_result(claim: Claim, result: Any) -> str:
-    """Its JSON; `InvalidPayload`."""
+    """Returns the JSON of a result; `InvalidPayload`."""
     return encode(result_of_claim(claim), result)
 
 
@@ -275,7 +275,7 @@ LOST_MAX = 3
 
 
 def answer_name(job_id: str, number: int) -> str:
-    """Of an object of a job: each is found without having been told of."""
+    """Returns the name of an object of a job, which no table of the database has."""
     return f"{objects_of(job_id)}/{number}.parquet"
 
 

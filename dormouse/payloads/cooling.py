@@ -119,7 +119,7 @@ def offload_day(tools: Tools, lease: Lease) -> bool:
     Raises `PayloadsDiffer` when the copy is not what the day has: then nothing has changed, and the next try
     begins anew.
     """
-    exchange = tools.exchange(lease)
+    exchange = Exchange(tools, lease)
     try:
         return _phases(tools, lease, exchange)
     except PayloadsDiffer:
@@ -145,7 +145,7 @@ def _phases(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
     if phase == "swap":
         if not exchange.wait_for_readers():
             return False
-        exchange.swap(lambda conn: None)
+        exchange.swap()
         phase = "finish"
     if phase == "finish":
         exchange.finish("offloaded")
@@ -207,7 +207,7 @@ class Job:
 
 def _offload(tools: Tools, lease: Lease) -> bool:
     if lease.row().phase == "prepare" and is_empty(tools, lease.day):
-        tools.exchange(lease).end("offloaded")
+        Exchange(tools, lease).end("offloaded")
         return True
     return offload_day(tools, lease)
 
@@ -215,7 +215,7 @@ def _offload(tools: Tools, lease: Lease) -> bool:
 def _fold(tools: Tools, lease: Lease) -> bool:
     row, objects = lease.row(), tools.known.of_day(lease.day, "live", "block")
     if (row.phase, row.state) == ("prepare", "offloaded") and not objects and is_empty(tools, lease.day):
-        tools.exchange(lease).end("folded")
+        Exchange(tools, lease).end("folded")
         return True
     return fold_day(tools, lease)
 

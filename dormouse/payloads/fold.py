@@ -53,7 +53,7 @@ class _Fold:
     def __init__(self, tools: Tools, lease: Lease) -> None:
         self._tools = tools
         self._lease = lease
-        self._exchange: Exchange = tools.exchange(lease)
+        self._exchange = Exchange(tools, lease)
         self._contents = Contents(tools.objects, tools.known)
 
     def go_on(self) -> bool:
@@ -78,7 +78,7 @@ class _Fold:
         if phase == "swap":
             if not self._exchange.wait_for_readers():
                 return False
-            self._exchange.swap(lambda conn: None, forget=False)
+            self._exchange.swap(forget=False)
         self._exchange.finish("folded")
         return True
 

@@ -15,7 +15,7 @@ from psycopg import errors as pg
 from dormouse.errors import InvalidInput, ObjectNotFound, PayloadCorrupt
 from dormouse.payloads.copying import Contents, Pages, Payload
 from dormouse.payloads.days import Lease, read
-from dormouse.payloads.exchange import Tools
+from dormouse.payloads.exchange import Exchange, Tools
 from dormouse.payloads.keys import PayloadKey, columns
 from dormouse.payloads.pack import (
     Damaged,
@@ -44,7 +44,7 @@ def warm_day(tools: Tools, lease: Lease) -> bool:
     try:
         return _warm_day(tools, lease)
     except PayloadCorrupt:
-        tools.exchange(lease).end(lease.row().state)
+        Exchange(tools, lease).end(lease.row().state)
         raise
 
 
