@@ -11,12 +11,11 @@ from sqlglot import exp
 from documentation import cell, made_of
 from dormouse.errors import InvalidQuery
 from dormouse.model.types import PARAMETERS_MAX
-from dormouse.rows import binding, calls, pages, sql, statements, types
+from dormouse.rows import binding, pages, sql, statements, types
 from dormouse.rows.binding import CLAUSES, EXPRESSIONS
-from dormouse.rows.calls import AGGREGATES
-from dormouse.rows.columns import Column
+from dormouse.rows.columns import TYPES, Column
 from dormouse.rows.expressions import Cell, Kind
-from dormouse.rows.kinds import TYPES
+from dormouse.rows.types import AGGREGATES
 
 COLUMNS = (
     Column("name", "STRING"),
@@ -351,7 +350,7 @@ KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "NULL
 
 def _operator_kinds() -> str:
     lines = []
-    for operator in calls.ARITHMETIC.values():
+    for operator in types.ARITHMETIC.values():
         for left in KINDS:
             for right in KINDS[KINDS.index(left) :]:
                 try:
@@ -361,7 +360,7 @@ def _operator_kinds() -> str:
                 taken = left if left == right else f"{left} and {right}"
                 lines.append(f"| `{operator}` | {taken} | {gives} |")
     compared = {name: [one for one in KINDS if _are_alike(name, one)] for name in KINDS}
-    symbols = ", ".join(f"`{one}`" for one in calls.COMPARED.values())
+    symbols = ", ".join(f"`{one}`" for one in types.COMPARED.values())
     lines += [
         f"| {symbols}, IN, BETWEEN | {name} with {' or '.join(others)} | BOOLEAN |"
         for name, others in compared.items()

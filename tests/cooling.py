@@ -13,7 +13,7 @@ from dormouse.errors import PayloadNotFound
 from dormouse.objects import ObjectStore
 from dormouse.payloads import PayloadKey, PayloadStore
 from dormouse.payloads.copying import PayloadOptions
-from dormouse.payloads.offload import Tools
+from dormouse.payloads.exchange import Tools
 from tests.state import query
 
 DAY = date(2026, 3, 5)

@@ -14,7 +14,7 @@ import signal, sys
 from contextlib import contextmanager
 import dormouse as dm
 from dormouse.postgres import session, transaction
-from dormouse.rows.locks import RowLocks
+from dormouse.rows.store import RowLocks
 
 for kind in (session.SHORT, session.COMMIT, session.ALONE, session.LONG, session.PAGED, session.KEPT):
     kind[session.IDLE] = 300

@@ -134,7 +134,7 @@ class Durable:
         """
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
-        from dormouse.payloads import upkeep
+        from dormouse.payloads import cooling
 
         self._check_writable()
         kept: dict[str, Callable[[], object]] = {}
@@ -159,7 +159,7 @@ class Durable:
                 write_metrics(metrics, (one.status() for one in self.tables()), self.rounds(), done, numbers)
 
         def hourly() -> Mapping[str, Callable[[], object]]:
-            return {upkeep.KIND: self._cool_payloads}
+            return {cooling.KIND: self._cool_payloads}
 
         maintainer = Maintainer(self._supplier, self.tables, daily, hourly, tell, after_cycle)
         try:

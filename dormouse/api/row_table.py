@@ -24,14 +24,12 @@ from dormouse.rows.change import (
     upserts,
 )
 from dormouse.rows.changes import Change, Changed, LoadCsv, Row, checked_number, checked_reference
-from dormouse.rows.columns import Column, column_named
+from dormouse.rows.columns import INTEGER_MAX, Column, column_named
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
-from dormouse.rows.kinds import INTEGER_MAX
-from dormouse.rows.locks import HeldLock, RowLocks
+from dormouse.rows.pages import INDEX_WAIT_SECONDS
 from dormouse.rows.reading import RowReader
-from dormouse.rows.store import HISTORY_PAGE, RowChange, RowSnapshot, RowStore, TableState
+from dormouse.rows.store import HISTORY_PAGE, HeldLock, RowChange, RowLocks, RowSnapshot, RowStore, TableState
 from dormouse.rows.values import to_python
-from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
 
 if TYPE_CHECKING:

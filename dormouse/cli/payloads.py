@@ -19,7 +19,7 @@ from dormouse.model.types import parse_json
 
 if TYPE_CHECKING:
     from dormouse.payloads.cooling import OffloadReport
-    from dormouse.payloads.status import PayloadDay
+    from dormouse.payloads.days import PayloadDay
 
 app = typer.Typer(
     help="Keep JSON documents, and see how they cool down: inline, then in objects, then in blocks.",

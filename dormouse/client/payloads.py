@@ -9,8 +9,7 @@ from typing import Any
 from dormouse.client.http import Http, problem_error
 from dormouse.errors import DormouseError, InvalidPayload
 from dormouse.model.text import path_segment
-from dormouse.payloads.content import encode_given
-from dormouse.payloads.keys import PayloadKey, checked
+from dormouse.payloads.keys import PayloadKey, checked, encode_given
 
 MANY_MAX = 1_000
 """How many payloads a request may name."""

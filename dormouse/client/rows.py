@@ -22,13 +22,11 @@ from dormouse.model.text import path_segment
 from dormouse.model.types import Parameters, given, json_value
 from dormouse.reading.where import parameters_json
 from dormouse.rows.cell_files import save
-from dormouse.rows.changes import Change, Changed, changes_json, checked_reference
+from dormouse.rows.changes import Change, Changed, as_dicts, changes_json, checked_reference
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
-from dormouse.rows.given import as_dicts
-from dormouse.rows.pages import Page, SelectColumn
+from dormouse.rows.pages import INDEX_WAIT_SECONDS, Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
-from dormouse.rows.waiting import INDEX_WAIT_SECONDS
 from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
 
 CHUNK_BYTES = 1 << 20

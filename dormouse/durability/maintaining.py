@@ -30,7 +30,7 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.table import TableProperties
-from dormouse.payloads.status import STATES
+from dormouse.payloads.days import STATES
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load

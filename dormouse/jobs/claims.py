@@ -16,18 +16,19 @@ from psycopg import errors as pg
 from dormouse.durability.incarnations import last_adopted
 from dormouse.durability.job_objects import known, of_jobs
 from dormouse.errors import InvalidInput, ObjectStoreError
-from dormouse.jobs.answers import (
+from dormouse.jobs.job import (
     ANSWERING,
     REQUEST,
     SENT,
     TENANT,
+    Claim,
+    JobState,
     answer_names,
     objects_of,
     request_key,
     result_key,
     result_of_claim,
 )
-from dormouse.jobs.job import Claim, JobState
 from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS
 from dormouse.payloads import PayloadKey

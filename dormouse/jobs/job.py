@@ -1,18 +1,24 @@
-"""A job as it is told of: its state goes forward only, from PROCESSING to one of the three ends."""
+"""A job, whose state goes forward only, with its request and its result as payloads, and its objects."""
 
 from __future__ import annotations
 
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from secrets import randbits
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from dormouse.errors import InvalidInput
+from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.text import check_printed, check_text, narrow_id
+from dormouse.objects.names import ANSWERS
+from dormouse.payloads import PayloadKey
+from dormouse.payloads.keys import decode, encode
+
+if TYPE_CHECKING:
+    from dormouse.payloads import PayloadStore
 
 JobState = Literal["PROCESSING", "COMPLETE", "FAILED", "CANCELLED"]
 STATES: tuple[JobState, ...] = get_args(JobState)
@@ -48,7 +54,7 @@ class Job:
     worker: str | None
     attempts: int
     is_cancelled: bool
-    """Whether somebody asked for its end."""
+    """Whether its end was requested."""
     has_workers: bool
     """While it waits: whether any worker runs its kind."""
     started_at: datetime
@@ -108,7 +114,7 @@ class JobPlace:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that is a worker's, as long as nobody has claimed it with a larger token."""
+    """A job that is a worker's, as long as no worker has claimed it with a larger token."""
 
     job_key: uuid.UUID
     job_id: str
@@ -195,3 +201,106 @@ def shortened(text: str | None, characters_max: int = TEXT_CHARACTERS_MAX) -> st
         return None
     text = text.replace("\0", "�").encode(errors="replace").decode()
     return text if len(text) <= characters_max else f"…{text[1 - characters_max :]}"
+
+
+# Requests and results as payloads, of the day on which their job started. The objects of jobs, which go with
+# them: the answers of queries, as Parquet, and files that were sent.
+
+TENANT = "dormouse"
+REQUEST, RESULT = "dormouse.job.request", "dormouse.job.result"
+"""Kinds of payloads; in the order of payloads nothing stands between them."""
+
+_NOT_KEPT = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def encode_request(job_id: str, request: Any) -> str:
+    """Returns the JSON of a request; `InvalidPayload`."""
+    return encode(request_key(job_id, _NOT_KEPT), request)
+
+
+def encode_result(claim: Claim, result: Any) -> str:
+    """Returns the JSON of a result; `InvalidPayload`."""
+    return encode(result_of_claim(claim), result)
+
+
+def read_requests(payloads: PayloadStore, claims: Sequence[Claim]) -> Mapping[Claim, Any]:
+    """Returns the request of each job, or the error why it cannot be read."""
+    found = {claim: decode(claim.request) for claim in claims if claim.request is not None}
+    if left := [claim for claim in claims if claim not in found]:
+        keys = {claim: request_key(claim.job_id, claim.started_at) for claim in left}
+        contents = payloads.get_many(keys.values())
+        found |= {claim: contents[key] for claim, key in keys.items()}
+    return found
+
+
+def request_of(payloads: PayloadStore, job: Job) -> Any:
+    return _given(payloads, request_key(job.job_id, job.started_at))
+
+
+def result_of(payloads: PayloadStore, job: Job) -> Any:
+    return _given(payloads, result_key(job.job_id, job.attempts, job.started_at))
+
+
+def request_key(job_id: str, started_at: datetime) -> PayloadKey:
+    return PayloadKey(TENANT, job_id, started_at, REQUEST)
+
+
+def result_key(job_id: str, token: int, started_at: datetime) -> PayloadKey:
+    """Each claim has its own, so that a worker that lost the job replaces nothing."""
+    return PayloadKey(TENANT, f"{job_id}/{token}", started_at, RESULT)
+
+
+def result_of_claim(claim: Claim) -> PayloadKey:
+    return result_key(claim.job_id, claim.token, claim.started_at)
+
+
+def _given(payloads: PayloadStore, key: PayloadKey) -> Any:
+    found = payloads.get_many([key])[key]
+    if isinstance(found, DormouseError):
+        raise found
+    return found
+
+
+ANSWERING = frozenset({"query"})
+"""The kinds of jobs that write an object."""
+
+SENT = frozenset({"row_upload"})
+"""The kinds of jobs that read an object which came with their request."""
+
+UPLOAD_KEY = "upload"
+"""What a request of such a job calls the object: another name each time that it is sent."""
+
+LOST_MAX = 3
+"""A claim is not durable: after a crash of the server the next may be the same attempt. So often at most."""
+
+
+def answer_name(job_id: str, number: int) -> str:
+    """Returns the name of an object of a job, which no table of the database has."""
+    return f"{objects_of(job_id)}/{number}.parquet"
+
+
+def answer_names(job_id: str, first: int, attempt: int) -> Iterator[str]:
+    """Of all objects that some attempts of a job may write: each takes the first of its own that is free."""
+    return (answer_name(job_id, number) for number in range(first, attempt + LOST_MAX + 1))
+
+
+def new_upload() -> str:
+    """What an object that is sent is called in the request of its job: one sent again is another."""
+    return f"upload-{uuid.uuid4().hex}"
+
+
+def compared(kind: str, request: Any) -> Any:
+    """Returns what must be equal in two requests of one job id."""
+    if kind not in SENT or not isinstance(request, dict):
+        return request
+    return {name: value for name, value in request.items() if name != UPLOAD_KEY}
+
+
+def upload_name(job_id: str, upload: str = "upload") -> str:
+    """Of the object that came with a job's request, which says what it is called."""
+    return f"{objects_of(job_id)}/{upload}.csv"
+
+
+def objects_of(job_id: str) -> str:
+    """Below which all objects of a job are."""
+    return f"{ANSWERS}/{job_key(job_id).hex}"

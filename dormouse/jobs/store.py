@@ -21,8 +21,6 @@ from dormouse.errors import (
     PayloadExpired,
     PayloadNotFound,
 )
-from dormouse.jobs import answers
-from dormouse.jobs.answers import compared
 from dormouse.jobs.claims import Claims, expire
 from dormouse.jobs.job import (
     ENDED_STATES,
@@ -35,14 +33,19 @@ from dormouse.jobs.job import (
     check_new_id,
     check_owner,
     check_state,
+    compared,
+    encode_request,
     is_key,
     job_key,
     new_job_id,
+    request_key,
+    request_of,
+    result_of,
 )
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import note_if_shared
-from dormouse.payloads.content import decode
-from dormouse.payloads.rows import with_days
+from dormouse.payloads.keys import decode
+from dormouse.payloads.rows import with_days, write
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
@@ -103,7 +106,7 @@ class JobStore:
         chosen = new_job_id() if job_id is None else job_id
         check_new_id(chosen)
         key = job_key(chosen)
-        text = answers.encode_request(chosen, request)
+        text = encode_request(chosen, request)
         values = {
             "job_key": key,
             "kind_id": self._kind_id(kind),
@@ -111,7 +114,7 @@ class JobStore:
             "owner": owner,
         }
 
-        kept = answers.request_key(chosen, datetime.now(UTC))
+        kept = request_key(chosen, datetime.now(UTC))
 
         def work(conn: Any) -> bool:
             nonlocal kept
@@ -119,8 +122,8 @@ class JobStore:
                 return False
             if job_id is not None and conn.execute(_QUERIES["has_ended"].on(), values).fetchone()[0]:
                 raise _Known
-            kept = answers.request_key(chosen, found[0][0])
-            answers.put_request(conn, kept, text)
+            kept = request_key(chosen, found[0][0])
+            write(conn, {kept: text})
             return True
 
         try:
@@ -139,7 +142,7 @@ class JobStore:
     def request(self, job_id: str, owner: str | None = None) -> Any:
         """What a job was started with. Raises `JobNotFound`, and what payloads raise that are gone."""
         job = self._found(job_id, owner)
-        return answers.request_of(self._payloads, job)
+        return request_of(self._payloads, job)
 
     def result(self, job_id: str, owner: str | None = None) -> Any:
         """What the function returned.
@@ -155,9 +158,9 @@ class JobStore:
         if job.state == "FAILED":
             data: Any = {}
             with suppress(DormouseError):  # many have none
-                data = answers.result_of(self._payloads, job)
+                data = result_of(self._payloads, job)
             raise JobFailed.told(f"job {job_id!r} failed: {job.error}", {**data, "job_id": job_id})
-        return answers.result_of(self._payloads, job)
+        return result_of(self._payloads, job)
 
     def cancel(self, job_id: str, owner: str | None = None) -> Job:
         """Ends a job that waits, and asks the function of one that runs to end; gives what it is now.
@@ -272,7 +275,7 @@ class JobStore:
             worker.stop()
 
     def expire(self, retention_days: int) -> int:
-        """Drops the days of jobs that ended so long ago, with their requests, results and answers.
+        """Drops the days of jobs that ended so long ago, with their requests, results and
 
         Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. Raises `InvalidInput`.
         """
@@ -293,7 +296,7 @@ class JobStore:
         if (found.kind, found.owner) != (kind, owner):
             raise JobIdTaken(f"the id {job_id!r} is another job's: give each job its own", job_id=job_id)
         try:
-            before = answers.request_of(self._payloads, found)
+            before = request_of(self._payloads, found)
         except (PayloadExpired, PayloadNotFound):
             return
         if compared(kind, before) != compared(kind, decode(text)):

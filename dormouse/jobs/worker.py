@@ -39,9 +39,8 @@ from dormouse.errors import (
     TooManyRetries,
     one_line,
 )
-from dormouse.jobs import answers
 from dormouse.jobs.claims import AGAIN_SECONDS, CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
-from dormouse.jobs.job import Claim
+from dormouse.jobs.job import Claim, encode_result, read_requests
 from dormouse.jobs.runs import JobFunction, Progress, Pulse, Run, refused, unkept
 from dormouse.model.ahead import backoff_seconds
 from dormouse.objects import ObjectStore
@@ -333,7 +332,7 @@ class Worker:
         """Has threads run them. Gives why requests cannot be read now: of jobs that it does not run."""
         if not claims:
             return []
-        requests = answers.requests(self._payloads, claims)
+        requests = read_requests(self._payloads, claims)
         unread = [request for request in requests.values() if isinstance(request, PayloadUnavailable)]
         for claim in claims:
             if isinstance(requests[claim], PayloadUnavailable):
@@ -353,7 +352,7 @@ class Worker:
 
     def _run(self, run: Run, request: Any) -> None:
         """In a thread."""
-        self._ended.put((run, *run.ended(request, answers.encode_result)))
+        self._ended.put((run, *run.ended(request, encode_result)))
         self._line.wake()
 
     # what has ended

@@ -1,26 +1,40 @@
-"""Which days are worked on: the oldest first, each by one worker, and a bad one holds up no other."""
+"""The work on days: each is cooled, folded, warmed or dropped, the oldest first, each by one worker.
+
+A day that fails holds up no other.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from typing import Any
 
 import psycopg
 
-from dormouse.errors import InstanceError, InvalidInput, PayloadDayBusy, PayloadExpired, one_line
-from dormouse.payloads.exchange import Names
+from dormouse.errors import (
+    InstanceError,
+    InvalidInput,
+    PayloadDayBusy,
+    PayloadExpired,
+    PayloadRoundFailed,
+    PayloadsDiffer,
+    one_line,
+)
+from dormouse.model.ahead import ahead
+from dormouse.payloads.copying import Pages, Slice, Units, Uploads, commit_pointers
+from dormouse.payloads.days import Lease, PayloadDay, Work, cools_at, days, has_rows, leased, read, status
+from dormouse.payloads.exchange import Exchange, Names, Tools, check_objects
 from dormouse.payloads.fold import fold_day
-from dormouse.payloads.lease import Lease, Work, leased, read
-from dormouse.payloads.offload import Tools, is_empty, offload_day
 from dormouse.payloads.pack import PayloadObjects
+from dormouse.payloads.rebuilding import recover_pointers, was_adopted_lately
 from dormouse.payloads.rows import DAYS
-from dormouse.payloads.status import PayloadDay, days
 from dormouse.payloads.verifying import warm_day
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.days import days_ahead
 from dormouse.postgres.queries import load
 
 # Days that are past their retention: first the partition, then its objects.
@@ -96,6 +110,73 @@ class OffloadReport:
         return tuple(one.error for one in self.days if one.error is not None)
 
 
+# A day cools down: its payloads go into objects, and a copy of its partition has pointers to them.
+
+
+def offload_day(tools: Tools, lease: Lease) -> bool:
+    """Goes on with a day wherever it is; False when the slice is over before it is done.
+
+    Raises `PayloadsDiffer` when the copy is not what the day has: then nothing has changed, and the next try
+    begins anew.
+    """
+    exchange = Exchange(tools, lease)
+    try:
+        return _phases(tools, lease, exchange)
+    except PayloadsDiffer:
+        exchange.give_up("open", lambda conn: PayloadObjects.unstage(conn, lease.day, exchange.names.day))
+        raise
+
+
+def _phases(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
+    phase = lease.row().phase
+    if phase == "prepare":
+        # what a copy that was given up has left
+        exchange.prepare(lambda conn: PayloadObjects.unstage(conn, lease.day, exchange.names.day))
+        phase = "copy"
+    if phase == "copy":
+        if not _copy(tools, lease, exchange):
+            return False
+        exchange.note_copied()
+    if phase in {"copy", "verify"}:
+        if not check_objects(tools, lease.day):
+            return False
+        exchange.verify()
+        phase = lease.row().phase
+    if phase == "swap":
+        if not exchange.wait_for_readers():
+            return False
+        exchange.swap()
+        phase = "finish"
+    if phase == "finish":
+        exchange.finish("offloaded")
+        return True
+    return False
+
+
+def _copy(tools: Tools, lease: Lease, exchange: Exchange) -> bool:
+    """Everything after the last key that is done; False when the slice is over before all is."""
+    row = lease.row()
+    done, options = row.payloads, tools.options
+    pages = Pages(tools.supplier, lease.day, options.page_rows_max, tools.step)
+    uploads = Uploads(tools.known, lease, options, tools.step)
+    with closing(pages.payloads(row.after)) as payloads:
+        slice_ = Slice(tools.is_over)
+        written = uploads.done(slice_.of(Units(lease.day, options).of(payloads)))
+        # the next unit is packed while the pointers of one are added
+        with closing(written), closing(ahead(written, 1)) as units:
+            for unit in units:
+                commit_pointers(lease, exchange.names.copy, unit, tools.step)
+                tools.step("committed")
+                done += 0 if unit.packed is None else len(unit.packed.entries)
+                tools.progress(lease.day, done)
+    return not slice_.was_ended
+
+
+def is_empty(tools: Tools, day: date) -> bool:
+    """Whether there is nothing to cool down."""
+    return not has_rows(tools.supplier, day)
+
+
 @dataclass(frozen=True)
 class Job:
     """A kind of work with days: in which states they are for it, and what goes on with one."""
@@ -126,7 +207,7 @@ class Job:
 
 def _offload(tools: Tools, lease: Lease) -> bool:
     if lease.row().phase == "prepare" and is_empty(tools, lease.day):
-        tools.exchange(lease).end("offloaded")
+        Exchange(tools, lease).end("offloaded")
         return True
     return offload_day(tools, lease)
 
@@ -134,7 +215,7 @@ def _offload(tools: Tools, lease: Lease) -> bool:
 def _fold(tools: Tools, lease: Lease) -> bool:
     row, objects = lease.row(), tools.known.of_day(lease.day, "live", "block")
     if (row.phase, row.state) == ("prepare", "offloaded") and not objects and is_empty(tools, lease.day):
-        tools.exchange(lease).end("folded")
+        Exchange(tools, lease).end("folded")
         return True
     return fold_day(tools, lease)
 
@@ -232,3 +313,91 @@ def check_day(day: object) -> None:
     """A date, and no datetime, which is of some zone."""
     if type(day) is not date:
         raise InvalidInput(f"a day must be a datetime.date, not {day!r}")
+
+
+KIND = "payloads"
+"""Of the rounds of an instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRound:
+    """What a round did. `days_left` have not failed, and can be gone on with at once.
+
+    `backlog_days` are not offloaded yet; at `cools_at` there is another to be offloaded.
+    """
+
+    days_expired: int
+    days_done: int
+    days_left: int
+    payloads: int
+    objects_deleted: int
+    backlog_days: int
+    cools_at: datetime | None
+    orphaned_bytes: int
+    errors: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raises `PayloadRoundFailed` when something failed."""
+        if self.errors:
+            more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
+            raise PayloadRoundFailed(f"{self.errors[0]}{more}")
+
+
+def run_round(tools: Tools, retention_days: int | None) -> PayloadRound:
+    """One round, within the slice that the tools have."""
+    errors: list[str] = []
+
+    def tried(what: str, work: Callable[[], object]) -> object:
+        try:
+            return work()
+        except Exception as error:
+            logger.warning("payloads: %s failed: %s", what, error)
+            errors.append(one_line(error))
+            return None
+
+    today = DAYS.today(tools.supplier)
+    tried("making days", lambda: _make_ahead(tools))
+    expired = 0
+    if not DAYS.may_roll(tools.supplier):
+        return _report_round(tools, 0, (), 0, errors)
+    if retention_days is not None:
+        before = today - timedelta(days=retention_days)
+        gone = tried("expiry", lambda: expire(tools.supplier, before))
+        expired = len(gone[0]) if isinstance(gone, tuple) else 0
+    reports = []
+    if was_adopted_lately(tools.supplier):
+        tried("recovery", lambda: recover_pointers(tools))
+    for what, work in (
+        ("offload", lambda: offload(tools, None, dry_run=False)),
+        ("fold", lambda: fold(tools, None)),
+    ):
+        if isinstance(done := tried(what, work), OffloadReport):
+            reports.append(done)
+            errors += done.errors
+    collected = tried("collection", tools.known.collect)
+    deleted = getattr(collected, "deleted", 0)
+    return _report_round(tools, expired, tuple(reports), deleted, errors)
+
+
+def _make_ahead(tools: Tools) -> None:
+    have = set(DAYS.days(tools.supplier))
+    DAYS.make(tools.supplier, sorted(days_ahead(DAYS.today(tools.supplier)) - have))
+
+
+def _report_round(
+    tools: Tools, expired: int, reports: tuple[OffloadReport, ...], deleted: int, errors: list[str]
+) -> PayloadRound:
+    may_look = DAYS.may_roll(tools.supplier)  # into days of any owner
+    days = tools.days()
+    now = status(days, tools.known)
+    return PayloadRound(
+        days_expired=expired,
+        days_done=sum(one.finished for report in reports for one in report.days),
+        days_left=sum(report.days_left - len(report.errors) for report in reports),
+        payloads=sum(report.payloads for report in reports),
+        objects_deleted=deleted,
+        backlog_days=now.backlog_days,
+        cools_at=cools_at(tools.supplier, days, tools.options.hot_seconds) if may_look else None,
+        orphaned_bytes=now.orphaned_bytes,
+        errors=tuple(errors),
+    )

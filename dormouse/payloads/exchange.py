@@ -10,22 +10,27 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from dormouse.errors import PayloadDayBusy, PayloadsDiffer
+from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
 from dormouse.model.ahead import mapped_ahead
+from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
+from dormouse.payloads.days import Lease, PayloadDay, days, reading
 from dormouse.payloads.keys import PayloadKey, place_values
-from dormouse.payloads.lease import Lease, reading
+from dormouse.payloads.pack import DayObject, PayloadObjects
 from dormouse.payloads.rows import DAYS
+from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 
@@ -43,6 +48,36 @@ _EVER = "1:1:"
 """A snapshot that sees nothing."""
 
 _QUERIES = load(__package__ or "", "exchange")
+
+
+Progress = Callable[[date, int], object]
+"""Called with the day and its payloads that are done."""
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What works on days have in common. `is_over` ends a slice; `step` is told each, for tests."""
+
+    supplier: Supplier
+    objects: ObjectStore
+    options: PayloadOptions
+    progress: Progress = lambda day, payloads: None
+    is_over: Callable[[], bool] = lambda: False
+    step: Step = lambda name: None
+
+    @property
+    def known(self) -> PayloadObjects:
+        return PayloadObjects(self.supplier, self.objects)
+
+    def days(self) -> list[PayloadDay]:
+        """Returns the days that there are payloads of, the oldest first."""
+        return days(self.supplier, self.options.hot_seconds)
+
+
+def within(seconds_max: float | None) -> Callable[[], bool]:
+    """Whether a slice is over."""
+    ends = None if seconds_max is None else time.monotonic() + seconds_max
+    return lambda: ends is not None and time.monotonic() >= ends
 
 
 @dataclass(frozen=True)
@@ -81,22 +116,14 @@ class Names:
 
 
 class Exchange:
-    """The exchange of one day, by whoever has it. `is_over` ends what would wait for others."""
+    """The exchange of one day, by the worker that has its lease; `is_over` of the tools ends its waits."""
 
-    def __init__(
-        self,
-        lease: Lease,
-        options: PayloadOptions,
-        step: Step = lambda name: None,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, tools: Tools, lease: Lease) -> None:
+        self._tools = tools
         self._lease = lease
-        self._options = options
-        self._step = step
-        self._is_over = is_over
         self.names = Names(lease.day)
 
-    def prepare(self, also: Callable[[psycopg.Connection[Any]], object] = lambda conn: None) -> None:
+    def prepare(self, also: Callable[[psycopg.Connection[Any]], object]) -> None:
         """Makes the copy, to which all that is written goes from here on; `also` in the transaction."""
 
         def work(conn: psycopg.Connection[Any]) -> None:
@@ -109,7 +136,7 @@ class Exchange:
             also(conn)
 
         self._patiently(work, "copy a day")
-        self._step("prepared")
+        self._tools.step("prepared")
 
     def note_copied(self, forget: bool = True) -> None:
         """All is copied: with `forget`, rows of the copy that only say that others are deleted go."""
@@ -127,7 +154,7 @@ class Exchange:
 
         run_transaction(self._lease.supplier, work, operation="verify a day")
         run_transaction(self._lease.supplier, settle, operation="verify a day", scans=True)
-        self._step("copied")
+        self._tools.step("copied")
 
     def verify(self) -> None:
         """Compares what was written until all was copied; `PayloadsDiffer` names the keys."""
@@ -137,7 +164,7 @@ class Exchange:
                 self._differ(found)
                 if till is None:
                     self.go_on_from("swap", None)
-                    self._step("verified")
+                    self._tools.step("verified")
                     return
                 self.go_on_from("verify", till)
 
@@ -156,7 +183,7 @@ class Exchange:
         before = set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
         ends = time.monotonic() + READERS_SECONDS_MAX
         while before:
-            if self._is_over():
+            if self._tools.is_over():
                 return False
             if time.monotonic() > ends:
                 which = ", ".join(str(pid) for _, pid in sorted(before))
@@ -168,7 +195,7 @@ class Exchange:
             before &= set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
         return True
 
-    def swap(self, also: Callable[[psycopg.Connection[Any]], object], forget: bool = True) -> None:
+    def swap(self, forget: bool = True) -> None:
         """Puts the copy into the day's place; what is written since verification is compared first.
 
         Raises `PayloadsDiffer`, after which all is as it was, and `PayloadDayBusy` when others use the day
@@ -193,13 +220,11 @@ class Exchange:
             parts = ("day", "copy", "old", "mirror", "bounds")
             keys = {f"{part}_key": f"{getattr(self.names, part)}_pkey" for part in ("day", "copy", "old")}
             conn.execute(self._on("exchange", *parts, limits=True, **keys))
-            also(conn)
-            self._step("swapping")
+            self._tools.step("swapping")
             return began
 
-        began = self._patiently(work, "exchange a day", self._note_lock, settle)
-        assert began is not None  # noqa: S101 it was done
-        self._step("swapped")
+        self._note_lock(self._patiently(work, "exchange a day", settle))
+        self._tools.step("swapped")
 
     def finish(self, state: str) -> None:
         """Drops what the day was before, outside of the exchange: nobody can come to it any more."""
@@ -209,7 +234,7 @@ class Exchange:
             self._lease.end(conn, state)
 
         self._patiently(work, "drop a day")
-        self._step("finished")
+        self._tools.step("finished")
 
     def end(self, state: str) -> None:
         """There is nothing to exchange."""
@@ -259,7 +284,7 @@ class Exchange:
 
     def _pages(self, after: PayloadKey | None) -> Iterator[tuple[PayloadKey | None, PayloadKey | None]]:
         """The ranges of keys that are left to compare: after one and till another, None at the ends."""
-        while not self._is_over():
+        while not self._tools.is_over():
             till = self._last_of_page(after)
             yield after, till
             if till is None:
@@ -268,7 +293,7 @@ class Exchange:
 
     def _last_of_page(self, after: PayloadKey | None) -> PayloadKey | None:
         """None: fewer are left than a page has."""
-        limit = self._options.page_rows_max
+        limit = self._tools.options.page_rows_max
         work = rows_of(self._on("last_of_page", "day"), {**place_values("after", after), "limit": limit})
         rows = run_lookup(self._lease.supplier, work, operation="verify a day")
         if not rows or rows[0][4] < limit:
@@ -317,32 +342,28 @@ class Exchange:
         self,
         work: Callable[[psycopg.Connection[Any]], Any],
         operation: str,
-        done: Callable[[Any], object] = lambda result: None,
         before: Callable[[], object] = lambda: None,
     ) -> Any:
-        """Runs what must have the day alone for a moment: others go first, again and again.
+        """Runs `work` with the day to itself; gives way to other transactions, and retries.
 
-        `before` each try, and `done` after the last, others are not held up.
+        `before` runs before each try, while other transactions are not held up.
         """
         began = time.monotonic()
         while True:
             before()
             try:
-                result = run_transaction(
+                return run_transaction(
                     self._lease.supplier,
                     work,
-                    lock_ms=self._options.lock_timeout_ms,
+                    lock_ms=self._tools.options.lock_timeout_ms,
                     operation=operation,
                 )
             except pg.LockNotAvailable:
-                if self._is_over() or time.monotonic() - began > READERS_SECONDS_MAX:
+                if self._tools.is_over() or time.monotonic() - began > READERS_SECONDS_MAX:
                     raise PayloadDayBusy(
                         f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
                         "it is as it was, and is tried again"
                     ) from None
-            else:
-                done(result)
-                return result
             time.sleep(random.uniform(0.1, 1) * PAUSE_SECONDS_MAX)  # noqa: S311
 
 
@@ -357,3 +378,35 @@ def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:
 
 def _midnight(day: date) -> str:
     return f"{day} 00:00:00+00"
+
+
+def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
+    """Reads back what was written and not read yet; False when the slice is over before all is.
+
+    Raises `PayloadsDiffer` when an object is not what was written.
+    """
+    left = [one for one in tools.known.of_day(day, state) if not one.verified]
+    step = tools.options.uploads
+    with ThreadPoolExecutor(step, "payload checks") as pool:
+        for at in range(0, len(left), step):
+            some = left[at : at + step]
+            for one, fault in zip(some, pool.map(lambda one: _fault(tools.objects, one), some), strict=True):
+                if fault is not None:
+                    raise PayloadsDiffer(
+                        f"payloads of {day}: object {one.object_key!r} {fault}; the day is as it was, and is "
+                        "copied again"
+                    )
+            tools.known.note_verified([one.object_key for one in some])
+            if tools.is_over():
+                return at + step >= len(left)
+    return True
+
+
+def _fault(objects: ObjectStore, one: DayObject) -> str | None:
+    try:
+        data = objects.get(one.object_key)
+    except ObjectNotFound:
+        return "is not there"
+    if len(data) != one.byte_count:
+        return f"has {len(data):,} bytes, and was written with {one.byte_count:,}"
+    return None if sha256(data).digest() == one.digest else "has other bytes"

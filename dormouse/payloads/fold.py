@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import psycopg
 
 from dormouse.errors import PayloadCorrupt, PayloadsDiffer
-from dormouse.payloads.contents import Contents
-from dormouse.payloads.copying import Pages, Payload, Unit, Units, Uploads
-from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, differs
+from dormouse.payloads.copying import Contents, Pages, Payload, Slice, Unit, Units, Uploads
+from dormouse.payloads.days import Lease, reading
+from dormouse.payloads.exchange import DIFFERENCES_MAX, Exchange, Tools, check_objects, differs
 from dormouse.payloads.keys import PayloadKey, columns, place_values
-from dormouse.payloads.lease import Lease, reading
-from dormouse.payloads.offload import Slice, Tools, check_objects
 from dormouse.payloads.pack import DayObject, PayloadObjects, checksum
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.queries import load
@@ -55,7 +53,7 @@ class _Fold:
     def __init__(self, tools: Tools, lease: Lease) -> None:
         self._tools = tools
         self._lease = lease
-        self._exchange: Exchange = tools.exchange(lease)
+        self._exchange = Exchange(tools, lease)
         self._contents = Contents(tools.objects, tools.known)
 
     def go_on(self) -> bool:
@@ -80,7 +78,7 @@ class _Fold:
         if phase == "swap":
             if not self._exchange.wait_for_readers():
                 return False
-            self._exchange.swap(lambda conn: None, forget=False)
+            self._exchange.swap(forget=False)
         self._exchange.finish("folded")
         return True
 

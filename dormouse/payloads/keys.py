@@ -1,9 +1,12 @@
-"""What a payload is known by."""
+"""What a payload is: its key, and its content, a JSON value that `get` gives as `put` took it."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from dormouse.errors import InvalidInput, InvalidPayload
@@ -83,3 +86,101 @@ def columns(keys: Iterable[PayloadKey]) -> dict[str, list[Any]]:
         "ids": [key.id for key in found],
         "times": [key.inserted_at for key in found],
     }
+
+
+CONTENT_BYTES_MAX = 64 * 2**20
+"""Of a payload's JSON in UTF-8."""
+
+NESTING_MAX = 500
+"""Of arrays and objects: half of what Python reads and writes."""
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|([\[{])|([\]}])')
+_EXPONENTS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?\d(?:\.\d+)?e\+\d+)')
+_SIMPLE = (str, int, float, bool, type(None))
+
+
+def encode_given(given: object) -> tuple[PayloadKey, str]:
+    """Returns the key and the JSON of (tenant, id, inserted_at, kind, content). Raises `InvalidPayload`."""
+    if not isinstance(given, Sequence) or len(given) != 5:
+        raise InvalidPayload(f"a payload is (tenant, id, inserted_at, kind, content), not {given!r}")
+    key = checked(given[:4])
+    check_application_kind(key.kind)
+    return key, encode(key, given[4])
+
+
+def encode(key: PayloadKey, content: Any) -> str:
+    """The JSON of a payload; `InvalidPayload` when it is no JSON value, or none that can be kept."""
+    try:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        size = len(text) if text.isascii() else len(text.encode())
+        if not _is_same(json.loads(text), content):
+            raise InvalidPayload(f"payload {key} is not JSON: {_fault(content)}")
+    except InvalidPayload:
+        raise
+    except UnicodeEncodeError:
+        raise InvalidPayload(f"payload {key} has a lone surrogate, which no UTF-8 text can have") from None
+    except RecursionError:
+        raise _too_deep(key) from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidPayload(f"payload {key} is not JSON: {_reason(content, error)}") from None
+    if size > CONTENT_BYTES_MAX:
+        raise InvalidPayload(
+            f"payload {key} has {size:,} bytes of JSON, and {CONTENT_BYTES_MAX:,} are the most: divide it"
+        )
+    if "\\u0000" in text and _NUL.search(text):
+        raise InvalidPayload(f"payload {key} has the character NUL (\\u0000), which PostgreSQL cannot hold")
+    if text.count("[") + text.count("{") > NESTING_MAX and _depth(text) > NESTING_MAX:
+        raise _too_deep(key)
+    return _EXPONENTS.sub(_written_out, text) if "e+" in text else text
+
+
+def decode(text: str | bytes) -> Any:
+    """The value of JSON that PostgreSQL wrote."""
+    return json.loads(text)
+
+
+def _is_same(read: Any, given: Any) -> bool:
+    # what Python writes in another form is found here, and told precisely
+    return bool(read == given) or _fault(given) is None
+
+
+def _fault(value: Any, where: str = "it") -> str | None:
+    """Why a value is not one of JSON; None when it is. Tuples are arrays."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                return f"{where} has the name {name!r}, and names are text"
+            if fault := _fault(inner, f"{where}[{name!r}]"):
+                return fault
+        return None
+    if isinstance(value, (list, tuple)):
+        faults = (_fault(inner, f"{where}[{n}]") for n, inner in enumerate(value))
+        return next((fault for fault in faults if fault), None)
+    if isinstance(value, float) and value - value != 0:
+        return f"{where} is {value!r}, which is no number of JSON"
+    return None if isinstance(value, _SIMPLE) else f"{where} is of type {type(value).__name__}"
+
+
+def _reason(content: Any, error: Exception) -> str:
+    try:
+        return _fault(content) or str(error)
+    except RecursionError:  # it holds itself
+        return str(error)
+
+
+def _too_deep(key: PayloadKey) -> InvalidPayload:
+    return InvalidPayload(f"payload {key} nests more than {NESTING_MAX} arrays and objects in each other")
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for found in _BRACKETS.finditer(text):
+        depth += (found[1] is not None) - (found[2] is not None)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _written_out(found: re.Match[str]) -> str:
+    # PostgreSQL writes numbers without exponents, and one without a point would come back as an integer
+    return found[0] if found[1] is None else f"{Decimal(found[1]):f}.0"

@@ -31,8 +31,7 @@ from psycopg.types.json import Jsonb
 
 from dormouse.errors import CommitFailed, ObjectAlreadyExists
 from dormouse.objects import ObjectStore
-from dormouse.payloads.content import CONTENT_BYTES_MAX
-from dormouse.payloads.keys import PayloadKey, place_values
+from dormouse.payloads.keys import CONTENT_BYTES_MAX, PayloadKey, place_values
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction

@@ -20,9 +20,9 @@ from psycopg import errors as pg
 from dormouse.errors import DormouseError, ObjectNotFound
 from dormouse.objects import ObjectStore
 from dormouse.payloads.copying import Unit, add_pointers
+from dormouse.payloads.days import Lease, leased
+from dormouse.payloads.exchange import Exchange, Tools
 from dormouse.payloads.keys import columns
-from dormouse.payloads.lease import Lease, leased
-from dormouse.payloads.offload import Tools
 from dormouse.payloads.pack import (
     FOLDER,
     PAGE_OBJECTS,
@@ -80,7 +80,7 @@ def rebuild_day(tools: Tools, day: date) -> Rebuilt:
                 work.blocks(done)
             ends_as = state if done.objects else before
         finally:  # an object that cannot be read keeps the day from no other work
-            tools.exchange(lease).end(ends_as)
+            Exchange(tools, lease).end(ends_as)
     return done
 
 
@@ -114,7 +114,7 @@ def _recovered(tools: Tools, day: date, lost: Sequence[str]) -> str:
                 work.pointers(done)
                 left = [one for one in tools.known.of_day(day, "live", "block") if one.object_key in lost]
             finally:
-                tools.exchange(lease).end(state)
+                Exchange(tools, lease).end(state)
     except DormouseError as error:
         logger.warning("%s, and were not looked for", what, exc_info=True)
         return f"{what}, and were not looked for: {error}; see 'dormouse payloads verify {day} --rebuild'"

@@ -29,18 +29,16 @@ from dormouse.errors import (
 )
 from dormouse.model.table import SECONDS_MAX
 from dormouse.objects import ObjectStore
-from dormouse.payloads import cooling, rows, upkeep
-from dormouse.payloads.content import decode, encode_given
-from dormouse.payloads.cooling import OffloadReport, expire
+from dormouse.payloads import cooling, rows
+from dormouse.payloads.cooling import OffloadReport, PayloadRound, expire
 from dormouse.payloads.copying import Payload, PayloadOptions
-from dormouse.payloads.keys import PayloadKey, checked, columns
-from dormouse.payloads.offload import Progress, Tools, within
+from dormouse.payloads.days import PayloadDay, PayloadStatus, days, status
+from dormouse.payloads.exchange import Progress, Tools, within
+from dormouse.payloads.keys import PayloadKey, checked, columns, decode, encode_given
 from dormouse.payloads.pack import KEPT_SECONDS, CollectedObjects, Damaged, Entry, PayloadObjects
 from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rebuilding import recover_pointers
 from dormouse.payloads.rows import DAYS, Place, batches, in_order, make_days
-from dormouse.payloads.status import PayloadDay, PayloadStatus, days, status
-from dormouse.payloads.upkeep import PayloadRound
 from dormouse.payloads.verifying import PayloadVerification, verify, warm
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
@@ -517,7 +515,7 @@ class PayloadStore:
         What fails is in its `errors`, and holds up nothing else.
         """
         self._check_writable()
-        return upkeep.run(self._tools(seconds_max), retention_days)
+        return cooling.run_round(self._tools(seconds_max), retention_days)
 
     @property
     def _known(self) -> PayloadObjects:

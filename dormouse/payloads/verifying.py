@@ -13,11 +13,10 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import InvalidInput, ObjectNotFound, PayloadCorrupt
-from dormouse.payloads.contents import Contents
-from dormouse.payloads.copying import Pages, Payload
+from dormouse.payloads.copying import Contents, Pages, Payload
+from dormouse.payloads.days import Lease, read
+from dormouse.payloads.exchange import Exchange, Tools
 from dormouse.payloads.keys import PayloadKey, columns
-from dormouse.payloads.lease import Lease, read
-from dormouse.payloads.offload import Tools
 from dormouse.payloads.pack import (
     Damaged,
     DayObject,
@@ -45,7 +44,7 @@ def warm_day(tools: Tools, lease: Lease) -> bool:
     try:
         return _warm_day(tools, lease)
     except PayloadCorrupt:
-        tools.exchange(lease).end(lease.row().state)
+        Exchange(tools, lease).end(lease.row().state)
         raise
 
 

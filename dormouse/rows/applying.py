@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,20 +11,168 @@ import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_schema, arrow_type
 from dormouse.data.file_checks import differ
-from dormouse.errors import InvalidRow, MetadataDamaged, RowConflict
-from dormouse.model.table import ROW_ID
-from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
+from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema, MetadataDamaged, RowConflict
+from dormouse.model.reshaping import added, renamed
+from dormouse.model.schema import Field, Schema
+from dormouse.model.table import DROPPED, ROW_ID
+from dormouse.rows.batches import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ROWS_MAX,
+    Flags,
+    Ints,
+    Ranges,
+    RowBatch,
+    concatenated,
+    replaced,
+    runs,
+    spans,
+)
 from dormouse.rows.cell_files import Targets
-from dormouse.rows.columns import Column
-from dormouse.rows.locks import HeldLock
-from dormouse.rows.ranges import Flags, Ints, Ranges, concatenated, replaced, runs, spans
+from dormouse.rows.changes import AddColumn, DropColumn, RenameColumn, RetypeColumn
+from dormouse.rows.columns import Column, check_column_name, check_columns, check_new, column_named
 from dormouse.rows.reading import RowReader
-from dormouse.rows.reshape import ColumnPlan, Retyped, converted
-from dormouse.rows.store import Recorded, RowStore
-from dormouse.rows.values import with_default
+from dormouse.rows.store import HeldLock, Recorded, RowStore
+from dormouse.rows.values import converted, stands_alike, with_default
 
 Cells = dict[int, pa.Array]
 """Arrays by the ids of their columns."""
+
+
+# What changes of columns make of a table's columns, and of its files' schema.
+
+
+@dataclass(frozen=True, slots=True)
+class Retyped:
+    """A column that is another: its values are checked, and, where it has an id of its own, written anew."""
+
+    before: Column
+    after: Column
+
+    @property
+    def rewrites(self) -> bool:
+        return self.before.column_id != self.after.column_id
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """What one change of columns does: the columns after it, and in words."""
+
+    columns: tuple[Column, ...]
+    said: str
+
+
+@dataclass
+class ColumnPlan:
+    """The columns of a table through the changes of one transaction.
+
+    `schemas` are the versions of the schema that the changes make, with what is said of each; `added` are the
+    columns that rows of before have the default of.
+    """
+
+    schema: Schema
+    columns: tuple[Column, ...]
+    schemas: list[tuple[Schema, str]] = field(default_factory=list)
+    retyped: list[Retyped] = field(default_factory=list)
+    added: list[Column] = field(default_factory=list)
+
+    def planned(self, changes: Sequence[object]) -> list[Reshaped | None]:
+        """What each change does to the columns; None: nothing. `InvalidColumn`."""
+        return [self._reshaped(change) for change in changes]
+
+    def _reshaped(self, change: object) -> Reshaped | None:
+        match change:
+            case AddColumn():
+                said = self._add(change)
+            case RenameColumn():
+                said = self._rename(change)
+            case DropColumn():
+                said = self._drop(change)
+            case RetypeColumn():
+                said = self._retype(change)
+            case _:
+                return None
+        self.columns = check_columns(self.columns)
+        return Reshaped(self.columns, said)
+
+    def _add(self, change: AddColumn) -> str:
+        if not isinstance(change.column, Column):
+            raise InvalidColumn(f"dm.AddColumn takes a dm.Column, not {change.column!r}")
+        column = self._new(check_new(change.column))
+        self.columns = (*self.columns, column)
+        self.added.append(column)
+        return f"added {column}"
+
+    def _new(self, column: Column) -> Column:
+        column = replace(column, column_id=self.schema.shape.last_id + 1)
+        said = f"added {column}"
+        if any(known.name.casefold() == column.name.casefold() for known in self.columns):
+            raise InvalidColumn(f"there is a column {column.name!r} already (case does not count)")
+        new = Field(column.name, column.stored, nullable=True)
+        self._next(lambda schema: added(schema, new, column.stored_default), said)
+        return column
+
+    def _rename(self, change: RenameColumn) -> str:
+        column = column_named(self.columns, change.name)
+        check_column_name(change.new_name)
+        if any(
+            known.name.casefold() == change.new_name.casefold() for known in self.columns if known != column
+        ):
+            raise InvalidColumn(f"there is a column {change.new_name!r} already (case does not count)")
+        said = f"renamed {change.name} to {change.new_name}"
+        self._next(lambda schema: renamed(schema, change.name, change.new_name), said)
+        self._put(column, replace(column, name=change.new_name))
+        return said
+
+    def _drop(self, change: DropColumn) -> str:
+        column = column_named(self.columns, change.name)
+        self._hide(column, f"dropped {column.name}")
+        self.columns = tuple(known for known in self.columns if known != column)
+        return f"dropped {column.name}"
+
+    def _retype(self, change: RetypeColumn) -> str:
+        before = column_named(self.columns, change.name)
+        size = change.size_max
+        if size is None and change.type == "STRING":
+            size = before.size_max
+        after = Column(
+            before.name,
+            change.type,  # type: ignore[arg-type] # checked there
+            size,
+            change.default,
+            change.enum,
+            before.column_id,
+        )
+        check_new(after)
+        said = f"retyped {before} to {after}"
+        if not stands_alike(before, after):
+            self._hide(before, f"dropped {before}")
+            number = self.columns.index(before)
+            self.columns = tuple(known for known in self.columns if known != before)
+            # its rows are written anew: those of before have no value, and not the default
+            plain = self._new(replace(after, default=None))
+            after = replace(after, column_id=plain.column_id)
+            self.columns = (*self.columns[:number], after, *self.columns[number:])
+        else:
+            self._put(before, after)
+        self.retyped.append(Retyped(before, after))
+        return said
+
+    def _put(self, before: Column, after: Column) -> None:
+        self.columns = tuple(after if known == before else known for known in self.columns)
+
+    def _hide(self, column: Column, said: str) -> None:
+        """Older versions of rows still have it."""
+        self._next(lambda schema: renamed(schema, column.name, f"{DROPPED}{column.column_id}"), said)
+
+    def _next(self, change: Callable[[Schema], Schema], said: str) -> None:
+        try:
+            self.schema = change(self.schema)
+        except InvalidSchema as error:
+            raise InvalidColumn(str(error)) from None
+        self.schemas.append((self.schema, said))
+
+
+# Blocks of rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +495,7 @@ def _convert(cells: Cells, retyped: Sequence[Retyped], label: Callable[[int], st
     for one in retyped:
         before = cells.get(one.before.column_id or 0)
         if before is not None and (not one.rewrites or (one.after.column_id or 0) not in cells):
-            cells[one.after.column_id or 0] = converted(one, before, label)
+            cells[one.after.column_id or 0] = converted(one.before, one.after, before, label)
 
 
 def _defaults(column: Column, count: int) -> pa.Array:

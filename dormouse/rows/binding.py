@@ -10,8 +10,7 @@ from sqlglot import exp
 
 from dormouse.errors import InvalidQuery
 from dormouse.model.table import ROW_ID, ROW_VERSION
-from dormouse.rows import calls, types
-from dormouse.rows.calls import AGGREGATES, ARITHMETIC, CALLS, COMPARED
+from dormouse.rows import types
 from dormouse.rows.columns import Column
 from dormouse.rows.expressions import (
     ROW_ID_CELL,
@@ -27,6 +26,7 @@ from dormouse.rows.expressions import (
     has_aggregate,
 )
 from dormouse.rows.sql import label, name_node, only, refused
+from dormouse.rows.types import AGGREGATES, ARITHMETIC, CALLS, COMPARED
 
 CLAUSES = ("expressions", "from_", "where", "group", "order", "limit", "offset", "distinct", "having")
 ROWS_MAX = (1 << 63) - 1
@@ -328,11 +328,11 @@ class Binding:
             conditions.append(self._condition(wanted) if subject is None else self._comparison(equal))
             values.append(self._expression(one.args["true"]))
         values.append(Value("NULL", None) if default is None else self._expression(default))
-        return calls.case(conditions, values)
+        return types.case(conditions, values)
 
     def _cast(self, node: exp.Expression) -> Expression:
         kind = only(only(node, "this", "to").args["to"], "this", "nested")
-        return calls.cast(self._expression(node.this), kind)
+        return types.cast(self._expression(node.this), kind)
 
     def _call(self, node: exp.Expression) -> Expression:
         only(node, "this", "expression", "expressions", "safe")

@@ -19,8 +19,7 @@ from dormouse.objects import ObjectStore
 from dormouse.objects.staging import whole_file
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
-from dormouse.rows.columns import Column
-from dormouse.rows.kinds import FILE_REFERENCE
+from dormouse.rows.columns import FILE_REFERENCE, Column
 from dormouse.rows.values import Label
 from dormouse.state.context import TableContext
 from dormouse.state.files.write_streams import PutFile, PutFiles

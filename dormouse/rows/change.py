@@ -28,9 +28,11 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
 from dormouse.model.types import json_value
-from dormouse.rows.applying import Application
+from dormouse.rows.applying import Application, ColumnPlan, Reshaped
 from dormouse.rows.batches import (
     BLOCK_ROWS_MAX,
+    Flags,
+    Ints,
     RowBatch,
     check_names,
     checked_rows,
@@ -54,16 +56,13 @@ from dormouse.rows.changes import (
     Row,
     RowIds,
     Update,
+    as_dicts,
     check_change_id,
 )
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.csv_loads import loads
-from dormouse.rows.given import as_dicts
-from dormouse.rows.locks import HeldLock, RowLocks
-from dormouse.rows.ranges import Flags, Ints
 from dormouse.rows.reading import RowReader
-from dormouse.rows.reshape import ColumnPlan, Reshaped
-from dormouse.rows.store import Recorded, RowStore
+from dormouse.rows.store import HeldLock, Recorded, RowLocks, RowStore
 from dormouse.rows.values import array_of, row_label, with_default
 from dormouse.sources.source import DIGEST_BYTES, Hash, add_files
 from dormouse.state.context import TableContext

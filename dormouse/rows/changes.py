@@ -1,4 +1,4 @@
-"""What is asked of a row table, as values; and what came of it."""
+"""Changes of a row table as values, also of rows that a DataFrame holds; and what came of them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,57 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import Any, overload
 
+import pyarrow as pa
+
 from dormouse.errors import InvalidInput, InvalidRow, RowNotFound
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import check_text
-from dormouse.rows.columns import Column
-from dormouse.rows.given import as_dicts
-from dormouse.rows.kinds import INTEGER_MAX
+from dormouse.rows.columns import INTEGER_MAX, Column
+from dormouse.sources.given_rows import as_arrow, is_of
+
+_ROWS_AT_ONCE = 10_000
+
+
+def as_dicts(rows: Any) -> Any:
+    """Returns the rows of a DataFrame, or of what speaks Arrow, as dicts; all else as it is.
+
+    Rows of a reader can be read once, those of others again. `InvalidData` for a column of several types.
+    """
+    if rows is None or isinstance(rows, Mapping | str | bytes | list | tuple | Iterator):
+        return rows
+    found = as_arrow(rows)
+    if found is None:
+        return rows
+    if isinstance(found, pa.RecordBatchReader) and is_of(rows, "polars"):
+        found = found.read_all()
+    if isinstance(found, pa.RecordBatchReader):
+        return (row for batch in found for row in batch.to_pylist())
+    return ArrowRows(found if isinstance(found, pa.Table) else pa.Table.from_batches([found]))
+
+
+class ArrowRows(Sequence[Mapping[str, Any]]):
+    """The rows of an Arrow table, each a dict that is made when it is asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        numbers = range(len(self))[index]
+        if isinstance(numbers, int):
+            return self._table.slice(numbers, 1).to_pylist()[0]
+        return ArrowRows(self._table.take(pa.array(numbers, pa.int64())))
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        for batch in self._table.to_batches(_ROWS_AT_ONCE):
+            yield from batch.to_pylist()
+
 
 CHANGE_ID_BYTES_MAX = 204
 """Jobs of earlier releases recorded "job:" and their id, of 200 bytes."""

@@ -16,12 +16,10 @@ from dormouse.errors import InvalidData, InvalidInput, InvalidRow
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.objects.staging import whole_file
-from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, RowBatch
+from dormouse.rows.batches import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, Ints, RowBatch
 from dormouse.rows.changes import LoadCsv
-from dormouse.rows.columns import Column
-from dormouse.rows.kinds import INTEGER_MAX, Misfit, parsed_value
+from dormouse.rows.columns import INTEGER_MAX, Column, Misfit, parsed_value
 from dormouse.rows.pages import Page
-from dormouse.rows.ranges import Ints
 from dormouse.rows.values import is_date, of_text
 from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
 

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from dormouse.errors import InvalidColumn, InvalidData, InvalidRow
 from dormouse.model.table import ROW_ID, ROW_VERSION
-from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, check_column_name
-from dormouse.rows.kinds import ColumnType
+from dormouse.rows.columns import COLUMNS_MAX, SIZE_DEFAULT, SIZE_MAX, Column, ColumnType, check_column_name
 from dormouse.rows.values import of_text
 from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
 

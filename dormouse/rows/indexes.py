@@ -28,17 +28,25 @@ from dormouse.errors import (
 )
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.postgres.connection import DAMAGES
-from dormouse.rows import page_tokens, pages, paging
+from dormouse.rows import pages
 from dormouse.rows.builds import TYPES, Build, BuildBusy, SlowColumns, Unsure
 from dormouse.rows.cluster import QUERY_SECONDS_MAX, Looked
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.emit import column_name
-from dormouse.rows.index_worker import IndexWorker
-from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, Source, cause
-from dormouse.rows.page_tokens import PageToken
-from dormouse.rows.pages import Page, Rows, SelectColumn
-from dormouse.rows.statements import Asked, Given, bound, build_of, count_of, given, page_at_once, page_of
-from dormouse.rows.waiting import Wait
+from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, IndexWorker, Source, cause
+from dormouse.rows.pages import Page, Rows, SelectColumn, Wait
+from dormouse.rows.statements import (
+    Asked,
+    Given,
+    PageToken,
+    bound,
+    build_of,
+    count_of,
+    given,
+    page_at_once,
+    page_of,
+    read_page_token,
+)
 
 if TYPE_CHECKING:
     from dormouse.jobs import JobStore, Progress
@@ -244,7 +252,7 @@ class RowIndexes:
         interruption: Interruption | None,
     ) -> Page:
         looked = self._placements.look(table.table_id)
-        token = page_tokens.read(page, self._placements.key(), looked.table_uuid)
+        token = read_page_token(page, self._placements.key(), looked.table_uuid)
         if (text is not None and text != token.text) or (values and values != token.values):
             raise InvalidPage("the page token is of another query: begin the query again")
         if version is not None and (version != token.version or token.build_id is not None):
@@ -388,7 +396,7 @@ class RowIndexes:
 
     def _note(self, asked: Asked, looked: Looked, build: Build | None, seconds: float) -> None:
         """How much an index is asked; and the columns that queries look for rows in."""
-        if seconds > SLOW_SECONDS and (sought := paging.sought(asked.statement)):
+        if seconds > SLOW_SECONDS and (sought := pages.sought(asked.statement)):
             with suppress(DormouseError, psycopg.Error):  # the answer is there, and others can do the work
                 self._note_sought(asked, looked, build, sought)
         with self._lock:

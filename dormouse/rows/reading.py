@@ -23,10 +23,10 @@ from dormouse.reading.executor import query
 from dormouse.reading.key_order import newest_versions
 from dormouse.reading.sql.results import INTERRUPTED, failure
 from dormouse.reading.streams import Interruption
+from dormouse.rows.batches import Ints, spans
 from dormouse.rows.cluster import QUERY_SECONDS_MAX
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import DUCKDB, column_name
-from dormouse.rows.ranges import Ints, spans
 from dormouse.rows.values import field_of
 from dormouse.state.context import TableContext
 

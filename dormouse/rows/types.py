@@ -1,14 +1,20 @@
-"""The types of expressions: which values can meet, and what comes of it, whichever database computes it."""
+"""The types of expressions, and the functions of their values, whichever database computes them.
+
+They say which values can meet, and as which kind, so that PostgreSQL and DuckDB answer alike.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from sqlglot import exp
 
 from dormouse.errors import InvalidQuery, InvalidRow
 from dormouse.model.table import ROW_ID, ROW_VERSION
+from dormouse.model.text import plural
 from dormouse.rows.columns import Column, value_of
 from dormouse.rows.expressions import (
     ROW_ID_CELL,
@@ -23,6 +29,7 @@ from dormouse.rows.expressions import (
     Selected,
     Value,
 )
+from dormouse.rows.sql import ELSEWHERE
 
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 _DIGITS_MAX = 400
@@ -209,3 +216,90 @@ def check_grouped(expression: Expression, groups: tuple[Expression, ...]) -> Non
         )
     for operand in expression.operands:
         check_grouped(operand, groups)
+
+
+Operands = Sequence[Expression]
+ARITHMETIC: dict[type, Operator] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+COMPARED: dict[type, Operator] = {
+    exp.EQ: "=", exp.NEQ: "<>", exp.LT: "<", exp.LTE: "<=", exp.GT: ">", exp.GTE: ">=",
+}  # fmt: skip
+AGGREGATES: dict[type, Function] = {
+    exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max",
+}  # fmt: skip
+_CASTS: Mapping[object, Kind] = {
+    exp.DataType.Type.INT: "INTEGER",
+    exp.DataType.Type.BIGINT: "INTEGER",
+    exp.DataType.Type.DOUBLE: "DOUBLE",
+    exp.DataType.Type.VARCHAR: "STRING",
+    exp.DataType.Type.TEXT: "STRING",
+    exp.DataType.Type.BOOLEAN: "BOOLEAN",
+    exp.DataType.Type.DATE: "DATE",
+}
+
+
+def case(conditions: Operands, values: Operands) -> Expression:
+    """The value of the first condition that is true; the last value is that of none."""
+    values = alike(values)
+    pairs = [one for pair in zip(conditions, values, strict=False) for one in pair]
+    return Apply(values[-1].kind, "case", (*pairs, values[-1]))
+
+
+def cast(operand: Expression, kind: exp.DataType) -> Expression:
+    """A value as another kind where all databases have the same of it; `InvalidQuery`."""
+    to = _CASTS.get(kind.this)
+    if operand.kind == to:
+        return operand
+    if to is not None and operand.kind == "NULL":
+        return Value(to, None)
+    if to is not None and isinstance(operand, Value) and operand.kind == "STRING":
+        return read(operand, to)
+    if (operand.kind, to) == ("INTEGER", "DOUBLE"):
+        return of_kind(operand, "DOUBLE")
+    if to == "STRING" and operand.kind in ("INTEGER", "BOOLEAN"):
+        return Apply("STRING", "as text", (operand,))
+    raise InvalidQuery(
+        f"the query has a cast of {operand.kind} to {kind.sql()}, which is not allowed; {ELSEWHERE}"
+    )
+
+
+def _same(operator: Operator) -> Callable[[Operands], Expression]:
+    def apply(operands: Operands) -> Expression:
+        found = alike(operands)
+        return Apply(found[0].kind, operator, tuple(found))
+
+    return apply
+
+
+def _distinct(operator: Operator) -> Callable[[Operands], Expression]:
+    return lambda operands: Apply("BOOLEAN", operator, tuple(alike(operands)))
+
+
+def _texts(kind: Kind, operator: Operator, count: int = 1) -> Callable[[Operands], Expression]:
+    def apply(operands: Operands) -> Expression:
+        if len(operands) != count:
+            raise InvalidQuery(f"{operator!r} takes {plural(count, 'text')}")
+        found = [Value("STRING", None) if one.kind == "NULL" else one for one in operands]
+        for one in found:
+            if one.kind != "STRING":
+                raise InvalidQuery(f"{operator!r} takes texts, not {one.kind}")
+        return Apply(kind, operator, tuple(found))
+
+    return apply
+
+
+def _absolute(operands: Operands) -> Expression:
+    operand = numeric(operands[0], "abs")
+    return Apply(operand.kind, "abs", (operand,))
+
+
+CALLS: Mapping[type, Callable[[Operands], Expression]] = {
+    exp.Coalesce: _same("coalesce"),
+    exp.Nullif: _same("nullif"),
+    exp.NullSafeNEQ: _distinct("is distinct from"),
+    exp.NullSafeEQ: _distinct("is not distinct from"),
+    exp.DPipe: _texts("STRING", "||", 2),
+    exp.Length: _texts("INTEGER", "length"),
+    exp.Trim: _texts("STRING", "trim"),
+    exp.Abs: _absolute,
+}
+"""What is made of the operands of each, which stand in `this`, `expression` and `expressions`."""

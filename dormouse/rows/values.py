@@ -10,15 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.arrow_schema import arrow_type
+from dormouse.errors import InvalidRow
 from dormouse.model.types import DOUBLE
-from dormouse.rows.columns import Column, text_value, value_of
-from dormouse.rows.kinds import FORMS, STORED
+from dormouse.rows.columns import FORMS, STORED, Column, text_value, value_of
 from dormouse.sources.text_values import are_large, first_unkept
 
 Label = Callable[[int], str]
 """Says of a row by its number among those given, from 0, where it stands: "row 3", "line 17"."""
 
 _KIND = b"dormouse.type"
+_TEXTS = frozenset({"STRING", "ENTITY", "LINK", "FILE"})
+_NUMBERS = frozenset({"INTEGER", "DATE", "DOUBLE", "BOOLEAN"})
 _ZONED = r"(Z|[+-]\d\d:?\d\d)$"
 _PLAIN: dict[str, set[type]] = {
     "INTEGER": {int},
@@ -160,3 +162,56 @@ _PARSERS: dict[str, Callable[[pa.Array], pa.Array]] = {
     "BOOLEAN": lambda texts: texts.cast(pa.bool_()),
     "JSON": _one_by_one,
 }
+
+
+def converted(before: Column, after: Column, array: pa.Array, label: Label = row_label) -> pa.Array:
+    """The values of a column as those of what it became; `InvalidRow` names the first that does not fit."""
+    if stands_alike(before, after):
+        return fitting(after, array, label)
+    if before.type in _NUMBERS and after.type in _NUMBERS:
+        return fitting(after, _number(before, after, array, label), label)
+    if after.type == "JSON" and before.type in _NUMBERS:
+        return fitting(after, _texts(before, array), label)
+    texts = _texts(before, array)
+    if (empty := pc.index(texts, "").as_py()) >= 0:  # which in CSV is null, and here would be lost
+        said = f"{label(empty)}, column {after.name!r} ({after.type}): an empty text is none"
+        raise InvalidRow(said, column=after.name)
+    return of_text(after, texts, label)
+
+
+def stands_alike(before: Column, after: Column) -> bool:
+    """Returns whether the files have the values of both types in the same way."""
+    same = {before.type, after.type}
+    return (
+        len(same) == 1
+        or same <= _TEXTS
+        or same <= {"INTEGER", "DATE"}
+        or (before.type, after.type) == ("JSON", "STRING")
+    )
+
+
+def _texts(before: Column, array: pa.Array) -> pa.Array:
+    if pa.types.is_floating(array.type):
+        special = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
+        values = [None if v is None else special.get(repr(v), repr(v)) for v in array.to_pylist()]
+        return pa.array(values, pa.string())
+    return array.cast(pa.string())
+
+
+def _number(before: Column, after: Column, array: pa.Array, label: Label) -> pa.Array:
+    wanted = {"DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}.get(after.type, pa.int64())
+    if after.type == "BOOLEAN":
+        ok = pc.or_(pc.equal(array, 0), pc.equal(array, 1))
+    else:
+        loose = array.cast(wanted, safe=False)
+        ok = pc.equal(loose.cast(array.type, safe=False), array)
+        if pa.types.is_floating(array.type):
+            ok = pc.and_(ok, pc.less(pc.abs(array), float(1 << 63)))
+    if pc.all(ok, skip_nulls=True).as_py() is False:
+        number = pc.index(ok, False).as_py()
+        value = array[number].as_py()
+        raise InvalidRow(
+            f"{label(number)}, column {after.name!r} ({before.type}): {value!r} is no {after.type}",
+            column=after.name,
+        )
+    return array.cast(wanted, safe=False)

@@ -13,7 +13,7 @@ from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
 from dormouse.model.types import json_value
 from dormouse.reading.where import LIMIT_MAX
-from dormouse.rows.waiting import INDEX_WAIT_SECONDS
+from dormouse.rows.pages import INDEX_WAIT_SECONDS
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
 from dormouse.state.files.store import FileFacts

@@ -15,8 +15,7 @@ from fastapi.responses import JSONResponse
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput
 from dormouse.jobs import Job, Worker
-from dormouse.jobs.answers import ANSWERING, SENT
-from dormouse.jobs.job import JobPlace
+from dormouse.jobs.job import ANSWERING, SENT, JobPlace
 from dormouse.model.text import path_segment
 from dormouse.model.types import json_value
 from dormouse.objects.names import hiding, without_paths

@@ -25,8 +25,7 @@ from dormouse.errors import (
     InvalidQuery,
     InvalidRow,
 )
-from dormouse.jobs.answers import UPLOAD_KEY, new_upload, upload_name
-from dormouse.jobs.job import check_new_id, new_job_id
+from dormouse.jobs.job import UPLOAD_KEY, check_new_id, new_job_id, new_upload, upload_name
 from dormouse.model.types import json_value
 from dormouse.objects.staging import private_folder
 from dormouse.reading.streams import Interruption

@@ -25,7 +25,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.jobs import JobFunction, Progress
-from dormouse.jobs.answers import answer_names
+from dormouse.jobs.job import answer_names
 from dormouse.model.cut import when_of_text
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema

@@ -36,7 +36,7 @@ from dormouse.errors import (
     TableAlreadyExists,
 )
 from dormouse.jobs import JobFunction, Progress
-from dormouse.jobs.answers import upload_name
+from dormouse.jobs.job import upload_name
 from dormouse.model.types import json_value
 from dormouse.reading.where import parse_parameters
 from dormouse.rows.changes import Changed, check_change_id, parse_changes

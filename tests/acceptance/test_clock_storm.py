@@ -49,7 +49,7 @@ i.jobs.worker({'work': lambda request, progress: held()}).run()
 """,
     "payload day": f"""
 import datetime
-from dormouse.payloads.lease import leased
+from dormouse.payloads.days import leased
 with leased(i._supplier, datetime.date({DAY.year}, {DAY.month}, {DAY.day}), 'offload', ['open']):
     held()
 """,

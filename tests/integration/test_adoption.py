@@ -26,7 +26,7 @@ from dormouse.durability.ownership import Ownership, announced
 from dormouse.errors import InstanceIsACopy, InstanceLocked, InstanceTakenOver, InvalidInput
 from dormouse.jobs.claims import Claims
 from dormouse.objects import open_store
-from dormouse.payloads.lease import leased
+from dormouse.payloads.days import leased
 from tests.state import query
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])

@@ -18,7 +18,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.durability import backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
-from dormouse.jobs.answers import upload_name
+from dormouse.jobs.job import upload_name
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.state.files.holds import held
 from tests.state import query

@@ -21,7 +21,7 @@ from dormouse.api.table import Table
 from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import PayloadDayBusy, RowLockHeld
 from dormouse.jobs import worker
-from dormouse.payloads import lease
+from dormouse.payloads import days
 from dormouse.postgres.leases import clock_jumps, restart_leases
 from dormouse.state.history.moments import record_cut
 from tests.state import query
@@ -101,7 +101,7 @@ def test_what_lasts_as_long_as_it_may_is_left_alone(instance: Instance, table_t:
     job = instance.jobs.start("work", {})
     with (
         rows.locks.write(),
-        lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
+        days.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
         Working(instance.jobs.worker({"work": lambda request, progress: release.wait(600)})),
     ):
         until(lambda: not instance.jobs.status(job).is_waiting)
@@ -130,11 +130,11 @@ def test_a_lock_of_rows_is_over_a_while_later(instance: Instance) -> None:
 
 
 def test_a_day_of_payloads_is_free_a_while_later(instance: Instance) -> None:
-    with lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]):
+    with days.leased(instance._supplier, YESTERDAY, "offload", ["open"]):
         query(instance._supplier, f"update payload_day set leased_until = {AHEAD}")
         with (
             pytest.raises(PayloadDayBusy),
-            lease.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
+            days.leased(instance._supplier, YESTERDAY, "offload", ["open"]),
         ):
             pass
         assert seconds_left(instance, "payload_day", "leased_until") <= 60

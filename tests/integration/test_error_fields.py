@@ -23,7 +23,7 @@ from dormouse.errors.base import Told
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG, STRING
 from dormouse.objects.names import hiding
-from dormouse.rows.index_worker import IndexWorker
+from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
 from dormouse.verbs.long_work import functions
 from tests.serving import serving

@@ -14,10 +14,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
-from dormouse.jobs import JobStore, Progress, answers, claims
+from dormouse.jobs import JobStore, Progress, claims
 from dormouse.jobs import worker as workers
 from dormouse.jobs.claims import Claims, Ending
-from dormouse.jobs.job import Claim
+from dormouse.jobs.job import Claim, read_requests
 from dormouse.jobs.worker import Sight
 from dormouse.payloads.rows import write
 from dormouse.postgres import ConnectionSupplier
@@ -228,14 +228,14 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The object store throttles: the job is given back, and has not failed."""
-    read, failures = answers.requests, iter(range(2))
+    read, failures = read_requests, iter(range(2))
 
     def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
         if next(failures, None) is not None:
             return {claim: PayloadUnavailable("please reduce your request rate") for claim in claims}
         return read(payloads, claims)
 
-    monkeypatch.setattr(workers.answers, "requests", requests)
+    monkeypatch.setattr(workers, "read_requests", requests)
     job_id = jobs.start("work", 7)
     jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert (jobs.result(job_id), jobs.status(job_id).attempts) == (7, 3)
@@ -244,14 +244,14 @@ def test_a_request_that_cannot_be_read_now_is_read_later(
 def test_a_request_that_can_never_be_read_holds_up_no_kind_with_a_limit(
     jobs: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, kind_id = answers.requests, jobs._kind_id("unread")
+    read, kind_id = read_requests, jobs._kind_id("unread")
 
     def requests(payloads: Any, claims: Any) -> Mapping[Claim, Any]:
         if any(claim.kind_id == kind_id for claim in claims):
             return {claim: PayloadUnavailable("access denied") for claim in claims}
         return read(payloads, claims)
 
-    monkeypatch.setattr(workers.answers, "requests", requests)
+    monkeypatch.setattr(workers, "read_requests", requests)
     jobs.limit("few", 1)
     jobs.start("unread", None)
     job_id = jobs.start("few", None)

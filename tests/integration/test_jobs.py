@@ -159,7 +159,7 @@ def test_a_result_that_is_no_json_fails_its_job_alone(jobs: JobStore, result: An
 
 
 def test_a_result_that_is_too_large_fails_its_job(jobs: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dormouse.payloads.content.CONTENT_BYTES_MAX", 1_000)
+    monkeypatch.setattr("dormouse.payloads.keys.CONTENT_BYTES_MAX", 1_000)
     job_id = jobs.start("work", None)
     drain(jobs, lambda request, progress: "x" * 1_000)
     assert "1,002 bytes of JSON, and 1,000 are the most" in (jobs.status(job_id).error or "")

@@ -19,7 +19,7 @@ from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn
 from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
 from dormouse.jobs import Job, JobStore, claims, worker
-from dormouse.jobs.answers import answer_name
+from dormouse.jobs.job import answer_name
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import note_activity
 from dormouse.payloads import PayloadStore

@@ -28,8 +28,8 @@ from dormouse.errors import (
     JobNotFound,
     TableNotFound,
 )
-from dormouse.jobs.answers import answer_name
 from dormouse.jobs.claims import Claims
+from dormouse.jobs.job import answer_name
 from dormouse.objects import ObjectStore
 from dormouse.verbs.long_work import functions
 from tests.serving import serving

@@ -18,7 +18,7 @@ import dormouse as dm
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidPayload, PayloadNotFound
 from dormouse.payloads import PayloadStore
-from dormouse.payloads.content import CONTENT_BYTES_MAX, NESTING_MAX
+from dormouse.payloads.keys import CONTENT_BYTES_MAX, NESTING_MAX
 from tests.state import query
 
 DAY = datetime(2026, 3, 5, 12, tzinfo=UTC)

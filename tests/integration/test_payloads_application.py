@@ -21,7 +21,7 @@ from dormouse.errors import (
     PayloadNotFound,
 )
 from dormouse.payloads import PayloadKey, PayloadStore, cooling
-from dormouse.payloads.content import NESTING_MAX
+from dormouse.payloads.keys import NESTING_MAX
 from tests.applications import PUT, ROLE, application_of, requests
 from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools
 from tests.state import query

@@ -20,7 +20,7 @@ from dormouse.errors import (
     PayloadsDiffer,
 )
 from dormouse.payloads import cooling, exchange
-from dormouse.payloads.lease import LeaseLost
+from dormouse.payloads.days import LeaseLost
 from tests.cooling import (
     AT,
     DAY,

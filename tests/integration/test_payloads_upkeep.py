@@ -19,7 +19,7 @@ from dormouse.cli.payloads import figure
 from dormouse.durability.maintaining import payload_numbers
 from dormouse.errors import PayloadExpired
 from dormouse.jobs import Progress
-from dormouse.payloads import PayloadStore, cooling, offload, status, store, upkeep
+from dormouse.payloads import PayloadStore, cooling, days, exchange, store
 from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres import ConnectionSupplier
@@ -117,17 +117,17 @@ def test_a_round_looks_at_all_days_once(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     looks: list[float] = []
-    look = status.days
+    look = days.days
 
     def counted(supplier: Any, hot_seconds: float, **how: Any) -> Any:
         looks.append(hot_seconds)
         return look(supplier, hot_seconds, **how)
 
-    for module in (status, offload, store):
+    for module in (days, exchange, store):
         monkeypatch.setattr(module, "days", counted)
     [*payload_numbers(instance.payloads)]
     assert len(looks) == 1
-    upkeep._round(tools(instance), 0, (), 0, [])
+    cooling._report_round(tools(instance), 0, (), 0, [])
     assert len(looks) == 2
 
 

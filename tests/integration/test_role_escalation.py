@@ -17,7 +17,7 @@ from dormouse.api.instance import Instance
 from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
 from dormouse.jobs import claims
 from dormouse.payloads import rows
-from dormouse.payloads.lease import _reader_of
+from dormouse.payloads.days import _reader_of
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE

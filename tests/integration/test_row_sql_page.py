@@ -12,7 +12,7 @@ from documentation import row_sql
 from documentation.row_sql import COLUMNS, REFUSED, ROWS, Example, examples, render
 from dormouse.api.row_table import RowTable
 from dormouse.errors import InvalidQuery
-from dormouse.rows import binding, calls
+from dormouse.rows import binding, types
 from dormouse.rows.statements import statement_of
 
 
@@ -54,7 +54,7 @@ def test_the_page_lacks_nothing_that_the_parser_takes(monkeypatch: pytest.Monkey
     for one in examples():
         assert one.written in page
     for tables, name, new in (
-        (calls.AGGREGATES, exp.Median, "median"),
+        (types.AGGREGATES, exp.Median, "median"),
         (binding.EXPRESSIONS, exp.ILike, None),
     ):
         with monkeypatch.context() as patched:
@@ -70,8 +70,8 @@ def test_the_page_lacks_nothing_that_the_parser_takes(monkeypatch: pytest.Monkey
 def test_each_example_shows_what_it_is_of() -> None:
     """No example is left of what the parser takes no more."""
     assert set(row_sql.OF_CLAUSES) == set(binding.CLAUSES)
-    assert set(row_sql.OF_OPERATORS) == binding.EXPRESSIONS.keys() - calls.AGGREGATES.keys()
-    assert set(row_sql.OF_FUNCTIONS) == set(calls.AGGREGATES.values())
+    assert set(row_sql.OF_OPERATORS) == binding.EXPRESSIONS.keys() - types.AGGREGATES.keys()
+    assert set(row_sql.OF_FUNCTIONS) == set(types.AGGREGATES.values())
     columns = [dm.Column(one.name, one.type, column_id=n) for n, one in enumerate(COLUMNS, 4)]
     for name, one in row_sql.OF_FUNCTIONS.items():
         assert f"{name}(" in one.query

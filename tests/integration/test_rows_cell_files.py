@@ -22,7 +22,7 @@ from dormouse.errors import (
     RowNotFound,
 )
 from dormouse.rows import cell_files
-from dormouse.rows.kinds import ColumnType
+from dormouse.rows.columns import ColumnType
 from tests.serving import serving
 
 COLUMNS = [dm.Column("name", "STRING"), dm.Column("photo", "FILE")]

@@ -15,9 +15,8 @@ from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitFailed, CommitIdReused, CommitOutcomeUnknown
 from dormouse.rows.change import Asked, Found, RowChanges
 from dormouse.rows.changes import Changed
-from dormouse.rows.locks import RowLocks
 from dormouse.rows.reading import RowReader
-from dormouse.rows.store import RowStore
+from dormouse.rows.store import RowLocks, RowStore
 from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
 from tests.dying import dies_at

@@ -20,7 +20,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.row_table import RowTable
 from dormouse.errors import RowLockHeld, RowLockLost, TableNotFound
 from dormouse.rows.change import RowFiles
-from dormouse.rows.locks import RowLocks
+from dormouse.rows.store import RowLocks
 
 LEASE_SECONDS = 0.4
 

@@ -14,7 +14,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitOutcomeUnknown, InvalidData, ObjectNotFound, RowLockLost
 from dormouse.jobs import JobStore, Progress
-from dormouse.jobs.answers import upload_name
+from dormouse.jobs.job import upload_name
 from dormouse.objects.folder import FolderStore
 from dormouse.state.files.holds import held
 from dormouse.verbs import row_work

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dormouse.rows.ranges import Ranges, replaced, runs, spans
+from dormouse.rows.batches import Ranges, replaced, runs, spans
 
 State = tuple[int, bool]
 ROWS = st.dictionaries(st.integers(1, 30), st.tuples(st.integers(1, 3), st.booleans()))

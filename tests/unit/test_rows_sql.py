@@ -16,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidPage, InvalidQuery
-from dormouse.rows import page_tokens, paging, statements
+from dormouse.rows import pages, statements
 from dormouse.rows.emit import DUCKDB, POSTGRES
 from dormouse.rows.expressions import Statement
-from dormouse.rows.page_tokens import PageToken
-from dormouse.rows.statements import statement_of
+from dormouse.rows.statements import PageToken, statement_of
 from tests.row_queries import COLUMNS, HOSTILE, grouped, is_ours, plain, with_parameters
 
 
@@ -30,16 +29,16 @@ def bound(text: str) -> Statement:
 
 def written(statement: Statement) -> list[tuple[str, dict[str, Any]]]:
     """All that PostgreSQL is sent for it: first and later pages, counts."""
-    found = [paging.count(statement, "source", POSTGRES)]
+    found = [pages.count_statement(statement, "source", POSTGRES)]
     if not statement.is_plain:
-        return [*found, paging.grouped(statement, "source", POSTGRES, 11, statement.offset)]
+        return [*found, pages.grouped(statement, "source", POSTGRES, 11, statement.offset)]
     samples: dict[str, Any] = {"STRING": "'; drop table t", "DOUBLE": float("nan"), "BOOLEAN": True}
-    place = [samples.get(order.expression.kind, 7) for order in paging.total_order(statement)]
-    has_nulls = len(paging.parts(statement, None)) == 2
+    place = [samples.get(order.expression.kind, 7) for order in pages.total_order(statement)]
+    has_nulls = len(pages.parts(statement, None)) == 2
     nulls = [None if has_nulls else place[0], *[None] * (len(place) - 2), place[-1]]
     for one in (None, place, nulls if len(place) > 1 else None):
-        for part in paging.parts(statement, one):
-            found.append(paging.plain(statement, part, "source", POSTGRES, 11, statement.offset, 1_000))
+        for part in pages.parts(statement, one):
+            found.append(pages.plain(statement, part, "source", POSTGRES, 11, statement.offset, 1_000))
     return found
 
 
@@ -281,7 +280,7 @@ def test_what_is_long_is_not_remembered() -> None:
 
 def test_of_duckdb_the_same_is_written() -> None:
     found = bound("select n / 2 from t where name like 'a!%b\\' escape '!' and n % 2 = 1")
-    text, values = paging.plain(found, paging.parts(found, None)[0], "source", DUCKDB, 5, 0, 1_000)
+    text, values = pages.plain(found, pages.parts(found, None)[0], "source", DUCKDB, 5, 0, 1_000)
     assert values["p2" if "p2" in values else "p1"] is not None
     assert "like cast($p" in text and "escape '\\'" in text and " % " in text
     assert "a\\%b\\\\" in values.values()
@@ -295,7 +294,7 @@ TOKEN = PageToken(
 
 
 def test_a_token_comes_back_as_it_was_given() -> None:
-    found = page_tokens.read(TOKEN.written(KEY, TABLE), KEY, TABLE)
+    found = statements.read_page_token(TOKEN.written(KEY, TABLE), KEY, TABLE)
     assert repr(found) == repr(TOKEN)
     # as the versions before gave them
     for older, length in (
@@ -303,18 +302,18 @@ def test_a_token_comes_back_as_it_was_given() -> None:
         (replace(TOKEN, incarnation_id=None), 8),
     ):
         body = zlib.compress(json.dumps(json.loads(zlib.decompress(_body(older)))[:length]).encode())
-        token = base64.urlsafe_b64encode(page_tokens._mac(KEY, TABLE, body) + body).rstrip(b"=").decode()
-        assert repr(page_tokens.read(token, KEY, TABLE)) == repr(older)
+        token = base64.urlsafe_b64encode(statements._mac(KEY, TABLE, body) + body).rstrip(b"=").decode()
+        assert repr(statements.read_page_token(token, KEY, TABLE)) == repr(older)
     # and as they can read what goes on in an index
     of_index = replace(TOKEN, database="1", build_id=17)
     assert len(json.loads(zlib.decompress(_body(of_index)))) == 8
-    read = page_tokens.read(of_index.written(KEY, TABLE), KEY, TABLE)
+    read = statements.read_page_token(of_index.written(KEY, TABLE), KEY, TABLE)
     assert repr(read) == repr(replace(of_index, incarnation_id=None))
 
 
 def _body(token: PageToken) -> bytes:
     text = token.written(KEY, TABLE)
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[page_tokens.MAC_BYTES :]
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))[statements.MAC_BYTES :]
 
 
 @given(st.data())
@@ -324,7 +323,7 @@ def test_a_token_that_was_tampered_with_is_refused(data: st.DataObject) -> None:
     other = data.draw(st.sampled_from("ABCxyz0189-_=+/ é\n").filter(lambda one: one != token[place]))
     for changed in (token[:place] + other + token[place + 1 :], token[:place], token + other, other):
         with pytest.raises(InvalidPage):
-            page_tokens.read(changed, KEY, TABLE)
+            statements.read_page_token(changed, KEY, TABLE)
 
 
 def test_a_token_is_of_one_table_and_one_instance() -> None:
@@ -336,7 +335,7 @@ def test_a_token_is_of_one_table_and_one_instance() -> None:
         (KEY, TABLE, None),
     ):
         with pytest.raises(InvalidPage):
-            page_tokens.read(one, key, table)
+            statements.read_page_token(one, key, table)
 
 
 @pytest.mark.parametrize(
