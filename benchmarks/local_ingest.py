@@ -16,8 +16,7 @@ from benchmarks.compaction import SCHEMA, Action, throughput, timed
 from benchmarks.harness.command import Figures, Tell
 from benchmarks.harness.report import median_ratio
 from dormouse.api.instance import Instance
-from dormouse.demo.lineitem import SCHEMA as LINEITEM
-from dormouse.demo.lineitem import Lineitem
+from dormouse.demo.datasets import LINEITEM, Lineitem
 from dormouse.model.schema import Schema
 from dormouse.writing.parquet_file import ZSTD_LEVEL
 

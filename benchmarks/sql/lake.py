@@ -14,7 +14,7 @@ import dormouse as dm
 from benchmarks.harness.command import Tell
 from benchmarks.harness.place import Place
 from dormouse.api.instance import Instance
-from dormouse.demo.lineitem import generator
+from dormouse.demo.datasets import generator
 
 if TYPE_CHECKING:
     import duckdb

@@ -1,69 +1,71 @@
-"""An instance: a database, an object store, any number of tables."""
+"""An instance: a database, an object store, any number of tables. One call each; rooms below do the work."""
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
+from datetime import timedelta
+from functools import cached_property, partial
 from pathlib import Path
+from threading import Event, Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from dormouse.api.durable import Durable
-from dormouse.api.row_tables import RowTables
-from dormouse.api.shown import ShownInstance
+from dormouse.api import shown
 from dormouse.api.table import Table
 from dormouse.api.tables import Tables, properties_asked, schema_asked, there_already
-from dormouse.durability.ownership import Ownership, check_mark
+from dormouse.durability.durability import Durability
+from dormouse.durability.maintaining import InstanceRound, InstanceRounds
+from dormouse.durability.ownership import KEEP_DAYS, WAIT_SECONDS, check_mark
 from dormouse.errors import (
     InstanceError,
+    InstanceForbidden,
     InstanceReadOnly,
-    ObjectStoreError,
+    NotARowTable,
     TableAlreadyExists,
     names_what_is_missing,
 )
 from dormouse.model.cut import When
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
-from dormouse.model.table import TableProperties, TableRecord
+from dormouse.model.table import TableProperties, TableRecord, is_edited
 from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier, migrate
+from dormouse.postgres.leases import ClockJump, clock_jumps
 from dormouse.settings import Settings, load_settings
-from dormouse.state.catalog import Catalog
 from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.commits.outcomes import CommitStatus
-from dormouse.state.files import removal_log
-from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.holds import Hold
 from dormouse.state.files.round_reports import RoundReports
 from dormouse.state.partitions.trees import TreeCache
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-    from dormouse.api.table import Table
-    from dormouse.api.tables import Tables
-    from dormouse.model.table import TableRecord
+    from dormouse.api.row_table import RowTable
+    from dormouse.durability.backups import Backup
+    from dormouse.durability.checking import CheckReport
+    from dormouse.durability.maintaining import Maintenance
+    from dormouse.durability.orphans import DeletedOrphans, Orphan
+    from dormouse.jobs import JobStore
     from dormouse.model.types import Parameters
-    from dormouse.objects import ObjectStore
+    from dormouse.payloads import PayloadStore
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.sql.workers import WorkerLimits, Workers
     from dormouse.reading.streams import Answer, Interruption
     from dormouse.reading.where import Where
-    from dormouse.settings import Settings
-    from dormouse.state.catalog import Catalog
+    from dormouse.rows.columns import Column
+    from dormouse.rows.indexes import RowIndexes
     from dormouse.state.commits.committer import Committer
     from dormouse.state.commits.requests import CommitRequest
 
-logger = logging.getLogger(__name__)
-NO_TABLE = 0
-"""What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
+OLDER_THAN = timedelta(days=7)
 
 
 @names_what_is_missing
-class Instance(ShownInstance, RowTables, Durable):
+class Instance:
     """One deployed Dormouse; a context manager. Made by `connect` and `local`."""
 
     def __init__(
@@ -78,16 +80,12 @@ class Instance(ShownInstance, RowTables, Durable):
         revive: Callable[[], bool] = lambda: False,
         base_backup: Callable[[Path], None] | None = None,
     ) -> None:
-        super().__init__()
-        self._base_backup = base_backup
-        self._metadata_backups = settings.metadata_backups
-        self._jobs_retention_days = settings.jobs_retention_days
         self._settings = settings
-        self._payload_retention_days = settings.payload_retention_days
-        self._read_only = read_only
-        self._refusal: InstanceReadOnly | None = None
         self._on_close = on_close
         self._closed = False
+        self._making = Lock()
+        self._payloads: PayloadStore | None = None
+        self._jobs: JobStore | None = None
         self._supplier = ConnectionSupplier(
             dsn,
             connections_max=settings.connections_max,
@@ -96,24 +94,20 @@ class Instance(ShownInstance, RowTables, Durable):
             read_only=read_only,
             revive=revive,
         )
-        self._ownership = Ownership(self._supplier, objects)
-        self._objects = objects = GuardedStore(objects, self._deleting)
-        self._attempts = WriteAttempts(self._supplier, objects)
-        self._catalog = Catalog(self._supplier, self._attempts)
+        self._durability = Durability(
+            self._supplier, objects, settings, read_only, base_backup, payloads=lambda: self.payloads
+        )
+        self._ownership, self._attempts = self._durability.ownership, self._durability.attempts
+        self._objects, self._catalog = self._durability.objects, self._durability.catalog
+        self._check_writable = self._durability.check_writable
         self._trees = TreeCache(settings.tree_cache_bytes)
         self._commits = CommitQueues(
-            self._supplier, objects, settings, committer=committer, check=self._ownership.check
+            self._supplier, self._objects, settings, committer=committer, check=self._ownership.check
         )
+        services = self._supplier, self._objects, self._catalog, self._trees, self._commits
+        job_commits, reports = self._commits.of_jobs(self._attempts), RoundReports(self._supplier)
         self._tables = Tables(
-            dsn,
-            self._supplier,
-            objects,
-            self._catalog,
-            self._trees,
-            self._commits,
-            self._commits.of_jobs(self._attempts),
-            self._ownership.advance,
-            RoundReports(self._supplier),
+            dsn, *services, job_commits, self._ownership.advance, reports, self._check_writable
         )
 
     def open(self, *, writers_are_dead: bool = False) -> Self:
@@ -122,40 +116,26 @@ class Instance(ShownInstance, RowTables, Durable):
         A copy of the database that owns the store is opened read-only, and so is a standby.
         """
         migrate(self._supplier)
-        is_standby = self._supplier.is_standby()
-        if is_standby or self._read_only:
-            self._read_only = True
-            self._refusal = self._ownership.look(self._catalog.instance_id())
-            if is_standby:
-                self._supplier.forbid_writes()  # else each that is tried looks for the primary
-                why = "the database is a standby, which only takes reads: open the primary to change anything"
-                self._refusal = self._refusal or InstanceReadOnly(why)
-            return self
-        self._refusal = self._ownership.open(self._catalog.instance_id(), starts=writers_are_dead)
-        if self._refusal is not None:
-            logger.warning("%s", self._refusal)
-            self._read_only = True
-            self._supplier.forbid_writes()
-        else:
-            if writers_are_dead:
-                self._attempts.abandon_all()
-            with suppress(ObjectStoreError):  # a user that may not delete objects may still read and add
-                self._attempts.collect_abandoned(NO_TABLE)
-            self._objects.sweep_staging()
-            removal_log.roll(self._supplier)
-            self._roll_jobs()
-            self._make_row_page_key()
+        if self._durability.open(writers_are_dead=writers_are_dead):
+            from dormouse.jobs.claims import roll
+            from dormouse.rows.cluster import Placements
+
+            roll(self._supplier)
+            with suppress(InstanceForbidden):  # of a role that writes other tables
+                Placements(self._supplier).make_key()
         return self
 
     def close(self) -> None:
         """Ends committers in bounded time, and connections; an embedded database stops with its last user."""
         first, self._closed = not self._closed, True
-        self._close_rows()
-        self._close_jobs()
+        if "row_indexes" in self.__dict__:
+            self.row_indexes.close()
+        if self._jobs is not None:
+            self._jobs.close()
         self._commits.close()
         with self._supplier.ending():
             self._tables.close()
-            if first and not self._read_only:
+            if first and not self.read_only:
                 self._ownership.advance(last=True)
         self._supplier.close()
         on_close, self._on_close = self._on_close, lambda: None
@@ -171,17 +151,27 @@ class Instance(ShownInstance, RowTables, Durable):
     ) -> None:
         self.close()
 
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names of the tables."""
+        return iter([shown.shown_name(table) for table in self.tables()])
+
+    def __repr__(self) -> str:
+        return shown.instance_text(self)
+
+    def _repr_html_(self) -> str:
+        return shown.instance_html(self)
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Instance cannot be pickled: open it again in the other process")
 
     @property
     def refusal(self) -> InstanceReadOnly | None:
         """Why nothing may be written, however it was opened: a copy, or taken over."""
-        return self._refusal
+        return self._durability.refusal
 
     @property
     def read_only(self) -> bool:
-        return self._read_only
+        return self._durability.read_only
 
     def create_table(
         self,
@@ -270,14 +260,14 @@ class Instance(ShownInstance, RowTables, Durable):
     def duckdb(
         self, as_of: When | None = None, where: Mapping[str, Where] | None = None, *, verify: bool = False
     ) -> DuckDBPyConnection:
-        """A DuckDB connection with a view of each table, by name, as all of them are at one moment.
+        """Returns a DuckDB connection with a view of each table, by name, all as they are at one moment.
 
         `as_of` is another moment than now: an aware time, or the name of a cut. `where` bounds what is seen
         of a table: `{table: …}`, each as in `table.query`. The moment stands until files that were replaced
-        since are collected, `history_retention_seconds` later; then the views miss files, and say so. On S3,
-        it reads with the credentials of now. Close it when it is done with. `verify` compares the digests of
-        all files now. The view of a table that has more than 10,000 files, or that cannot be read, as a file
-        is damaged, says so when it is used. Raises `InvalidQuery`.
+        since are collected, `history_retention_seconds` later; then the views raise errors about missing
+        files. On S3 it reads with the credentials of now. Close it after use. `verify` compares the digests
+        of all files now. The view of a table that has more than 10,000 files, or has a damaged file, raises
+        an error when it is used. Raises `InvalidQuery`.
         """
         return self._tables.duckdb({} if where is None else where, as_of, verify)
 
@@ -301,6 +291,77 @@ class Instance(ShownInstance, RowTables, Durable):
         from dormouse.reading.sql.workers import Workers
 
         return Workers(self._objects, limits, ended)
+
+    def create_row_table(
+        self, name: str, columns: Sequence[Column], *, properties: TableProperties | None = None
+    ) -> RowTable:
+        """Makes a table whose rows have ids and versions, and are edited by many; `drop_table` drops it.
+
+        Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`.
+        """
+        from dormouse.rows import store
+
+        self._check_writable()
+        made = store.create_table(self._catalog, name, columns, properties)
+        self._tables.note_activity()
+        return self._row_table(made)
+
+    def row_table(self, name: str) -> RowTable:
+        """The row table of this name. `TableNotFound`, `NotARowTable`."""
+        found = self._catalog.get(name)
+        if not is_edited(found.properties):
+            why = f"table {name!r} is no row table: its rows have no ids and versions"
+            raise NotARowTable(why, table=name)
+        return self._row_table(found)
+
+    def row_tables(self) -> list[RowTable]:
+        """All row tables, by name."""
+        return [self._row_table(one) for one in self._catalog.tables() if is_edited(one.properties)]
+
+    @cached_property
+    def row_indexes(self) -> RowIndexes:
+        """The indexes of all row tables, which answer their queries."""
+        from dormouse.rows.cluster import IndexCluster, Placements
+        from dormouse.rows.indexes import RowIndexes
+        from dormouse.rows.indexing import Indexing
+
+        given = self._settings
+        cluster = IndexCluster(self._tables.dsn, given.row_indexes)
+        seconds = given.row_page_seconds, given.row_index_idle_seconds
+        indexing = Indexing(Placements(self._supplier), cluster, *seconds)
+        return RowIndexes(indexing, self.jobs, self.row_table)
+
+    @property
+    def row_page_seconds(self) -> float:
+        """For so long a page's `next_page` can be asked for."""
+        return self._settings.row_page_seconds
+
+    @property
+    def payloads(self) -> PayloadStore:
+        """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
+        with self._making:
+            if self._payloads is None:
+                from dormouse.payloads import PayloadStore
+                from dormouse.payloads.copying import PayloadOptions
+
+                self._payloads = PayloadStore(
+                    self._supplier,
+                    self._objects,
+                    self._check_writable,
+                    PayloadOptions(hot_seconds=self._settings.payloads_hot_seconds),
+                )
+            return self._payloads
+
+    @property
+    def jobs(self) -> JobStore:
+        """Jobs, which workers run sooner or later, and what rounds did."""
+        payloads = self.payloads
+        with self._making:
+            if self._jobs is None:
+                from dormouse.jobs import JobStore
+
+                self._jobs = JobStore(self._supplier, self._objects, payloads, self._check_writable)
+            return self._jobs
 
     def submit(
         self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None
@@ -366,29 +427,161 @@ class Instance(ShownInstance, RowTables, Durable):
         """Asks the database and the object store for a little. `InstanceError`, `ObjectStoreError`."""
         check_mark(self._catalog.instance_id(), self._objects)
 
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        since: str | None = None,
+        despite_damage: bool = False,
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> Backup:
+        """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
+
+        It is whole or absent, whatever happens. Objects of the backup `since`, in the same place, are not
+        copied again: `last` is the instance's latest there, if any. `progress` is called with the objects
+        done. `dm.restore` makes an instance of it.
+
+        Raises `InvalidInput`, `BackupDamaged` for an object that is missing, or is not what was written: with
+        `despite_damage` the backup's `damaged` names it instead. Raises `ObjectStoreError`.
+        """
+        return self._durability.backup(target, since, despite_damage, progress)
+
+    def maintain(
+        self,
+        once: bool = False,
+        *,
+        stop: Event | None = None,
+        cycle_seconds: float = 30.0,
+        tell: Callable[[str], object] = lambda line: None,
+        metrics: Path | None = None,
+    ) -> Maintenance:
+        """Splits, compacts and collects all tables until `stop` is set, or `once`; returns what was done.
+
+        Once a day it writes a backup of the metadata of an instance in a folder into the object store, and
+        keeps the last `DORMOUSE_METADATA_BACKUPS` (0: takes none); their files are not collected before the
+        next one. Once a day it also checks tables (of more than seven a seventh), and deletes records of jobs
+        that ended `DORMOUSE_JOBS_RETENTION_DAYS` ago. A failure is recorded, passed to `tell`, and holds up
+        nothing else. After each cycle the file `metrics` has what is left to do and what fails, also of
+        payloads, jobs and indexes of rows, as Prometheus reads it.
+
+        Raises `InstanceLocked` when another process does it, and `MaintenanceTakenOver`, whose `report` is
+        what was done, when this process lost its session of the database and another one took over.
+        """
+        numbers = partial(shown.numbers, self)
+        return self._durability.maintain(
+            self.tables, self._daily, numbers, once, stop, cycle_seconds, tell, metrics
+        )
+
+    def check(
+        self,
+        deep: bool = False,
+        table: str | None = None,
+        progress: Callable[[int, int | None], object] | None = None,
+        *,
+        after: str | None = None,
+        finished: Callable[[str], object] = lambda table: None,
+    ) -> CheckReport:
+        """Checks that database and object store have what was written; only reads, while everything runs.
+
+        Compares the database's records with a listing of the store; `deep` also reads every byte, and gives
+        files a digest that have none. Checks one `table`, or all, or those that come `after` one by name, to
+        go on with an interrupted check. `progress` is called with the files done, `finished` with each table
+        that is done. Raises `TableNotFound`.
+        """
+        return self._durability.check(deep, table, progress, after, finished)
+
+    def accept_differences(self, table: str) -> int:
+        """Takes what a table has for right from now on, though references of it are lost; gives how much was.
+
+        What is lost is looked for first. `check` tells of it no more, and collection deletes files again.
+        Raises `TableNotFound`.
+        """
+        return self._durability.accept_differences(table)
+
+    def orphans(self, older_than: timedelta = OLDER_THAN) -> Iterator[Orphan]:
+        """The objects that the database does not know, and that were written so long ago; streamed.
+
+        They are of no table, no writer at work, no table that was dropped and waits for collection, and no
+        record of the instance.
+        """
+        return iter(self._durability.orphans(older_than))
+
+    def delete_orphans(
+        self,
+        older_than: timedelta = OLDER_THAN,
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> DeletedOrphans:
+        """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
+
+        `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`; and
+        `CheckFailed` when tables miss files, as an orphan may be the last copy of their rows.
+        """
+        return self._durability.delete_orphans(older_than, progress)
+
+    def rounds(self) -> list[InstanceRound]:
+        """How the last rounds ended that are of the instance: backups of the metadata, checks."""
+        return InstanceRounds(self._supplier).read()
+
+    def clock_jumps(self) -> list[ClockJump]:
+        """Returns the jumps of the database's clock that were found in the last week, the latest first."""
+        return clock_jumps(self._supplier)
+
+    def adopt(
+        self,
+        *,
+        keep_days: float = KEEP_DAYS,
+        wait_seconds: float = WAIT_SECONDS,
+        force: bool = False,
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> int:
+        """Makes this database, a copy or a former owner, the owner of the object store; gives its number.
+
+        The owner before gets an error at its next write. Objects of other timelines stay in the store, and so
+        does for `keep_days` all that this database knows, so that going back misses nothing (`holds` lists
+        it). Waits at most `wait_seconds` for deletions that the owner before has begun, and reports them to
+        `tell`; `force` then takes them for ended, and what they delete later is lost. Pointers of payloads
+        whose objects are gone are changed to other objects with the same contents; `tell` gets the rest.
+
+        Raises `InvalidInput` when this database is the owner, `InstanceTakenOver` when another was faster,
+        and `InstanceLocked` when a deletion may go on: then neither may write until `adopt` is called again.
+        """
+        return self._durability.adopt(keep_days, wait_seconds, force, tell)
+
+    def holds(self) -> list[Hold]:
+        """Who needs files that collection would delete: readers and backups at work, adoptions for some days.
+
+        Named cuts and consumers, which belong to their tables, are in `Table.status`.
+        """
+        return self._durability.holds()
+
+    def release(self, holder: str) -> None:
+        """Ends a hold, whoever needs it; of an adoption, going back may miss files from then on.
+
+        Raises `InvalidInput` when there is none of this name.
+        """
+        self._durability.release(holder)
+
     def _table(self, record: TableRecord, every_version: bool = False) -> Table:
-        how = {"read_only": self._read_only, "every_version": every_version}
-        return Table(self._tables.context(record), self._tables, self._check_writable, **how)
+        return Table(
+            self._tables.context(record), self._tables, read_only=self.read_only, every_version=every_version
+        )
+
+    def _row_table(self, record: TableRecord) -> RowTable:
+        # lambdas open instances, too, and have no numpy
+        from dormouse.api.row_table import RowTable
+
+        return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        jobs = partial(self.jobs.expire, self._jobs_retention_days)
+        jobs = partial(self.jobs.expire, self._settings.jobs_retention_days)
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
-    def _check_writable(self) -> None:
-        if self._refusal is not None:
-            raise self._refusal
-        if self._read_only:
-            raise InstanceReadOnly(
-                "the instance was opened read-only; open it without read_only to change it"
-            )
-        self._ownership.check()
+    def _keep_row_indexes(self) -> None:
+        """Drops indexes that are idle, and what is left of others, if there are any."""
+        from dormouse.rows.cluster import Placements
 
-    @contextmanager
-    def _deleting(self) -> Iterator[None]:
-        if self._refusal is not None:
-            raise self._refusal
-        with self._ownership.deleting():
-            yield
+        if Placements(self._supplier).all() or "row_indexes" in self.__dict__:
+            self.row_indexes.upkeep()
 
 
 def connect(dsn: str, objects_url: str, *, read_only: bool = False, **objects_options: Any) -> Instance:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidQuery, RowNotFound, names_what_is_missing
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, Container
@@ -41,29 +41,49 @@ if TYPE_CHECKING:
     from dormouse.rows.cell_files import CellFile, CellFiles
     from dormouse.rows.columns import Column
     from dormouse.rows.indexes import RowIndexes
-    from dormouse.rows.indexing import Source
     from dormouse.rows.pages import Page
     from dormouse.rows.store import RowStore, TableState
 
-# Queries of a row table, as a part of it.
+DOWNLOAD_WAIT_SECONDS = 600.0
+Progress = Callable[[int, int | None], object]
 
 
-class AskedTable(Container):
-    """What a row table is asked for by its queries."""
+@names_what_is_missing
+class RowTable(Container):
+    """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
 
-    store: RowStore
-
-    def __init__(self, indexes: Callable[[], RowIndexes]) -> None:
+    def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
         self._indexes_of = indexes
+        self.table = table
+        """The table below it: its files, partitions, history, changes; it reads every version of the rows."""
+        context = table.context
+        self.store = RowStore(context.supplier, context.table)
+        self.locks = RowLocks(context.supplier, context.table)
+        self._reader = RowReader(lambda: table.context)
+        self._changes = RowChanges(lambda: table.context, self.store, self._reader, self.locks)
+
+    def __repr__(self) -> str:
+        return f"RowTable({self.table.known_name!r})"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a RowTable cannot be pickled: open its instance again in the other process")
 
     @property
     def name(self) -> str:
-        raise NotImplementedError
+        return self.table.name
 
     @property
-    def _indexes(self) -> RowIndexes:
-        """Made when they are first needed: they need DuckDB and sqlglot."""
-        return self._indexes_of()
+    def table_id(self) -> int:
+        """The number of the table in the database."""
+        return self.store.table.table_id
+
+    def state(self) -> TableState:
+        """The newest version and the columns, of one moment. `TableNotFound`."""
+        return self.store.state()
+
+    def version(self) -> int:
+        """The newest version; 0 of a table that was never changed."""
+        return self.state().version
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
         """The columns of now, or as of a version. `InvalidQuery` for one that the table does not have."""
@@ -107,57 +127,8 @@ class AskedTable(Container):
         if version is not None:
             self._check_version(version, self.store.state())
         return self._indexes.query(
-            cast("Source", self), sql, page_rows, page, parameters, version, wait_seconds, interruption
+            self, sql, page_rows, page, parameters, version, wait_seconds, interruption
         )
-
-    def _check_version(self, version: object, state: TableState) -> None:
-        """`InvalidQuery` for one that the table does not have yet."""
-        if type(version) is not int or not 0 <= version <= state.version:
-            raise InvalidQuery(
-                f"table {self.name!r} has no version {version!r}; the newest is {state.version}"
-            )
-
-
-DOWNLOAD_WAIT_SECONDS = 600.0
-Progress = Callable[[int, int | None], object]
-
-
-@names_what_is_missing
-class RowTable(AskedTable):
-    """One row table of an instance; made by `Instance.create_row_table` and `Instance.row_table`."""
-
-    def __init__(self, table: Table, indexes: Callable[[], RowIndexes]) -> None:
-        super().__init__(indexes)
-        self.table = table
-        """The table below it: its files, partitions, history, changes; it reads every version of the rows."""
-        context = table.context
-        self.store = RowStore(context.supplier, context.table)
-        self.locks = RowLocks(context.supplier, context.table)
-        self._reader = RowReader(lambda: table.context)
-        self._changes = RowChanges(lambda: table.context, self.store, self._reader, self.locks)
-
-    def __repr__(self) -> str:
-        return f"RowTable({self.table.known_name!r})"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a RowTable cannot be pickled: open its instance again in the other process")
-
-    @property
-    def name(self) -> str:
-        return self.table.name
-
-    @property
-    def table_id(self) -> int:
-        """The number of the table in the database."""
-        return self.store.table.table_id
-
-    def state(self) -> TableState:
-        """The newest version and the columns, of one moment. `TableNotFound`."""
-        return self.store.state()
-
-    def version(self) -> int:
-        """The newest version; 0 of a table that was never changed."""
-        return self.state().version
 
     def change(
         self,
@@ -472,6 +443,18 @@ class RowTable(AskedTable):
     def history(self, before: int = INTEGER_MAX, limit: int = HISTORY_PAGE) -> list[RowChange]:
         """Who changed what, and when: the changes of before a version, the newest first."""
         return self.store.history(before, limit)
+
+    @property
+    def _indexes(self) -> RowIndexes:
+        """Made when they are first needed: they need DuckDB and sqlglot."""
+        return self._indexes_of()
+
+    def _check_version(self, version: object, state: TableState) -> None:
+        """`InvalidQuery` for one that the table does not have yet."""
+        if type(version) is not int or not 0 <= version <= state.version:
+            raise InvalidQuery(
+                f"table {self.name!r} has no version {version!r}; the newest is {state.version}"
+            )
 
 
 def _chosen(columns: Sequence[Column], names: Iterable[str] | None) -> Sequence[Column]:

@@ -1,4 +1,4 @@
-"""Tables and instances as a person sees them in Python, and in a notebook."""
+"""Tables and instances as Python, a notebook and Prometheus show them."""
 
 from __future__ import annotations
 
@@ -12,60 +12,68 @@ from dormouse.model.table import VERSIONS
 from dormouse.model.text import COLUMNS_SHOWN, plural, shown_list
 
 if TYPE_CHECKING:
-    pass
+    from dormouse.durability.maintaining import Number
 
 TABLES_SHOWN = 50
 
 
-class ShownTable:
-    """How a table shows itself: as it is now, or, where that cannot be asked, as it was known."""
-
-    def __repr__(self) -> str:
-        schema, rows = _known(self)
-        columns = [f"{column} {kind}{part}" for column, kind, part in _columns(schema)]
-        about = "" if rows is None else f"; {rows}"
-        return f"Table({_name(self)!r}: {shown_list(columns, COLUMNS_SHOWN)}{about})"
-
-    def _repr_html_(self) -> str:
-        schema, rows = _known(self)
-        about = "" if rows is None else f": {rows}"
-        return _html(f"table {_name(self)}{about}", ("column", "type", ""), _columns(schema))
+def table_text(table: Any) -> str:
+    """Returns a table in a line: as it is now, or as it was known where that cannot be asked."""
+    schema, rows = _known(table)
+    columns = [f"{column} {kind}{part}" for column, kind, part in _columns(schema)]
+    about = "" if rows is None else f"; {rows}"
+    return f"Table({shown_name(table)!r}: {shown_list(columns, COLUMNS_SHOWN)}{about})"
 
 
-class ShownInstance:
-    """How an instance shows itself, with its tables."""
-
-    def __iter__(self) -> Iterator[str]:
-        """Yields the names of the tables."""
-        return iter([_name(table) for table in _all_tables(self)])
-
-    def __repr__(self) -> str:
-        tables = _tables(self)
-        names = [_name(table) for table in tables]
-        about = f": {shown_list(names, TABLES_SHOWN)}" if names else ""
-        return f"Instance({_url(self)!r}, {plural(len(names), 'table')}{about})"
-
-    def _repr_html_(self) -> str:
-        rows = [(_name(table), _known(table)[1] or "") for table in _tables(self)[:TABLES_SHOWN]]
-        return _html(f"instance {_url(self)}", ("table", "rows"), rows)
+def table_html(table: Any) -> str:
+    """Returns a table for a notebook, as `table_text` does."""
+    schema, rows = _known(table)
+    about = "" if rows is None else f": {rows}"
+    return _html(f"table {shown_name(table)}{about}", ("column", "type", ""), _columns(schema))
 
 
-def _name(table: Any) -> str:
+def instance_text(instance: Any) -> str:
+    """Returns an instance and its tables in a line."""
+    names = [shown_name(table) for table in _tables(instance)]
+    about = f": {shown_list(names, TABLES_SHOWN)}" if names else ""
+    return f"Instance({instance.objects.url!r}, {plural(len(names), 'table')}{about})"
+
+
+def instance_html(instance: Any) -> str:
+    """Returns an instance and its tables for a notebook."""
+    rows = [(shown_name(table), _known(table)[1] or "") for table in _tables(instance)[:TABLES_SHOWN]]
+    return _html(f"instance {instance.objects.url}", ("table", "rows"), rows)
+
+
+def numbers(instance: Any) -> Iterator[Number]:
+    """Yields the numbers of an instance's jobs and indexes, for Prometheus."""
+    from dormouse.durability.maintaining import Number
+    from dormouse.rows.cluster import Placements
+
+    for one in instance.jobs.kinds():
+        of = {"kind": one.kind}
+        yield Number("jobs_waiting", "Jobs that wait; at most 10,000 are counted.", one.waiting, of)
+        yield Number("jobs_running", "Jobs that run.", one.running, of)
+        yield Number("job_workers", "Workers that take jobs of a kind.", one.workers, of)
+        what = "For how long the oldest job that waits has waited; 0: none waits."
+        yield Number("job_oldest_waiting_seconds", what, one.oldest_waiting_seconds or 0, of)
+        what = "Jobs that ended within a day, by state; at most 10,000 are counted."
+        for state, count in one.ended.items():
+            yield Number("jobs_ended", what, count, {**of, "state": state})
+    if Placements(instance._supplier).all():  # else no database of indexes is looked for
+        what = "Versions of a row table that its index lacks; +Inf: the index cannot be asked."
+        for table, behind in instance.row_indexes.indexing.lags():
+            yield Number("row_index_versions_behind", what, behind, {"table": table})
+
+
+def shown_name(table: Any) -> str:
     return str(table.known_name) + (VERSIONS if table.every_version else "")
 
 
-def _url(instance: Any) -> str:
-    return str(instance.objects.url)
-
-
-def _all_tables(instance: Any) -> list[Any]:
-    return list(instance.tables())
-
-
 def _tables(instance: Any) -> list[Any]:
-    """None where nothing can be asked any more."""
+    """Returns the tables; none where the instance cannot be asked any more."""
     try:
-        return _all_tables(instance)
+        return list(instance.tables())
     except DormouseError:
         return []
 

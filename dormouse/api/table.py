@@ -1,24 +1,24 @@
-"""A table, as users hold it: load, query, maintain. One call each; the work is done elsewhere."""
+"""A table, as users hold it: load, query, change, maintain. One call each; rooms below do the work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from dormouse.api.shown import ShownTable
-from dormouse.api.table_parts import Changing, Engine, Reading
-from dormouse.api.tables import Tables, columns_of, compact_on_spark, ingest_on_spark
-from dormouse.data.transform import quoted
-from dormouse.errors import InvalidData, InvalidProperties, names_what_is_missing
+from dormouse.api import shown
+from dormouse.api.tables import Tables, compact_on_spark, ingest_on_spark
+from dormouse.errors import names_what_is_missing
 from dormouse.model.cut import When
 from dormouse.model.partition_tree import Partition
-from dormouse.model.reshaping import Evolve, check_evolve
-from dormouse.model.table import TableProperties, TableRecord, check_kept, check_upsert, unknown_property
-from dormouse.model.types import LONG
+from dormouse.model.reshaping import Evolve
+from dormouse.model.schema import Schema
+from dormouse.model.table import Container, TableProperties, check_not_edited, check_upsert, is_edited
+from dormouse.model.types import DataType, Field
 from dormouse.state.context import TableContext
+from dormouse.state.files.deletions import RecordedDeletion, erasure_proofs
 from dormouse.state.files.garbage import GarbageReport
+from dormouse.state.files.shapes import SchemaChange
 from dormouse.state.files.store import FileFacts, FileReferenceStore
 from dormouse.state.history.changes import span
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
@@ -27,8 +27,17 @@ from dormouse.state.history.moments import position_of
 from dormouse.state.partitions.store import PartitionStore
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dormouse.durability.erasing import EraseReport
+    from dormouse.model.types import Parameters
     from dormouse.reading.changes import Consumer
+    from dormouse.reading.deleting import DeleteReport, DeleteWhere
+    from dormouse.reading.planner import PlanSummary
+    from dormouse.reading.sql.engine import Sessions
+    from dormouse.reading.sql.views import LiveFile
     from dormouse.reading.streams import Answer, Interruption
+    from dormouse.reading.where import Where
     from dormouse.state.history.history import History
     from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions.store import SmallPair
@@ -36,25 +45,49 @@ if TYPE_CHECKING:
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 
+Engine = Literal["auto", "local", "spark"]
+Waiting = Callable[[str], object] | None
+"""What is told why a round waits for the commit queue."""
+
 
 @names_what_is_missing
-class Table(ShownTable, Reading, Changing):
-    """One table of an instance; made by `Instance.create_table` and `Instance.table`."""
+class Table(Container):
+    """One table of an instance; made by `Instance.create_table` and `Instance.table`.
+
+    A handle follows its table by id: it sees new names and columns, also those that other processes gave.
+    """
 
     def __init__(
-        self,
-        context: TableContext,
-        tables: Tables,
-        check_writable: Callable[[], None],
-        *,
-        read_only: bool = False,
-        every_version: bool = False,
+        self, context: TableContext, tables: Tables, *, read_only: bool = False, every_version: bool = False
     ) -> None:
-        super().__init__(context, tables, check_writable, every_version=every_version)
+        self._known = context
+        self._tables = tables
         self._read_only = read_only
+        self.every_version = every_version
+        """Whether readers of a row table see every version of its rows."""
+
+    def __repr__(self) -> str:
+        return shown.table_text(self)
+
+    def _repr_html_(self) -> str:
+        return shown.table_html(self)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Table cannot be pickled: open its instance again in the other process")
+
+    @property
+    def name(self) -> str:
+        return self._followed().table.name
+
+    @property
+    def known_name(self) -> str:
+        """As `name`, of when the table was looked up last; of many tables that were just listed."""
+        return self._context.table.name
+
+    @property
+    def is_row_table(self) -> bool:
+        """Whether its rows are edited: `instance.row_table` opens it as such."""
+        return is_edited(self._context.properties)
 
     @property
     def properties(self) -> TableProperties:
@@ -85,7 +118,65 @@ class Table(ShownTable, Reading, Changing):
         """What the table was: its epochs, who became whom."""
         from dormouse.state.history.history import History
 
-        return History(self._context, self._check_writable)
+        return History(self._context, self._tables.check_writable)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of now; what another process changed is seen at once."""
+        return self._reading_of(self._followed()).schema
+
+    @property
+    def known_schema(self) -> Schema:
+        """As `schema`, of when the table was looked up last."""
+        return self.reading.schema
+
+    def schema_at(self, when: When) -> Schema:
+        """The columns that it had at a moment: a cut, a cut's name, or an aware time; as `query` raises."""
+        return self.reading.as_of(position_of(self._context, when)).schema
+
+    def schema_changes(self) -> list[SchemaChange]:
+        """What was done to the columns since the table was made, in its order."""
+        return self._context.shapes.changes()
+
+    def add_column(self, field: Field, default: Any = None) -> Schema:
+        """Adds a value column: one row in the database, at once, for every reader; rewrites nothing.
+
+        Rows that are there have the `default`, a value of the field's type as Python has it, or null. So have
+        rows of writers that began before and commit later. A column that must not be null needs a default.
+        Gives the schema of now, as do all changes of columns.
+
+        Raises `InvalidSchema` for a name that is taken, or a default that does not fit, `TableNotFound`,
+        `TableBusy`; then nothing is changed.
+        """
+        return self._reshaped(lambda to: to.add_column(self._context, field, default))
+
+    def rename_column(self, name: str, new_name: str) -> Schema:
+        """Gives a column another name, which may be a key's; properties and deletions follow.
+
+        Raises `InvalidSchema` for an unknown column and a name that is taken, `TableNotFound`, `TableBusy`.
+        """
+        return self._reshaped(lambda to: to.rename_column(self._context, name, new_name))
+
+    def widen_column(self, name: str, to_type: DataType) -> Schema:
+        """Gives a value column a wider type: LONG for INT, DOUBLE for FLOAT, a DECIMAL of more digits.
+
+        Raises `InvalidSchema` for an unknown column, a key, and a type that has not all values of the one of
+        now; `TableNotFound`, `TableBusy`.
+        """
+        return self._reshaped(lambda to: to.widen_column(self._context, name, to_type))
+
+    def drop_column(self, name: str, *, dry_run: bool = False) -> Schema:
+        """Drops a value column. Moments before still have it; one of its name that is added is another.
+
+        Its values stay in the files until these are compacted, and collected. `dry_run` only says whether it
+        can be. Raises `InvalidSchema` for an unknown column, a key, and one that properties or pending
+        deletions name; `TableNotFound`, `TableBusy`.
+        """
+        if dry_run:
+            from dormouse.reading import schemas
+
+            return schemas.drop_column(self._context, name, dry_run=True).schema
+        return self._reshaped(lambda to: to.drop_column(self._context, name))
 
     def ingest(
         self,
@@ -99,14 +190,14 @@ class Table(ShownTable, Reading, Changing):
         """Adds rows: all of them, in one commit, or none.
 
         `data` is a pyarrow Table, RecordBatch or RecordBatchReader, a DataFrame of pandas, Polars or Spark, a
-        dict of columns, a list of dicts, or the paths of Parquet, CSV or JSON files; `dm.Files` says how
-        these are to be read. The same `ingest_id` with the same data again adds nothing. `auto` uses Spark
-        for DataFrames, for files of 256 MiB and more where Spark has a cluster, and without one for more than
-        this machine's memory. `progress` is called with the rows done, and all rows if known.
+        dict of columns, a list of dicts, or the paths of Parquet, CSV or JSON files; `dm.Files` says how to
+        read these. The same `ingest_id` with the same data again adds nothing. `auto` uses Spark for
+        DataFrames, for files of 256 MiB and more where Spark has a cluster, and without one for more than
+        this machine's memory. `progress` is called with the rows done, and with all rows if known.
 
-        A column that the data lacks has the default that it was added with, or is null if it may be. One that
-        the table lacks is refused; `evolve="add"` adds it first, as a value that may be null. Columns that
-        were added stay if the rows then do not fit.
+        A column that the data lacks has the default that it was added with, or is null if it may be. A column
+        that the table lacks is refused; `evolve="add"` adds it first, as a value that may be null. Added
+        columns stay if the rows then do not fit.
 
         Raises `InvalidData` when the data does not fit the schema, `CommitIdReused` for an id that was used
         for other data (streams and Spark's DataFrames are not compared), `JobFailed` and `CommitFailed` when
@@ -137,54 +228,178 @@ class Table(ShownTable, Reading, Changing):
         )
 
     def _load(self, data: Any, evolve: Evolve | None, **how: Any) -> IngestReport:
-        from dormouse.sources.data_files import Files
-        from dormouse.state.files.attempts import numbering
         from dormouse.writing.ingest import ingest
 
-        # a DataFrame may have a column of this name
-        with self.changing(), ExitStack() as until_committed:
+        with self.changing():
             if evolve is not None:
-                data = self._evolved(data, evolve, how["engine"], how.get("deletes"))
-            context = self._context
-            if isinstance(data, Files) and data.row_number is not None:
-                alone = until_committed.enter_context(numbering(self._tables.supplier, context.table))
-                context = replace(context, numbering=alone)
-                data = replace(data, first_row_number=self._next_number(data.row_number))
-            return ingest(context, data, **how, on_spark=ingest_on_spark)
-
-    def _evolved(self, data: Any, evolve: Evolve, engine: str, deletes: str | None) -> Any:
-        """Adds the columns that the data has and the table lacks; returns the data to be read then."""
-        from dormouse.reading.schemas import add_missing
-
-        check_evolve(evolve)
-        self._check_not_edited("use dm.AddColumn")
-        data, columns = columns_of(data, engine)
-        schema, given = self.schema, {*columns, getattr(data, "row_number", None)}
-        # what cannot be loaded for another reason adds nothing
-        if all(name in given or schema.is_optional(name) for name in schema.names):
-            self._context = add_missing(
-                self._context, {name: kind for name, kind in columns.items() if name != deletes}
-            )
-        return data
+                deletes, engine = how.get("deletes"), how["engine"]
+                data, self._known = self._tables.evolved(self._context, data, evolve, engine, deletes)
+            with self._tables.numbered(self._context, data, self._next_number) as (context, numbered):
+                return ingest(context, numbered, **how, on_spark=ingest_on_spark)
 
     def _next_number(self, column: str) -> int:
-        """One more than the largest of a column of running numbers, also of rows that a filter hides."""
-        from dormouse.reading.executor import parts
-        from dormouse.reading.sql.views import value
-        from dormouse.reading.where import question
-        from dormouse.state.history.moments import kept, now
+        return self._tables.next_number(self._followed(), column)
 
-        context = self._followed()
-        if column not in context.schema or context.schema.field(column).type != LONG:
-            raise InvalidData(f"table {self.name!r} has no column {column!r} of LONG for running numbers")
-        if context.properties.filter is None:
-            return int(value(self._tables.sessions(), context, f"coalesce(max({quoted(column)}) + 1, 0)"))
-        at, unfiltered = now(context), context.properties.model_copy(update={"filter": None})
-        shown = replace(context, table=replace(context.table, properties=unfiltered))
-        some = parts(shown, question(shown.schema, None, [column], None), at)
-        with kept(shown, at):
-            numbers = (batch[0].drop_null().to_numpy() for part in some for batch in part.rows(shown))
-            return max((int(one.max()) for one in numbers if len(one)), default=-1) + 1
+    def query(
+        self,
+        where: Where = None,
+        columns: Sequence[str] | None = None,
+        *,
+        limit: int | None = None,
+        offset: int = 0,
+        descending: bool = False,
+        as_of: When | None = None,
+        interruption: Interruption | None = None,
+        sessions: Sessions | None = None,
+        verify: bool = False,
+    ) -> Answer:
+        """Returns the rows of a region, in key order, streamed.
+
+        The first `offset` of them are left out. `descending` gives the rows of the largest keys first; DuckDB
+        sorts them, where `sessions` say, if not in this process.
+
+        `where` maps columns to a value, a `Range` or a list of them; `columns` names what to read. Row keys
+        choose the files that are read; NaN is the largest double. `as_of` reads the rows of another moment: a
+        cut, a cut's name, or an aware time, and includes what was committed at it. `interruption.set()` in
+        another thread ends the reading. Raises `InvalidQuery`, `InvalidRange`, `InvalidCut`, and `CutExpired`
+        for a moment that cannot be read any more.
+
+        `verify` reads each file whole before the process first uses it, and compares its digest: a file with
+        other bytes than were written raises `ObjectDamaged`, and gives no row. It raises `InvalidQuery` for a
+        file that has no digest. The table's property `verify_reads` makes every reader do so.
+        """
+        reading = self.reading.verifying(verify)
+        return self._tables.query(
+            reading, where, columns, limit, offset, interruption, as_of, sessions, descending
+        )
+
+    def explain(self, where: Where = None, *, as_of: When | None = None) -> PlanSummary:
+        """What a query would read: partitions, files, bytes. Raises as `query` does."""
+        from dormouse.reading.table_view import explain
+
+        return explain(self.reading, where, as_of)
+
+    def head(
+        self, rows: int = 10, columns: Sequence[str] | None = None, *, as_of: When | None = None
+    ) -> pa.Table:
+        """The first rows in key order, at most so many. Raises as `query` does."""
+        return self.query(columns=columns, limit=rows, as_of=as_of).read_all()
+
+    def to_pandas(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
+        """The rows of `query` as a DataFrame of pandas. Raises as it does, and `DependencyMissing`."""
+        from dormouse.reading.streams import pandas_of
+
+        return pandas_of(lambda: self.query(where, columns, **how))
+
+    def to_polars(self, where: Where = None, columns: Sequence[str] | None = None, **how: Any) -> Any:
+        """The rows of `query` as a DataFrame of Polars. Raises as it does, and `DependencyMissing`."""
+        from dormouse.reading.streams import polars_of
+
+        return polars_of(lambda: self.query(where, columns, **how))
+
+    def count(self, where: Where = None, *, as_of: When | None = None, verify: bool = False) -> int:
+        """Returns how many rows there are, exactly, of those that `where` asks for. Raises as `query` does.
+
+        For all rows, mostly the footers of the files are read, unless `verify`; for the rows that a row table
+        has now, only the database.
+        """
+        return self._tables.count(self.reading, where, as_of, verify)
+
+    def live_files(self, as_of: When | None = None) -> list[LiveFile]:
+        """Returns the Parquet files that hold the table's rows, now or at a moment, to read without Dormouse.
+
+        Each has a `path`, and a `condition` in SQL where not all of its rows count. Compacted files are kept
+        for `gc_delay_seconds`. Raises `InvalidQuery` where no condition can say it, `InvalidCut` and
+        `CutExpired`.
+        """
+        from dormouse.reading.sql.views import live_files
+
+        return live_files(self.reading, as_of)
+
+    def sql(
+        self,
+        statement: str,
+        parameters: Parameters | None = None,
+        *,
+        as_of: When | None = None,
+        interruption: Interruption | None = None,
+        verify: bool = False,
+    ) -> Answer:
+        """The answer of a SELECT over this and the instance's other tables, by name; see `Instance.sql`."""
+        return self._tables.sql(statement, parameters, interruption, as_of=as_of, verify=verify)
+
+    def delete(self, where: DeleteWhere, dry_run: bool = False) -> DeleteReport:
+        """Deletes the rows that match, at once and for every reader, by one row in the database.
+
+        `where` is as for `query`; `dm.ALL` means all rows. Rows that were committed before are deleted, also
+        those that a `filter` hides; rows that are committed later stay, and so do rows at moments before. A
+        null matches only where null is asked for. `dry_run` counts what `query` would give. On a keyed table
+        a delete is a load: it deletes rows of loads that began before it, whenever these commit. By values,
+        it writes a mark for each key whose newest row matches.
+
+        Raises `InvalidQuery` for a condition that does not fit the schema or bounds nothing (a range that is
+        open at both ends), and for one on values where the property `aggregate` merges rows; `TableBusy` when
+        others change the table all the time.
+        """
+        from dormouse.writing.deleting import delete
+
+        self._check_not_edited("use dm.Remove")
+        with nullcontext() if dry_run else self.changing():
+            return delete(self._context, where, dry_run=dry_run)
+
+    def erase(
+        self,
+        where: DeleteWhere,
+        dry_run: bool = False,
+        *,
+        engine: Engine = "auto",
+        wait_seconds: float = 60.0,
+        abandon_writers: bool = False,
+        backups: Sequence[str] = (),
+        progress: Callable[[int, int | None], object] = lambda done, total: None,
+    ) -> EraseReport:
+        """Deletes the rows that match for ever, also from the history and the object store.
+
+        First deletes them as `delete` does. Then merges each file that has such rows without them, and
+        deletes the old files whatever the history keeps: reading a moment before raises `CutExpired` for
+        these keys. If it is interrupted, the same call goes on. It waits, for `wait_seconds` in all, for jobs
+        that hold such files, consumers that have not read the deletion, and writers that began before. After
+        that, jobs lose the files, consumers get `CutExpired`, and writers are in the report as `open`, or,
+        with `abandon_writers`, can commit nothing any more. `backups` are places where backups are searched,
+        besides the known ones. `progress` is called with the files searched. Returns the proof, which
+        `erasures` keeps. `dry_run` reads the files of the table and its history, reports what it finds, and
+        changes nothing.
+
+        Raises `InvalidQuery` as `delete` does; and `JobFailed` for a file that cannot be merged,
+        `CheckFailed` while references are lost, `TableBusy` while a backup is taken, `ObjectStoreError`: then
+        the rows are deleted, and not erased until the same call succeeds.
+        """
+        from dormouse.durability.erasing import erase, would_erase
+
+        self._check_not_edited("every version of its rows is kept; drop the table to erase them")
+        if dry_run:
+            return would_erase(self._context, where, progress)
+        with self.changing():
+            return erase(
+                self._context,
+                where,
+                engine=engine,
+                wait_seconds=wait_seconds,
+                abandon_writers=abandon_writers,
+                backups=backups,
+                progress=progress,
+                on_spark=compact_on_spark,
+            )
+
+    def erasures(self) -> list[EraseReport]:
+        """The proofs of the table's erasures, the oldest first."""
+        from dormouse.durability.erasing import EraseReport
+
+        return [EraseReport.from_json(text) for text in erasure_proofs(self._context.store)]
+
+    def deletions(self, *, pending_only: bool = True) -> list[RecordedDeletion]:
+        """The deletions by their numbers: those that readers apply, or all that the history has."""
+        return self._context.deletions.list(pending_only=pending_only)
 
     def changes(
         self,
@@ -194,18 +409,18 @@ class Table(ShownTable, Reading, Changing):
         *,
         interruption: Interruption | None = None,
     ) -> Answer:
-        """The rows that came and went after a moment and up to another, by default now: each once, streamed.
+        """Returns the rows that came and went between two moments, each once, streamed; up to now by default.
 
-        A moment is a Cut, a cut's name, or an aware datetime: all that was committed at or before it; `after`
-        None: from the table's beginning. The columns asked for, and `_change`: "insert" of rows that were
-        ingested, "delete" of those that a deletion is of, as they were just before it. Rows are as they were
-        ingested, without the table's filter and aggregation; between two deletions in no order. Whatever was
-        split, merged, compacted or collected meanwhile, no row is missed, and none comes twice. Of a keyed
-        table each key comes once whose row is another at the later moment: "upsert" with it, or "delete" with
-        its row keys, and null else.
+        A moment is a Cut, a cut's name, or an aware datetime, and includes what was committed at it; `after`
+        None is the table's beginning. Rows have the columns asked for and `_change`: "insert" for rows that
+        were ingested, "delete" for rows that a deletion took, as they were just before it. Rows are as
+        ingested, without the table's filter and aggregation, and have no order between two deletions. Splits,
+        merges, compactions and collections neither lose nor repeat a row. A keyed table gives each key once
+        whose row is another at the later moment: "upsert" with the row, or "delete" with its row keys and
+        nulls.
 
-        Raises `InvalidCut` for a moment that cannot be, `CutExpired` before the first row when not all can be
-        served.
+        Raises `InvalidCut` for an impossible moment, and `CutExpired` before the first row when some rows are
+        no longer kept.
         """
         from dormouse.reading.changes import changes
         from dormouse.reading.streams import Answer
@@ -214,28 +429,42 @@ class Table(ShownTable, Reading, Changing):
         return Answer(changes(self._context, start, end, columns, interruption=interruption))
 
     def consumer(self, name: str, from_: When | None = None) -> Consumer:
-        """A named position, from which changes are read and acknowledged; it is made when there is none.
+        """Returns a named position from which changes are read and acknowledged; makes it if there is none.
 
-        A new one begins now, or at the moment `from_`, which is of no effect on one that is there. It keeps
-        the table's files from its position on, until it acknowledged nothing for `consumer_expiry_seconds`:
-        then it is expired, and says so. Raises `InvalidName`, `InvalidCut` and `CutExpired`.
+        A new one begins now, or at the moment `from_`, which an existing one ignores. It keeps the table's
+        files from its position on, and expires when it acknowledges nothing for `consumer_expiry_seconds`.
+        Raises `InvalidName`, `InvalidCut` and `CutExpired`.
         """
         from dormouse.reading.changes import Consumer
 
         consumers = Consumers(self._context)
         if consumers.find(name) is None:
-            self._check_writable()
+            self._tables.check_writable()
             consumers.create(name, None if from_ is None else position_of(self._context, from_))
-        return Consumer(self._context, name, self._check_writable)
+        return Consumer(self._context, name, self._tables.check_writable)
 
     def consumers(self) -> list[ConsumerStatus]:
         """All by name, and how far each is behind; costs what was ingested since their positions."""
         return Consumers(self._context).statuses()
 
     def drop_consumer(self, name: str) -> None:
-        """Forgets a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
-        self._check_writable()
+        """Deletes a consumer, and keeps nothing for it any more. `InvalidInput` when there is none."""
+        self._tables.check_writable()
         Consumers(self._context).drop(name)
+
+    def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
+        """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
+
+        Rows that were ingested since are no longer in the table, and can be restored in turn. Running
+        compactions are given up. `dry_run` reports what would change. Raises `InvalidCut`, `CutExpired`,
+        `NotWhole` when since a merge the files of the moment cannot be told from others, and `TableBusy`;
+        then nothing has changed.
+        """
+        from dormouse.state.history.moments import restore
+
+        self._check_not_edited("read an older version of its rows, and change them to it")
+        with nullcontext() if dry_run else self.changing():
+            return restore(self._context, to, dry_run=dry_run)
 
     def compact(
         self,
@@ -243,37 +472,28 @@ class Table(ShownTable, Reading, Changing):
         engine: Engine = "auto",
         full: bool = False,
         progress: Callable[[int, int, int], None] | None = None,
-        waiting: Callable[[str], object] | None = None,
+        waiting: Waiting = None,
     ) -> CompactionReport:
-        """One round of compaction: makes jobs and runs what is due; gives what it did.
+        """Runs one round of compaction: makes jobs, runs those that are due, and reports what it did.
 
         `full` makes each leaf one file, whatever the table's strategy: it rewrites all rows of each leaf that
-        has several files.
-        `progress` is called with the jobs done, all jobs of the round, and the rows merged. First it waits
-        while the commit queue is above its high mark, tells `waiting` why, and raises `CommitQueueFull`.
+        has several files. `progress` is called with the jobs done, all jobs of the round, and the rows
+        merged. Waits first while the commit queue is above its high mark, tells `waiting` why, and raises
+        `CommitQueueFull`.
         """
         from dormouse.writing.compaction import compact
 
-        with self.changing():
-            self._wait_for_queue(waiting)
-            return compact(
-                self._context, engine=engine, full=full, progress=progress, on_spark=compact_on_spark
-            )
+        with self._tables.maintaining(self._context, waiting) as context:
+            return compact(context, engine=engine, full=full, progress=progress, on_spark=compact_on_spark)
 
-    def split(self, *, waiting: Callable[[str], object] | None = None) -> SplitReport:
-        """One round of splits: leaves over the threshold, and references pushed down by one level.
-
-        Waits for the commit queue as `compact` does.
-        """
+    def split(self, *, waiting: Waiting = None) -> SplitReport:
+        """Splits leaves over the threshold, pushes references down by one level; waits as `compact` does."""
         from dormouse.writing.splitting import split
 
-        with self.changing():
-            self._wait_for_queue(waiting)
+        with self._tables.maintaining(self._context, waiting):
             return split(self._followed())
 
-    def merge(
-        self, *, rest_seconds: float = 0.0, waiting: Callable[[str], object] | None = None
-    ) -> MergeReport:
+    def merge(self, *, rest_seconds: float = 0.0, waiting: Waiting = None) -> MergeReport:
         """One round of merges: two small leaves that are halves of one partition become one.
 
         By the property `merge_threshold_rows`; files that they share with others are compacted first. Leaves
@@ -282,8 +502,7 @@ class Table(ShownTable, Reading, Changing):
         """
         from dormouse.writing.splitting import merge
 
-        with self.changing():
-            self._wait_for_queue(waiting)
+        with self._tables.maintaining(self._context, waiting):
             return merge(self._followed(), rest_seconds=rest_seconds, on_spark=compact_on_spark)
 
     def mergeable(self) -> Iterator[SmallPair]:
@@ -296,33 +515,16 @@ class Table(ShownTable, Reading, Changing):
         self,
         *,
         progress: Callable[[int, int], object] = lambda done, total: None,
-        waiting: Callable[[str], object] | None = None,
+        waiting: Waiting = None,
     ) -> GarbageReport:
-        """One round of garbage collection: deletes files a while after their last reference went.
+        """Runs one round of garbage collection: deletes files a while after their last reference.
 
-        Also forgets what the history has of before its truncation, for half a minute at most: `progress` is
-        told how many epochs are done, and of how many.
-
-        Waits for the commit queue as `compact` does.
+        Also forgets what the history has from before its truncation, for half a minute at most; `progress`
+        gets the number of epochs done and of all. Waits for the commit queue as `compact` does.
         """
-        self._check_writable()
-        self._wait_for_queue(waiting)
+        self._tables.check_writable()
+        self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
         return self._context.garbage.collect(progress=progress)
-
-    def restore(self, to: When, *, dry_run: bool = False) -> RestoreReport:
-        """Makes the rows what they were at a moment, in one commit; partitions and columns stay as they are.
-
-        What was ingested since is gone from the table, and can be restored in turn. Compactions that run are
-        given up. `dry_run` says what would change. Raises `InvalidCut`, `CutExpired`, `NotWhole` when files
-        of the moment cannot be told from others' rows since a merge, and `TableBusy`; then nothing changed.
-        """
-        from dormouse.state.history.moments import restore
-
-        self._check_not_edited("read an older version of its rows, and change them to it")
-        if dry_run:
-            return restore(self._context, to, dry_run=True)
-        with self.changing():
-            return restore(self._context, to)
 
     def garbage_ready(self) -> Iterator[str]:
         """The files that `collect_garbage` would delete now, of those that an earlier round saw; streamed."""
@@ -330,38 +532,18 @@ class Table(ShownTable, Reading, Changing):
 
     def set_properties(self, **changes: Any) -> TableProperties:
         """Changes some properties; None gives one its default back. Raises `InvalidProperties`."""
-        from dormouse.data.transform import Transform
-
-        self._check_writable()
-        unknown = set(changes) - set(TableProperties.model_fields)
-        if unknown:
-            raise InvalidProperties(unknown_property(min(unknown)))
-
-        def change(now: TableProperties) -> TableProperties:
-            values = {**now.model_dump(exclude_defaults=True), **changes}
-            changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
-            check_kept(now, changed)
-            if changed.aggregate and not now.aggregate:
-                # a delete waits for the change, or the change for it
-                self._context.deletions.check_mergeable()
-            return changed
-
-        def check(changed: TableRecord) -> None:
-            Transform.check(changed.schema, changed.properties)
-
-        self._context = self._tables.change_properties(self._context.table, change, check)
+        self._known = self._tables.change_properties(self._context, changes)
         return self.properties
 
     def convert_layout(self, layout: str) -> bool:
         """Changes how the files are tracked: `file_table`, `salted_counts` or `dummy_reference`.
 
-        One transaction, which waits until no other uses the table, and holds up none meanwhile; other
-        processes' tables follow. False when they are tracked so already. Raises `InvalidInput` for an unknown
-        layout, `TableBusy` when others used it all the time.
+        One transaction, which waits until no other uses the table; other processes' tables follow. Returns
+        False when they are tracked so already. Raises `InvalidInput` for an unknown layout, `TableBusy`.
         """
-        self._check_writable()
+        self._tables.check_writable()
         before = self.layout
-        self._context = self._tables.convert_layout(self._context.table, layout)
+        self._known = self._tables.convert_layout(self._context.table, layout)
         return self.layout != before
 
     def partition_page(self, after: str = "", limit: int = 100, *, leaves: bool = False) -> list[Partition]:
@@ -373,11 +555,39 @@ class Table(ShownTable, Reading, Changing):
         return self.files.page(after, limit)
 
     def status(self) -> TableStatus:
-        """What the table consists of now, and how its rounds end.
-
-        Costs what has changed since it was last counted, not the table.
-        """
+        """Returns what the table consists of, and how its rounds ended; costs what changed since the last."""
         return status_of(self._reading_of(self._followed()), read_only=self._read_only)
 
-    def _wait_for_queue(self, waiting: Callable[[str], object] | None) -> None:
-        self._tables.commits.wait_for_room(self._context.table.table_id, waiting)
+    @property
+    def _context(self) -> TableContext:
+        """The table's services, as newly as they are known here."""
+        self._known = self._known.newest_known
+        return self._known
+
+    @property
+    def reading(self) -> TableContext:
+        """The services that readers have, with the current rows of a row table."""
+        return self._reading_of(self._context)
+
+    def _reading_of(self, context: TableContext) -> TableContext:
+        return context if self.every_version else context.shown
+
+    def _followed(self) -> TableContext:
+        self._known = self._tables.followed(self._known)
+        return self._known
+
+    def _reshaped(self, change: Callable[[Any], TableContext]) -> Schema:
+        from dormouse.reading import schemas
+
+        self._check_not_edited("use dm.AddColumn, dm.RenameColumn, dm.RetypeColumn or dm.DropColumn")
+        with self.changing():
+            self._known = change(schemas)
+        return self._context.schema
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Encloses a change: notes it at the end, also when it raises, as something may have changed."""
+        return self._tables.changing()
+
+    def _check_not_edited(self, instead: str) -> None:
+        """Raises `NotARowTable` for what rows of a row table do not survive."""
+        check_not_edited(self.known_name, self._context.properties, instead)

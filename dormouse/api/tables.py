@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import (
     InstanceError,
+    InvalidData,
     InvalidProperties,
     InvalidQuery,
     InvalidSchema,
@@ -17,16 +19,19 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.cut import When
+from dormouse.model.reshaping import Evolve, check_evolve
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import (
     VERSIONS,
     TableProperties,
     TableRecord,
+    check_kept,
     check_not_edited,
     is_edited,
     named_versions,
+    unknown_property,
 )
-from dormouse.model.types import DataType
+from dormouse.model.types import LONG, DataType
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import note_if_shared
 from dormouse.postgres import ConnectionSupplier
@@ -62,6 +67,7 @@ class Tables:
     job_commits: JobCommits | None
     changed: Callable[[], object] = field(repr=False, compare=False)
     reports: RoundReports = field(repr=False, compare=False)
+    check_writable: Callable[[], None] = field(repr=False, compare=False)
     _closed: Event = field(default_factory=Event, repr=False, compare=False)
 
     def context(self, record: TableRecord) -> TableContext:
@@ -70,15 +76,55 @@ class Tables:
             self.dsn, self.supplier, self.objects, record, self.job_commits, self.trees, self.reports
         )
 
-    def change_properties(
-        self,
-        table: TableRecord,
-        change: Callable[[TableProperties], TableProperties],
-        check: Callable[[TableRecord], object],
-    ) -> TableContext:
-        context = self.context(self.catalog.change_properties(table, change, check))
+    def followed(self, context: TableContext) -> TableContext:
+        """Returns the services of the table as it is now; of an instance that is closed, as it was known."""
+        context = context.newest_known
+        if not self.is_closed:
+            context.followed()
+        return context.newest_known
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Notes a change of a table at the end, also of work that raises: it may have changed something."""
+        self.check_writable()
+        try:
+            yield
+        finally:
+            self.note_activity()
+
+    @contextmanager
+    def maintaining(
+        self, context: TableContext, waiting: Callable[[str], object] | None
+    ) -> Iterator[TableContext]:
+        """As `changing`, when the commit queue has room; tells `waiting` why it waits."""
+        with self.changing():
+            self.commits.wait_for_room(context.table.table_id, waiting)
+            yield context.newest_known
+
+    def change_properties(self, context: TableContext, changes: Mapping[str, Any]) -> TableContext:
+        """Changes some properties of a table; None gives one its default back. Raises `InvalidProperties`."""
+        from dormouse.data.transform import Transform
+
+        self.check_writable()
+        unknown = set(changes) - set(TableProperties.model_fields)
+        if unknown:
+            raise InvalidProperties(unknown_property(min(unknown)))
+
+        def change(now: TableProperties) -> TableProperties:
+            values = {**now.model_dump(exclude_defaults=True), **changes}
+            changed = TableProperties(**{name: value for name, value in values.items() if value is not None})
+            check_kept(now, changed)
+            if changed.aggregate and not now.aggregate:
+                # a delete waits for the change, or the change for it
+                context.deletions.check_mergeable()
+            return changed
+
+        def check(changed: TableRecord) -> None:
+            Transform.check(changed.schema, changed.properties)
+
+        changed = self.context(self.catalog.change_properties(context.table, change, check))
         self.note_activity()
-        return context
+        return changed
 
     def convert_layout(self, table: TableRecord, layout: str) -> TableContext:
         return self.context(self.catalog.convert_layout(table, layout))
@@ -87,6 +133,101 @@ class Tables:
         """Tells the schedules of a deployed instance that a table has changed, and the instance."""
         note_if_shared(self.objects)
         self.changed()
+
+    def evolved(
+        self, context: TableContext, data: Any, evolve: Evolve, engine: str, deletes: str | None
+    ) -> tuple[Any, TableContext]:
+        """Adds the columns that the data has and the table lacks; returns the data to be read then."""
+        from dormouse.reading.schemas import add_missing
+
+        check_evolve(evolve)
+        check_not_edited(context.table.name, context.properties, "use dm.AddColumn")
+        data, columns = columns_of(data, engine)
+        context = self.followed(context)
+        # a DataFrame may have a column of this name
+        schema, given = context.schema, {*columns, getattr(data, "row_number", None)}
+        # what cannot be loaded for another reason adds nothing
+        if all(name in given or schema.is_optional(name) for name in schema.names):
+            missing = {name: kind for name, kind in columns.items() if name != deletes}
+            context = add_missing(context, missing)
+        return data, context
+
+    @contextmanager
+    def numbered(
+        self, context: TableContext, data: Any, next_number: Callable[[str], int]
+    ) -> Iterator[tuple[TableContext, Any]]:
+        """Gives files whose rows get running numbers their first one, and no other load numbers meanwhile."""
+        from dormouse.sources.data_files import Files
+        from dormouse.state.files.attempts import numbering
+
+        if not isinstance(data, Files) or data.row_number is None:
+            yield context, data
+            return
+        with numbering(self.supplier, context.table) as alone:
+            context = replace(context, numbering=alone)
+            yield context, replace(data, first_row_number=next_number(data.row_number))
+
+    def next_number(self, context: TableContext, column: str) -> int:
+        """One more than the largest of a column of running numbers, also of rows that a filter hides."""
+        from dormouse.data.transform import quoted
+        from dormouse.reading.executor import parts
+        from dormouse.reading.sql.views import value
+        from dormouse.reading.where import question
+        from dormouse.state.history.moments import kept, now
+
+        if column not in context.schema or context.schema.field(column).type != LONG:
+            raise InvalidData(
+                f"table {context.table.name!r} has no column {column!r} of LONG for running numbers"
+            )
+        if context.properties.filter is None:
+            return int(value(self.sessions(), context, f"coalesce(max({quoted(column)}) + 1, 0)"))
+        at, unfiltered = now(context), context.properties.model_copy(update={"filter": None})
+        shown = replace(context, table=replace(context.table, properties=unfiltered))
+        some = parts(shown, question(shown.schema, None, [column], None), at)
+        with kept(shown, at):
+            numbers = (batch[0].drop_null().to_numpy() for part in some for batch in part.rows(shown))
+            return max((int(one.max()) for one in numbers if len(one)), default=-1) + 1
+
+    def query(
+        self,
+        reading: TableContext,
+        where: Where,
+        columns: Sequence[str] | None,
+        limit: int | None,
+        offset: int,
+        interruption: Interruption | None,
+        as_of: When | None,
+        sessions: Sessions | None,
+        descending: bool,
+    ) -> Answer:
+        from dormouse.reading.executor import query
+        from dormouse.reading.streams import Answer, without_first
+        from dormouse.reading.where import LIMIT_MAX, checked_limit, checked_offset
+
+        if descending:
+            from dormouse.reading.sql.views import descending as read
+
+            sessions = sessions or self.sessions()
+            return Answer(read(sessions, reading, where, columns, limit, offset, interruption, as_of))
+        most, offset = checked_limit(limit), checked_offset(offset)
+        if most is not None:
+            most = min(most + offset, LIMIT_MAX)
+        rows = query(reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
+        return Answer(without_first(rows, offset) if offset else rows)
+
+    def count(self, reading: TableContext, where: Where, as_of: When | None, verify: bool) -> int:
+        if where:
+            first = [reading.schema.key_names[0]]
+            how = (None, 0, None, as_of, None, False)
+            rows = self.query(reading.verifying(verify), where, first, *how)
+            return sum(batch.num_rows for batch in rows)
+        if as_of is None and reading.current_rows and not verify:
+            from dormouse.state.history.history import current_row_count
+
+            return current_row_count(reading)
+        from dormouse.reading.sql.views import value
+
+        return int(value(self.sessions(), reading.verifying(verify), "count(*)", as_of))
 
     def sql(
         self,

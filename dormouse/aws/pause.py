@@ -12,7 +12,7 @@ from dormouse.aws.database import (
     left_behind,
     usable_status,
 )
-from dormouse.aws.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark
+from dormouse.aws.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark, offer, waiting
 from dormouse.aws.instance import DeployedInstance, is_changing, stacks_of
 from dormouse.aws.query import SwitchStack, sleepers
 from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
@@ -24,7 +24,6 @@ from dormouse.aws.switches import (
     rule_state,
     schedules,
 )
-from dormouse.aws.waiting import offer, waiting
 from dormouse.errors import InstanceError
 from dormouse.settings.section import DRAIN_SECONDS
 

@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from dormouse.aws.dead_queue import keep_on
+from dormouse.aws.drain import Waiting, waiting
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.switches import mapping_state, mappings
-from dormouse.aws.waiting import Waiting, waiting
 from dormouse.state.commits.queue import Message
 from dormouse.state.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_MAX, SqsQueue
 

@@ -11,8 +11,7 @@ import logging
 import sys
 
 from dormouse import __version__
-from dormouse.cli.failures import exit_code_of, interrupts_once, report
-from dormouse.cli.output import ReaderGone, guard_streams
+from dormouse.cli.failures import ReaderGone, exit_code_of, guard_streams, interrupts_once, report
 from dormouse.errors import DormouseError
 
 

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from dormouse.cli.deployed import Commits, restore_deployed
 from dormouse.cli.failures import say
-from dormouse.cli.system import DryRun, find
+from dormouse.cli.system import Commits, DryRun, find, restore_deployed
 from dormouse.cli.verbs import Profile, Region, Session, agreed, plural, verb
 from dormouse.errors import InvalidInput
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.tree import Tree
 
-from dormouse.cli.output import printable
+from dormouse.cli.failures import printable
 from dormouse.model.partition_tree import Partition, PartitionTree, outline
 from dormouse.model.types import shown_value
 

@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """A year of real flights: ingested, compacted, split, collected, queried, checked against DuckDB."""
     from dormouse.cli.demo_screen import DemoScreen
-    from dormouse.demo import run_demo
+    from dormouse.demo.pipeline import run_demo
 
     report = run_demo(folder, rows=rows, keep=keep, screen=DemoScreen(quiet=session.as_json))
     if session.as_json:

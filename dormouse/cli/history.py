@@ -171,7 +171,7 @@ def _line(life: Life, *, with_size: bool) -> str:
     from rich.markup import escape
 
     from dormouse.cli.console import byte_size, count
-    from dormouse.cli.output import printable
+    from dormouse.cli.failures import printable
     from dormouse.state.history.epochs import keys_of
 
     text = f"{life.partition.partition_id}  {keys_of(life.partition.region)}"

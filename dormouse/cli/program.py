@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from typer.core import TyperGroup
 
 from dormouse.cli.failures import complain
+from dormouse.errors import InvalidInput
 
 # The commands of the program in groups, as its help lists them.
 
@@ -28,6 +31,8 @@ GROUPS = {
     ),
 }
 """Each command is in one of them: a test compares."""
+
+_SHELLS = ("bash", "zsh", "fish", "powershell", "pwsh")
 
 
 def width() -> int:
@@ -98,19 +103,15 @@ def _add_all(app: typer.Typer) -> None:
         backups,
         changes,
         checks,
-        columns,
         commits,
-        completion,
         data,
         demo,
-        deployed,
         deployment,
         erase,
         history,
         jobs,
         loading,
         maintenance,
-        moments,
         payloads,
         rows,
         rows_files,
@@ -121,14 +122,12 @@ def _add_all(app: typer.Typer) -> None:
 
     demo.add_to(app)
     tables.add_to(app)
-    columns.add_to(tables.app)
     loading.add_to(app)
     data.add_to(app)
     erase.add_to(app)
     changes.add_to(app)
     history.add_to(app)
     maintenance.add_to(app)
-    moments.add_to(app)
     backups.add_to(app)
     checks.add_to(app)
     commits.add_to(app)
@@ -139,8 +138,7 @@ def _add_all(app: typer.Typer) -> None:
     serve.add_to(app)
     system.add_to(app)
     deployment.add_to(app)
-    deployed.add_to(app)
-    completion.add_to(app)
+    app.command("completion", epilog='Example: eval "$(dormouse completion bash)"')(completion)
 
 
 def _print_version(wanted: bool) -> None:
@@ -157,3 +155,13 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+def completion(
+    shell: Annotated[str, typer.Argument(help=f"The shell: {', '.join(_SHELLS)}.", show_default=False)],
+) -> None:
+    """Print what has a shell complete commands and options; --install-completion keeps it for good."""
+    if shell not in _SHELLS:
+        raise InvalidInput(f"there is no completion for {shell!r}: name one of {', '.join(_SHELLS)}")
+    script = get_completion_script(prog_name="dormouse", complete_var="_DORMOUSE_COMPLETE", shell=shell)
+    sys.stdout.write(f"{script}\n")

@@ -14,7 +14,7 @@ import typer
 
 from dormouse.cli.data import check_output, format_of, write
 from dormouse.cli.loading import dropped_if_it_fails
-from dormouse.cli.rows_options import (
+from dormouse.cli.rows import (
     ChangeId,
     CsvChosen,
     DryRun,

@@ -17,7 +17,7 @@ from dormouse.cli.verbs import Session, verb
 from dormouse.settings.service import ServiceSettings, load_service_settings
 
 if TYPE_CHECKING:
-    from dormouse.service import Server
+    from dormouse.service.supervisor import Server
 
 _WORKER = "from dormouse.cli.serve import serve_as_worker; serve_as_worker()"
 
@@ -34,7 +34,7 @@ def serve(session: Session, **given: Any) -> None:
     DORMOUSE_SERVICE_QUERIES_MAX. Without a token it listens on loopback only.
     """
     settings = load_service_settings(**given)
-    from dormouse.service import check
+    from dormouse.service.supervisor import check
 
     check(settings)
     _log_to_stderr()
@@ -49,7 +49,7 @@ def _tell(session: Session, url: str) -> None:
 
 
 def _serve(session: Session, settings: ServiceSettings, started: Callable[[Server], object]) -> None:
-    from dormouse.service import Server
+    from dormouse.service.supervisor import Server
 
     with session.open(read_only=settings.job_threads is None) as instance:
         server = Server(instance, settings)
@@ -58,7 +58,7 @@ def _serve(session: Session, settings: ServiceSettings, started: Callable[[Serve
 
 
 def _supervise(session: Session, settings: ServiceSettings) -> None:
-    from dormouse.service import Supervisor, url_of
+    from dormouse.service.supervisor import Supervisor, url_of
 
     def given(number: int, port: int) -> tuple[Session, ServiceSettings]:
         # one runs the jobs, all take them
@@ -73,7 +73,7 @@ def _supervise(session: Session, settings: ServiceSettings) -> None:
 
 def serve_as_worker() -> None:
     """The program of one of several processes that serve."""
-    from dormouse.service import worker_given, worker_ready
+    from dormouse.service.supervisor import worker_given, worker_ready
 
     session, settings = worker_given()
     try:

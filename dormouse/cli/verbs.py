@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from dormouse.cli.failures import report
-from dormouse.cli.output import printable
+from dormouse.cli.failures import printable, report
 from dormouse.errors import InvalidInput, NotAnInstance
 from dormouse.model.text import plural as plural  # noqa: PLC0414
 from dormouse.model.types import json_value

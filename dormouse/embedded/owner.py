@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dormouse.embedded.orphans import PROGRAM
-from dormouse.embedded.running import close_lock, open_lock, try_lock
+from dormouse.embedded.running import PROGRAM, close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError
 
 # A copy of PostgreSQL's programs for a server whose user may not reach the installed ones.

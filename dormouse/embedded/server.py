@@ -29,7 +29,6 @@ import psutil
 from psycopg.conninfo import make_conninfo
 
 from dormouse.embedded import running
-from dormouse.embedded.orphans import PROGRAM, is_alive
 from dormouse.embedded.owner import (
     WORKING_FOLDER,
     as_owner_of,
@@ -38,7 +37,7 @@ from dormouse.embedded.owner import (
     seen_by_owner,
     system_user,
 )
-from dormouse.embedded.running import close_lock, hand_over, open_lock, try_lock
+from dormouse.embedded.running import PROGRAM, close_lock, hand_over, is_alive, open_lock, try_lock
 from dormouse.errors import DormouseError, InstanceError, InstanceTooNew, NotAnInstance, not_installed
 from dormouse.objects.staging import make_private, private_folder
 

@@ -15,8 +15,9 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
@@ -36,13 +37,16 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.ahead import backoff_seconds
-from dormouse.model.table import TableRecord
+from dormouse.model.schema import Schema
+from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, TableProperties, TableRecord, check_keyed
 from dormouse.model.text import check_printed
+from dormouse.model.types import BOOLEAN, LONG, Field
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import MARGIN_SECONDS, ROW_LOCK_SECONDS, restart_leases
 from dormouse.postgres.queries import booleans, integers, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
-from dormouse.rows.columns import Column, from_jsonb, to_jsonb
+from dormouse.rows.columns import Column, check_columns, check_new, from_jsonb, to_jsonb
+from dormouse.state.catalog import Catalog
 
 if TYPE_CHECKING:
     from dormouse.rows.batches import Ints, Ranges
@@ -203,6 +207,7 @@ class RowLocks:
 RANGES_AT_ONCE = 50_000
 NAME_BYTES_MAX = 200
 HISTORY_PAGE = 1_000
+_KEYS = (Field(ROW_ID, LONG), Field(ROW_VERSION, LONG), Field(ROW_DELETED, BOOLEAN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +261,23 @@ def create(conn: psycopg.Connection[Any], table: TableRecord, columns: Sequence[
     """Part of making a table: its rows are edited. The columns have their ids."""
     values = {"table_id": table.table_id, "columns": _json(columns)}
     conn.execute(_QUERIES["create"].on(), values)
+
+
+def create_table(
+    catalog: Catalog, name: str, columns: Sequence[Column], properties: TableProperties | None
+) -> TableRecord:
+    """Makes a table whose rows are edited. Raises `InvalidColumn`, `TableAlreadyExists` and `InvalidName`."""
+    listed = [
+        replace(check_new(column), column_id=n)
+        for n, column in enumerate(check_columns(columns), len(_KEYS) + 1)
+    ]
+    schema = Schema(
+        _KEYS[:1], _KEYS[1:2], [_KEYS[2], *(Field(c.name, c.stored, nullable=True) for c in listed)]
+    )
+    given = (properties or TableProperties()).model_dump(exclude_defaults=True)
+    edited = TableProperties(**{**given, "rows": "edited"})
+    check_keyed(schema, edited)
+    return catalog.create(name, schema, edited, with_it=partial(create, columns=listed))
 
 
 class RowStore:

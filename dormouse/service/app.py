@@ -30,16 +30,14 @@ from dormouse.objects.names import hiding
 from dormouse.reading.sql.workers import WorkerLimits, Workers
 from dormouse.service.declared import Served
 from dormouse.service.documents import ProblemDocument
-from dormouse.service.health import Readiness
 from dormouse.service.jobs import JobWorker, jobs
 from dormouse.service.metrics import Metrics
 from dormouse.service.payloads import payload_writes, payloads
 from dormouse.service.problems import problem_of
-from dormouse.service.routes import Service, health, queries, tables
+from dormouse.service.routes import Readiness, Service, health, queries, tables
 from dormouse.service.rows import row_files, row_queries, rows
 from dormouse.service.running import Runner
-from dormouse.service.security import Guard
-from dormouse.service.terms import PAYLOADS, Place, Right, open_paths, served
+from dormouse.service.security import PAYLOADS, Guard, Place, Right, open_paths, served
 from dormouse.service.work import Limits
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.verbs.long_work import KINDS

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator
-from dataclasses import asdict
+from collections.abc import Generator
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
-from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput
-from dormouse.jobs import Job, Worker
+from dormouse.jobs import Worker
 from dormouse.jobs.job import ANSWERING, SENT, JobPlace
-from dormouse.model.text import path_segment
-from dormouse.model.types import json_value
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents
-from dormouse.service.bodies import JsonRoute
+from dormouse.service.declared import JsonRoute
 from dormouse.service.documents import JOBS, RESULTS, STARTS
 from dormouse.service.formats import Part, entity_tag, wanted_part
+from dormouse.service.routes import By, IdempotencyKey, chosen_id, job_answer, job_document
 from dormouse.service.running import Answer
-from dormouse.service.security import SEGMENT
-from dormouse.service.terms import Place, Right, check_may, served
+from dormouse.service.security import SEGMENT, Place, Right, check_may, served
 from dormouse.service.work import FileWork, Opened
-from dormouse.settings.service import Holder
 from dormouse.verbs.long_work import KINDS, check_request, functions
 from dormouse.verbs.row_work import start_query
 
@@ -46,21 +42,13 @@ def _instance(request: Request) -> Instance:
     return cast(Instance, request.app.state.service.instance)
 
 
-def _holder(request: Request) -> Holder:
-    return cast(Holder, request.state.holder)
-
-
 def _sessions(request: Request) -> Sessions | None:
     return cast(Sessions | None, request.app.state.service.sessions)
 
 
 Parsing = Annotated[Sessions | None, Depends(_sessions)]
 Here = Annotated[Instance, Depends(_instance)]
-By = Annotated[Holder, Depends(_holder)]
 JobId = Annotated[str, Path(description="the id of a job"), SEGMENT]
-IdempotencyKey = Annotated[
-    str | None, Header(alias="Idempotency-Key", description="the id of the job, as job_id is")
-]
 jobs = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=JsonRoute)
 
 
@@ -82,7 +70,7 @@ def start(
         job_id = start_query(here, body.request, holder.owner)
     else:
         job_id = here.jobs.start(body.kind, body.request, holder.owner, job_id=chosen)
-    return told(here, here.jobs.status(job_id, holder.owner), 202)
+    return job_answer(here, here.jobs.status(job_id, holder.owner), 202)
 
 
 @jobs.get("", response_model=documents.JobList, responses=JOBS, summary="Jobs")
@@ -101,7 +89,7 @@ def list_jobs(
     found = page(limit=limit, after=place)
     last = JobPlace.of(found[-1]) if len(found) == limit else None
     following = last.text if last and page(limit=1, after=last) else None
-    shown = [_document(job, hiding(here.objects.url)) for job in found]
+    shown = [job_document(job, hiding(here.objects.url)) for job in found]
     return JSONResponse({"jobs": shown, "next": following})
 
 
@@ -109,14 +97,14 @@ def list_jobs(
 @served(Right.HOLDER, Place.LOOKUPS)
 def status(here: Here, holder: By, job_id: JobId) -> Response:
     """What has become of it."""
-    return told(here, here.jobs.status(job_id, holder.owner))
+    return job_answer(here, here.jobs.status(job_id, holder.owner))
 
 
 @jobs.delete("/{job_id}", response_model=documents.JobDocument, responses=JOBS, summary="Cancel a job")
 @served(Right.HOLDER, Place.LOOKUPS)
 def cancel(here: Here, holder: By, job_id: JobId) -> Response:
     """One that waits ends at once, one that runs soon; one that has ended stays as it is."""
-    return told(here, here.jobs.cancel(job_id, holder.owner))
+    return job_answer(here, here.jobs.cancel(job_id, holder.owner))
 
 
 @jobs.get("/{job_id}/result", response_model=documents.JobResult, responses=RESULTS, summary="What it gave")
@@ -157,32 +145,9 @@ async def answer(here: Here, holder: By, request: Request, job_id: JobId) -> Res
     return Answer(Place.FILES, None, FileWork(open_rows, PARQUET))
 
 
-def chosen_id(job_id: str | None, key: str | None) -> str | None:
-    """Returns the id that a client chose for a job, in the header, which may quote it, or beside it."""
-    if key is None:
-        return job_id
-    unquoted = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
-    if job_id not in (None, unquoted):
-        raise InvalidInput("Idempotency-Key and job_id name two ids: give one of them")
-    return unquoted
-
-
 def _chunks(instance: Instance, name: str, part: Part) -> Generator[bytes]:
     for start in range(part.start, part.end, CHUNK_BYTES):
         yield instance.objects.get_range(name, start, min(CHUNK_BYTES, part.end - start))
-
-
-def told(instance: Instance, job: Job, status: int = 200) -> Response:
-    """What has become of a job, and where to ask for it."""
-    location = f"/v1/jobs/{path_segment(job.job_id)}"
-    document = _document(job, hiding(instance.objects.url))
-    return JSONResponse(document, status, headers={"location": location})
-
-
-def _document(job: Job, hide: Callable[[str], str]) -> Any:
-    texts = {"message": job.message, "error": job.error, "traceback": job.traceback}
-    told = {name: None if text is None else hide(text) for name, text in texts.items()}
-    return json_value(asdict(job) | told | {"is_waiting": job.is_waiting})
 
 
 class JobWorker:

@@ -15,13 +15,12 @@ from dormouse.errors import DormouseError, InvalidPayload, PayloadCorrupt
 from dormouse.payloads import PayloadKey
 from dormouse.payloads.keys import check_application_kind, checked
 from dormouse.service import documents
-from dormouse.service.bodies import JsonRoute
+from dormouse.service.declared import JsonRoute
 from dormouse.service.documents import AnswerDocument, problems
 from dormouse.service.problems import problem_of
 from dormouse.service.routes import Here, Service
 from dormouse.service.running import Answer
-from dormouse.service.security import SEGMENT
-from dormouse.service.terms import Place, Right, served
+from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import ReplyWork
 
 MANY_MAX = 1_000

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
-from dormouse.errors import InvalidInput
+from dormouse.errors import DormouseError, InstanceError, InvalidInput
+from dormouse.jobs import Job
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
-from dormouse.objects.names import without_paths
+from dormouse.model.text import path_segment
+from dormouse.model.types import json_value
+from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import parse_parameters, parse_where
 from dormouse.service import documents
 from dormouse.service import documents as wire
-from dormouse.service.bodies import JsonRoute
-from dormouse.service.declared import Served
+from dormouse.service.declared import JsonRoute, Served
 from dormouse.service.documents import ANSWERS, PLANS, READS, STREAMS, problems
 from dormouse.service.formats import preferred_format
-from dormouse.service.health import Readiness
 from dormouse.service.metrics import CONTENT_TYPE, Metrics
 from dormouse.service.running import Answer, Runner
-from dormouse.service.security import SEGMENT
-from dormouse.service.terms import Place, Right, served
+from dormouse.service.security import SEGMENT, Place, Right, served
 from dormouse.service.work import DocumentWork, Limits, QueryWork
+from dormouse.settings.service import Holder
 
 T = TypeVar("T")
 PAGE_ROWS, PAGE_ROWS_MAX = 100, 10_000
+
+SECONDS_MAX = 5.0
+
+logger = logging.getLogger("dormouse.service")
 
 
 @dataclass(frozen=True)
@@ -55,15 +63,37 @@ async def service(request: Request) -> Service:
     return cast(Service, request.app.state.service)
 
 
+def _holder(request: Request) -> Holder:
+    return cast(Holder, request.state.holder)
+
+
 Here = Annotated[Service, Depends(service)]
+By = Annotated[Holder, Depends(_holder)]
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", description="the id of the job, as job_id is")
+]
+
+
 TableNamed = Annotated[str, Path(description="the name of a table", examples=["flights"]), SEGMENT]
+
+
 After = Annotated[str | None, Query(description="the `next` of the page before")]
+
+
 Limit = Annotated[int, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most")]
+
+
 MaybeLimit = Annotated[
     int | None, Query(ge=1, le=PAGE_ROWS_MAX, description="how many a page has at most; all if left out")
 ]
+
+
 health = APIRouter(tags=["health"], route_class=Served)
+
+
 tables = APIRouter(prefix="/v1/tables", tags=["tables"], route_class=Served)
+
+
 queries = APIRouter(prefix="/v1", tags=["queries"], route_class=JsonRoute)
 
 
@@ -325,3 +355,56 @@ def _streamed(
     work = QueryWork(rows, wanted, here.limits, interrupt)
     work.headers = {"vary": "accept"}
     return Answer(place, kind, work)
+
+
+class Readiness:
+    """Asks the database and the object store in a thread; requests that come meanwhile share the answer."""
+
+    def __init__(self, check: Callable[[], None], seconds_max: float = SECONDS_MAX) -> None:
+        self._check = check
+        self._seconds_max = seconds_max
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dormouse-ready")
+        self._pending: asyncio.Future[None] | None = None
+
+    async def check(self) -> None:
+        """Raises `InstanceError`, or what the check raised."""
+        if self._pending is None or self._pending.done():
+            self._pending = asyncio.get_running_loop().run_in_executor(self._thread, self._check)
+            self._pending.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.wait_for(asyncio.shield(self._pending), self._seconds_max)
+        except TimeoutError:
+            raise InstanceError(
+                f"the database or the object store did not answer within {self._seconds_max:g} s"
+            ) from None
+        except DormouseError:
+            raise
+        except Exception:
+            logger.exception("the readiness check failed")
+            raise InstanceError("the database or the object store did not answer as expected") from None
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+def chosen_id(job_id: str | None, key: str | None) -> str | None:
+    """Returns the id that a client chose for a job, in the header, which may quote it, or beside it."""
+    if key is None:
+        return job_id
+    unquoted = key[1:-1] if len(key) > 1 and key[0] == key[-1] == '"' else key
+    if job_id not in (None, unquoted):
+        raise InvalidInput("Idempotency-Key and job_id name two ids: give one of them")
+    return unquoted
+
+
+def job_answer(instance: Instance, job: Job, status: int = 200) -> Response:
+    """What has become of a job, and where to ask for it."""
+    location = f"/v1/jobs/{path_segment(job.job_id)}"
+    document = job_document(job, hiding(instance.objects.url))
+    return JSONResponse(document, status, headers={"location": location})
+
+
+def job_document(job: Job, hide: Callable[[str], str]) -> Any:
+    texts = {"message": job.message, "error": job.error, "traceback": job.traceback}
+    hidden = {name: None if text is None else hide(text) for name, text in texts.items()}
+    return json_value(asdict(job) | hidden | {"is_waiting": job.is_waiting})

@@ -34,8 +34,7 @@ from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.pages import PAGE_ROWS
 from dormouse.service import documents
-from dormouse.service.bodies import JsonRoute, parse_json
-from dormouse.service.declared import Served
+from dormouse.service.declared import JsonRoute, Served, parse_json
 from dormouse.service.documents import (
     CSV_BODY,
     CSV_ROWS,
@@ -54,12 +53,20 @@ from dormouse.service.documents import (
     problems,
 )
 from dormouse.service.formats import CsvAnswer, entity_tag, wanted_part
-from dormouse.service.jobs import By, IdempotencyKey, chosen_id, told
 from dormouse.service.problems import Refused
-from dormouse.service.routes import After, Here, MaybeLimit, page_by_name, page_of
+from dormouse.service.routes import (
+    After,
+    By,
+    Here,
+    IdempotencyKey,
+    MaybeLimit,
+    chosen_id,
+    job_answer,
+    page_by_name,
+    page_of,
+)
 from dormouse.service.running import Answer, disconnected
-from dormouse.service.security import SEGMENT
-from dormouse.service.terms import UPLOAD, Place, Right, served
+from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
 from dormouse.sources.rows_csv_reader import CsvFormat
 from dormouse.verbs.long_work import check_request
@@ -535,7 +542,7 @@ async def upload_rows(
         except BaseException:
             here.instance.objects.delete([name])
             raise
-        return told(here.instance, jobs.status(chosen, holder.owner), 202)
+        return job_answer(here.instance, jobs.status(chosen, holder.owner), 202)
 
     reception = Reception(prepare, lambda: here.instance.objects.staged(name))
     return Sent(request, reception, ReplyWork(start))

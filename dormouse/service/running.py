@@ -20,11 +20,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from dormouse.errors import DormouseError
-from dormouse.service.making import Making
 from dormouse.service.metrics import Metrics
 from dormouse.service.problems import Problem, Refused, problem_of
-from dormouse.service.terms import Place
-from dormouse.service.work import Work
+from dormouse.service.security import Place
+from dormouse.service.work import Making, Work
 from dormouse.settings.service import ServiceSettings
 
 T = TypeVar("T")

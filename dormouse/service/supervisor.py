@@ -33,8 +33,7 @@ from dormouse.service.protocol import (
     connections_possible,
     listening,
 )
-from dormouse.service.security import shown_host, tls_context
-from dormouse.service.terms import PAYLOADS
+from dormouse.service.security import PAYLOADS, shown_host, tls_context
 from dormouse.settings import environment
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.verbs.long_work import KINDS

@@ -22,17 +22,34 @@ from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.objects import ObjectStore
-from dormouse.sources.source_files import FilePart
-from dormouse.spark.splits import read_splits
+from dormouse.sources.data_files import DataFile
+from dormouse.sources.source_files import FilePart, parts_of, prepared, read_file
 from dormouse.spark.worker import check_seen, partition_number, settle
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.keyed_merge import KeyedRows
 from dormouse.writing.leaf_files import LeafFiles
 
+SPLIT_BYTES = 64 * 1024 * 1024
+
 # Which integers Spark's hash partitioning sends where, so that each partition gets what we mean for it.
 
 _SEED = 42
 _MASK = 0xFFFFFFFF
+
+
+def file_splits(files: Sequence[DataFile], schema: Schema) -> list[FilePart]:
+    """Parts of about `SPLIT_BYTES`; refuses files that cannot be read or have the wrong columns."""
+    return list(parts_of([prepared(file, schema) for file in files], SPLIT_BYTES))
+
+
+def read_splits(
+    numbers: Iterable[pa.RecordBatch], splits: Sequence[FilePart], schema: Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the splits whose numbers come."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            split = splits[number]
+            yield from read_file(split.file, schema, split.row_groups)
 
 
 def keys_of_partitions(partitions: int) -> tuple[int, ...]:
@@ -65,16 +82,27 @@ def _rotated(value: int, bits: int) -> int:
 
 
 TARGET = "target"
+
+
 # a row without rows tells how many its task has sent in all
 BLOBS = "target int, rows binary, sent long"
+
+
 _BLOBS = pa.schema(
     [pa.field(TARGET, pa.int32()), pa.field("rows", pa.binary()), pa.field("sent", pa.int64())]
 )
 
+
 CHUNK_BYTES = 64 * 1024 * 1024
+
+
 BLOB_BYTES = 16 * 1024 * 1024
+
+
 FILE, ROW_OF_FILE = "__file__", "__row_of_file__"
 """Columns of rows that come from files which have numbers."""
+
+
 ROWS_OF_TASK_BITS = 40
 
 

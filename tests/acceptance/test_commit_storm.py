@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from dormouse.api.instance import NO_TABLE, Instance
+from dormouse.api.instance import Instance
+from dormouse.durability.durability import NO_TABLE
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.state.commits import pointers

@@ -10,13 +10,13 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import connect
-from dormouse.demo.flights import SCHEMA, Flights
+from dormouse.demo.datasets import FLIGHTS, Flights
 
 KEYS = ["carrier", "flight", "time", "origin"]
-VALUES = [name for name in SCHEMA.names if name not in KEYS]
+VALUES = [name for name in FLIGHTS.names if name not in KEYS]
 KEYED = dm.Schema(
-    [SCHEMA.field(name) for name in KEYS],
-    values=[SCHEMA.field(name) for name in VALUES] + [dm.Field("delivery", dm.LONG)],
+    [FLIGHTS.field(name) for name in KEYS],
+    values=[FLIGHTS.field(name) for name in VALUES] + [dm.Field("delivery", dm.LONG)],
 )
 PROPERTIES = {
     "keep": "newest_row",

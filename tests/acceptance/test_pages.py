@@ -58,11 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def load_demo(folder: Path) -> None:
     """The flights of a January, as `dormouse demo` leaves them."""
-    from dormouse.demo.flights import AIRLINES, SCHEMA, Flights
+    from dormouse.demo.datasets import AIRLINES, FLIGHTS, Flights
 
     with dm.local(folder / "demo-lake") as instance, duckdb.connect() as db:
         Flights().prepare(db, folder, lambda said: None)
-        for name, schema in (("flights", SCHEMA), ("airlines", AIRLINES)):
+        for name, schema in (("flights", FLIGHTS), ("airlines", AIRLINES)):
             columns = ", ".join(schema.names)
             where = "where month = 1" if name == "flights" else ""
             rows = db.execute(f"select {columns} from {name} {where}").to_arrow_table()

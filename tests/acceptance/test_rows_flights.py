@@ -23,7 +23,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.row_table import RowTable
-from dormouse.demo.flights import flights_csv
+from dormouse.demo.datasets import flights_csv
 from dormouse.rows.batches import BLOCK_ROWS_MAX
 from tests.row_editors import NOTE
 

@@ -21,7 +21,7 @@ import pytest
 import trustme
 
 import dormouse as dm
-from dormouse.service import check
+from dormouse.service.supervisor import check
 from dormouse.settings.service import load_service_settings
 from tests.serving import eventually
 

@@ -33,7 +33,7 @@ def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Pat
         table = instance.create_table("t", SCHEMA, properties=PROMPT)
         for number in range(2):
             table.ingest(pa.table({"key": [number]}))
-        take = instance._base_backup
+        take = instance._durability.base_backup
         assert take is not None
 
         def freeze(path: Path) -> None:
@@ -42,11 +42,11 @@ def test_a_backup_that_was_frozen_for_longer_than_its_hold_is_none(tmp_path: Pat
             table.compact()
             table.collect_garbage()
 
-        instance._base_backup = freeze
+        instance._durability.base_backup = freeze
         with pytest.raises(InstanceError, match="files that it needs may be gone"):
             instance.backup(tmp_path / "backups")
         assert dm.backups(tmp_path / "backups") == []
-        instance._base_backup = take
+        instance._durability.base_backup = take
         instance.backup(tmp_path / "backups")
     assert dm.restore(tmp_path / "backups", tmp_path / "new", check=True).tables == 1
 
@@ -59,17 +59,17 @@ def test_a_slow_backup_is_not_taken_for_an_abandoned_one(tmp_path: Path) -> None
     os.utime(place / own / "of another program", (0, 0))
 
     def during(instance: Instance, act: Callable[[], object]) -> None:
-        take = instance._base_backup
+        take = instance._durability.base_backup
         assert take is not None
         other = partial(instance.backup, place)
 
         def slow(path: Path) -> None:
             take(path)
-            instance._base_backup = take
+            instance._durability.base_backup = take
             act()
             other()
 
-        instance._base_backup = slow
+        instance._durability.base_backup = slow
         instance.backup(place)
 
     def freeze() -> None:
@@ -125,7 +125,7 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
             instance._objects.copy(tracked.filename, name)
             instance.submit([add("t", name, rows=1)])
         assert bool(list(instance._objects.list("commits"))) is large
-        take = instance._base_backup
+        take = instance._durability.base_backup
         assert take is not None
 
         def apply(path: Path) -> None:
@@ -133,7 +133,7 @@ def test_what_was_submitted_is_applied_where_it_is_restored(
             instance.committer().drain()
 
         instance.backup(tmp_path / "backups")
-        instance._base_backup = apply
+        instance._durability.base_backup = apply
         instance.backup(tmp_path / "backups", since="last")
     for number, made in enumerate(dm.backups(tmp_path / "backups")):
         dm.restore(tmp_path / "backups", tmp_path / f"new{number}", made.name)

@@ -106,7 +106,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
 ) -> None:
     monkeypatch.setattr(shares, "SHARES", 1)
     lost, _ = lose_a_file(instance, "t3")
-    how = instance._supplier, instance._catalog, instance._objects, instance._known
+    how = instance._supplier, instance._catalog, instance._objects, instance._durability.known
     none = shares.checks(*how, seconds_left=lambda: 0.0)
     with pytest.raises(DormouseError, match="only 0 of 8 tables in the time"):
         none["check 0"]()
@@ -119,7 +119,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
 def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Instance, days: Days) -> None:
     text = "insert into instance_round values ('check 3', now(), now(), 'lost', null) returning 1"
     query(instance._supplier, text)
-    how = instance._supplier, instance._catalog, instance._objects, instance._known
+    how = instance._supplier, instance._catalog, instance._objects, instance._durability.known
     days.is_on(_after(6))
     assert len({next(iter(shares.checks(*how))) for _ in range(40)}) > 1
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.demo import flights, lineitem
-from dormouse.demo.lineitem import Lineitem, scale_of
+from dormouse.demo import datasets
+from dormouse.demo.datasets import Lineitem, scale_of
 from dormouse.demo.pipeline import WORK, claimed
 
 GENERATED = {"at once": [None], "part by part": [1, 2]}
@@ -24,11 +24,11 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def few_flights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of twenty."""
-    with zipfile.ZipFile(flights.flights_csv()) as whole:
+    with zipfile.ZipFile(datasets.flights_csv()) as whole:
         header, *lines = whole.read("flights.csv").splitlines(keepends=True)
     with zipfile.ZipFile(tmp_path / "few.zip", "w") as few:
         few.writestr("flights.csv", header + b"".join(lines[::20]))
-    monkeypatch.setattr(flights, "flights_csv", lambda: tmp_path / "few.zip")
+    monkeypatch.setattr(datasets, "flights_csv", lambda: tmp_path / "few.zip")
 
 
 @pytest.mark.slow
@@ -122,19 +122,19 @@ def test_rows_generated_part_by_part_are_those_generated_at_once(
 ) -> None:
     """More rows than a part may have are generated in so many parts as are needed; the last is cut."""
     calls: list[int | None] = []
-    generate = lineitem._generate
+    generate = datasets._generate
 
     def counted(folder: Path, scale: float, parts: int, part: int | None) -> None:
         calls.append(part)
         generate(folder, scale, parts, part)
 
-    monkeypatch.setattr(lineitem, "_generate", counted)
-    monkeypatch.setattr(lineitem, "PARTS_MIN", 2)
+    monkeypatch.setattr(datasets, "_generate", counted)
+    monkeypatch.setattr(datasets, "PARTS_MIN", 2)
     rows_of = {}
     for how, part_rows_max in (("at once", 4_000), ("part by part", 2_000)):
         calls.clear()
         (tmp_path / how).mkdir()
-        monkeypatch.setattr(lineitem, "PART_ROWS_MAX", part_rows_max)
+        monkeypatch.setattr(datasets, "PART_ROWS_MAX", part_rows_max)
         with duckdb.connect() as db:
             assert Lineitem(4_000).prepare(db, tmp_path / how, lambda _: None) == 4_000
             rows_of[how] = db.execute("from lineitem order by all").fetchall()

@@ -138,7 +138,7 @@ def test_what_is_protected_as_deployed_is_refused_too(moto: None, monkeypatch: p
         MasterUserPassword="password1", DeletionProtection=True,
     )  # fmt: skip
     cluster = {"ResourceType": "AWS::RDS::DBCluster", "PhysicalResourceId": "kept"}
-    monkeypatch.setattr(destruction, "_resources", lambda *_: [cluster])
+    monkeypatch.setattr(destruction, "_stack_resources", lambda *_: [cluster])
     with pytest.raises(InvalidInput, match=r"as deployed it is protected \(kept\)\. Set protected = false"):
         doomed(dev(), session())
 

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from embedded import OTHER_PROCESS, ask, other_process, postmaster, runs, said
 
-from dormouse.embedded import orphans, running
+from dormouse.embedded import running
 from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import Server
 from dormouse.errors import InstanceLocked
@@ -50,7 +50,7 @@ def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
 ) -> None:
     with EmbeddedPostgres(server_folder, seconds_max=SOON_SECONDS) as server:
         assert ask(server.dsn, "select x from t") == 7
-        assert not orphans.is_alive(orphan)
+        assert not running.is_alive(orphan)
     assert f"killed process {orphan.pid} (postgres: dormouse postgres [local] idle" in caplog.text
 
 
@@ -65,7 +65,7 @@ def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
     other = [*command, sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
     done = subprocess.run(other, check=False, capture_output=True, text=True, input="\n")
     assert (done.stdout, done.returncode) == ("started\n", 0), done.stderr
-    assert not orphans.is_alive(orphan)
+    assert not running.is_alive(orphan)
     assert not runs(server_folder)
 
 
@@ -74,7 +74,7 @@ def test_starters_at_once_end_an_orphan_and_share_one_server(
 ) -> None:
     with other_process(server_folder) as one, other_process(server_folder) as two:
         assert sorted([said(one), said(two)]) == ["joined", "started"]
-        assert not orphans.is_alive(orphan)
+        assert not running.is_alive(orphan)
     assert not runs(server_folder)
 
 
@@ -95,7 +95,7 @@ def test_a_process_with_the_dead_server_s_number_confuses_no_start(
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert not orphans.is_alive(orphan)
+    assert not running.is_alive(orphan)
 
 
 @pytest.mark.parametrize(("damage", "signed"), [("", True), ("1\n", False)])
@@ -129,7 +129,7 @@ def test_what_is_no_backend_of_the_folder_is_not_ended_but_named(
     server_folder: Path, orphan: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an orphan that cannot be proved to be one, as its directory cannot be read."""
-    monkeypatch.setattr(orphans, "_works_in", lambda process, folder: False)
+    monkeypatch.setattr(running, "_works_in", lambda process, folder: False)
     with pytest.raises(InstanceLocked, match=rf"is locked by process {orphan.pid} \(postgres: .* end what"):
         EmbeddedPostgres(server_folder, seconds_max=2 * running.ORPHAN_SECONDS).start()
     assert orphan.status() == psutil.STATUS_STOPPED

@@ -13,7 +13,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.api.instance import Instance
-from dormouse.service import create_app
+from dormouse.service.app import create_app
 from dormouse.settings.service import load_service_settings
 from tests.serving import serving, stand_in
 from tests.working import until

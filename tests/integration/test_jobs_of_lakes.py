@@ -19,6 +19,7 @@ from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn
 from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
 from dormouse.jobs import Job, JobStore, claims, worker
+from dormouse.jobs.claims import roll
 from dormouse.jobs.job import answer_name
 from dormouse.objects import ObjectStore
 from dormouse.objects.store import note_activity
@@ -93,7 +94,7 @@ def age(instance: Instance, days: int) -> None:
     """As if all that ended had ended so many days earlier."""
     with instance._supplier.connection() as conn:
         conn.execute("update ended_job set ended_at = ended_at - make_interval(days => %s)", [days])
-    instance._roll_jobs()
+    roll(instance._supplier)
 
 
 def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None:
@@ -161,7 +162,7 @@ def test_a_day_whose_partition_is_missing_loses_nothing(instance: Instance) -> N
     job_id = instance.jobs.start("work", 1)
     instance.jobs.worker({"work": lambda request, _: request}).run(drain=True)
     assert instance.jobs.result(job_id) == 1
-    instance._roll_jobs()  # today's is made by others while rows stand in its place, or later
+    roll(instance._supplier)  # today's is made by others while rows stand in its place, or later
     age(instance, 1)
     with instance._supplier.connection() as conn:
         assert conn.execute("select count(*) from ended_job_default").fetchall() == [(0,)]

@@ -311,7 +311,7 @@ def test_a_queue_that_is_full_is_no_failed_round(instance: Instance, monkeypatch
     def full(*_: Any) -> None:
         raise CommitQueueFull("full")
 
-    monkeypatch.setattr(table, "_wait_for_queue", full)
+    monkeypatch.setattr(table._tables.commits, "wait_for_room", full)
     with pytest.raises(DormouseError, match="full"):
         table.compact()
     assert table.status().rounds == ()

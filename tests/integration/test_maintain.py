@@ -124,7 +124,7 @@ def test_a_backup_is_the_last_also_when_the_clock_was_ahead(tmp_path: Path) -> N
     with dm.local(tmp_path / "lake") as instance:
         for day in ("01", "02"):
             instance._objects.put(f"backups/1/2999-01-{day}T000000Z.tar.gz", b"of a clock that was ahead")
-        instance._metadata_backups = 2
+        instance._durability.metadata_backups = 2
         for _ in range(2):
             instance.maintain(once=True)
             assert metadata_backups.find(instance._objects, None).byte_count > 1_000
@@ -140,14 +140,14 @@ def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
         raise OSError(28, "No space left on device")
 
     with dm.local(tmp_path / "lake") as instance:
-        works, instance._base_backup = instance._base_backup, fail
+        works, instance._durability.base_backup = instance._durability.base_backup, fail
         for _ in range(2):
             done = instance.maintain(once=True)
         assert done.failed == 0
         [last] = [one for one in instance.rounds() if one.kind == KIND]
         assert "No space left" in str(last.error)
         assert last.well_at is None
-        instance._base_backup = works
+        instance._durability.base_backup = works
         query(instance._supplier, "update instance_round set ended_at = ended_at - interval '1 hour'")
         instance.maintain(once=True)
         assert [one.error for one in instance.rounds() if one.kind == KIND] == [None]

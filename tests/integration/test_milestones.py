@@ -91,8 +91,8 @@ def test_a_postgres_that_is_put_back_is_a_copy(
         add(instance, 1)
         context = instance.table("t")._context
         attempt = context.attempts.begin(context.table)
-        assert instance._base_backup is not None
-        instance._base_backup(tar)
+        assert instance._durability.base_backup is not None
+        instance._durability.base_backup(tar)
         instance._objects.put(attempt.object_name("root"), b"committed later")
         add(instance, 2)
         before = files(lake / "objects" / "data")

@@ -177,7 +177,7 @@ def test_what_another_timeline_wrote_is_quarantined(
         for name in others:
             (objects / name).unlink()
         for check in checks(
-            instance._supplier, instance._catalog, instance._objects, instance._known
+            instance._supplier, instance._catalog, instance._objects, instance._durability.known
         ).values():
             check()
         code, out, _ = cli("check", "--dsn", copy, "--objects", url)

@@ -150,7 +150,7 @@ def test_maintenance_measures_payloads_jobs_and_indexes(
         lines = [line for line in metrics.read_text().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
-    instance._cool_payloads = lambda: None  # type: ignore[method-assign]  # for a day that waits
+    instance._durability.cool_payloads = lambda: None  # type: ignore[method-assign]  # for a day that waits
     found = measured()
     assert found["dormouse_payload_backlog_days"] == 1
     assert found['dormouse_payload_days{state="open"}'] >= 1
@@ -163,7 +163,7 @@ def test_maintenance_measures_payloads_jobs_and_indexes(
     assert found['dormouse_jobs_ended{kind="fails",state="COMPLETE"}'] == 0
     assert found['dormouse_jobs_ended{kind="of_others",state="CANCELLED"}'] == 1
     assert found['dormouse_row_index_versions_behind{table="staff"}'] == 0
-    del instance._cool_payloads
+    del instance._durability.cool_payloads
     instance.payloads.maintain()
     rows.change([dm.Insert([{"n": 2}]), dm.Insert([{"n": 3}])])
     query(instance._supplier, "delete from job where job_id is not null")

@@ -14,6 +14,7 @@ from dormouse.api.instance import Instance
 from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitOutcomeUnknown, InvalidData, ObjectNotFound, RowLockLost
 from dormouse.jobs import JobStore, Progress
+from dormouse.jobs.claims import roll
 from dormouse.jobs.job import upload_name
 from dormouse.objects.folder import FolderStore
 from dormouse.state.files.holds import held
@@ -125,7 +126,7 @@ def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes
     instance.objects.delete(foreign)
     with instance._supplier.connection() as conn:
         conn.execute("update ended_job set ended_at = ended_at - interval '31 days'")
-    instance._roll_jobs()
+    roll(instance._supplier)
     instance.jobs.expire(30)
     assert sent(instance) == [new]
 

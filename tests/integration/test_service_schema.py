@@ -14,7 +14,7 @@ from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import dormouse as dm
-from dormouse.service import create_app
+from dormouse.service.app import create_app
 from dormouse.settings.service import load_service_settings
 from tests.serving import serving, stand_in
 

@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse.service import check, protocol
+from dormouse.service import protocol
 from dormouse.service.protocol import connections_possible
+from dormouse.service.supervisor import check
 from dormouse.settings.service import load_service_settings
 from tests.serving import connected, eventually, http_get, serving, stand_in
 

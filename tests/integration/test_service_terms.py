@@ -20,7 +20,7 @@ from dormouse.rows.csv_preview import preview_csv
 from dormouse.service import rows
 from dormouse.service.app import create_app
 from dormouse.service.declared import Served
-from dormouse.service.terms import Place, Right, served
+from dormouse.service.security import Place, Right, served
 from dormouse.settings.service import load_service_settings
 from dormouse.sources.rows_csv_reader import CsvFormat
 from tests.serving import SECONDS_MAX, connected, eventually, http_get, http_post, serving, stand_in

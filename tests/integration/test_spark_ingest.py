@@ -31,9 +31,8 @@ from dormouse.sources.data_files import find_files
 from dormouse.sources.source_files import prepared, read_file
 from dormouse.spark import ingest, shuffle
 from dormouse.spark.frames import rows_at
-from dormouse.spark.ingest import ingest_with_spark, split_points
+from dormouse.spark.ingest import TASK_ROWS_DRAWN, Draw, ingest_with_spark, split_points
 from dormouse.spark.shuffle import keys_of_partitions
-from dormouse.spark.split_points import TASK_ROWS_DRAWN, Draw
 from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
 from tests.small_tables import made

@@ -17,7 +17,7 @@ from benchmarks.sql.__main__ import TPCH
 from benchmarks.sql.lake import TABLES
 from benchmarks.sql.sides import duckdb_connection, rows_of, same
 from dormouse.cli import program
-from dormouse.demo.lineitem import generator
+from dormouse.demo.datasets import generator
 
 SCALE = "0.01"
 DAY = date(1995, 6, 1)

@@ -13,9 +13,8 @@ from moto.rds.models import rds_backends
 
 from dormouse.aws import destroy as destruction
 from dormouse.aws.aws import Aws
-from dormouse.aws.destroy import destroy, doomed
+from dormouse.aws.destroy import Listed, destroy, doomed, wind_down
 from dormouse.aws.pause import pause
-from dormouse.aws.wind_down import Listed, wind_down
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
 from dormouse.settings.config_file import parse
@@ -272,7 +271,7 @@ def deployed_stacks(monkeypatch: pytest.MonkeyPatch) -> Deployed:
     stacks = [{"StackName": f"dormouse-dev-{name}", "StackStatus": "CREATE_COMPLETE"} for name in found]
     monkeypatch.setattr(destruction, "stacks_of", lambda aws, instance_id: iter(stacks))
     monkeypatch.setattr(
-        destruction, "_resources", lambda aws, stack: found[stack.removeprefix("dormouse-dev-")]
+        destruction, "_stack_resources", lambda aws, stack: found[stack.removeprefix("dormouse-dev-")]
     )
     return deployed
 

@@ -55,7 +55,7 @@ def test_a_worker_of_a_service_that_cannot_start_says_so_as_its_command_was_aske
 ) -> None:
     """The command line with `--json` is not its own."""
     session = Session(instance=tmp_path / "none", as_json=True)
-    monkeypatch.setattr("dormouse.service.worker_given", lambda: (session, ServiceSettings()))
+    monkeypatch.setattr("dormouse.service.supervisor.worker_given", lambda: (session, ServiceSettings()))
     monkeypatch.setattr(serve, "_log_to_stderr", lambda: None)
     with pytest.raises(SystemExit) as ended:
         serve.serve_as_worker()

@@ -10,9 +10,17 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.cost import hourly
-from dormouse.aws.month import QUERY_ENDPOINTS, Assumptions, Estimate, alarm_count, estimate, key_count
-from dormouse.aws.prices import known_regions, prices_of
+from dormouse.aws.cost import (
+    QUERY_ENDPOINTS,
+    Assumptions,
+    Estimate,
+    alarm_count,
+    estimate,
+    hourly,
+    key_count,
+    known_regions,
+    prices_of,
+)
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import load, parse
 from dormouse.settings.resources import (

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.service.bodies import parse_json
+from dormouse.service.declared import parse_json
 
 KEPT = (
     "0.1",

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.service.making import WHOLE_BYTES_MAX, Making
-from dormouse.service.work import Piece
+from dormouse.service.work import WHOLE_BYTES_MAX, Making, Piece
 
 
 def test_an_error_that_comes_when_nobody_waits_any_more_is_not_reported() -> None:

@@ -20,7 +20,7 @@ from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 from dormouse.rows.changes import parse_changes
 from dormouse.rows.columns import TYPES, Column, check_columns, text_value, value_of
 from dormouse.rows.values import array_of, of_text, to_python, with_default
-from dormouse.service.bodies import parse_json
+from dormouse.service.declared import parse_json
 from dormouse.sources.rows_csv_reader import CsvFormat
 
 ZONE = timezone(timedelta(hours=2))

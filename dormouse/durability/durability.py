@@ -1,0 +1,320 @@
+"""What keeps an instance from losing anything: who may write, checks, backups, adoption, maintenance."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import chain
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+from dormouse.durability.incarnations import FOLDER as OWNER_FOLDER
+from dormouse.durability.maintaining import InstanceRounds
+from dormouse.durability.ownership import Ownership
+from dormouse.errors import (
+    CheckFailed,
+    DormouseError,
+    InstanceReadOnly,
+    InvalidInput,
+    MaintenanceTakenOver,
+    ObjectStoreError,
+    TableNotFound,
+)
+from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.store import GuardedStore
+from dormouse.postgres import ConnectionSupplier
+from dormouse.postgres.leases import clock_jumps
+from dormouse.settings import Settings
+from dormouse.state.catalog import Catalog
+from dormouse.state.files import removal_log
+from dormouse.state.files.attempts import WriteAttempts
+from dormouse.state.files.holds import Hold, holds, release
+
+if TYPE_CHECKING:
+    from dormouse.durability.backups import Backup
+    from dormouse.durability.checking import CheckReport
+    from dormouse.durability.maintaining import Maintained, Maintenance, Number
+    from dormouse.durability.orphans import DeletedOrphans, Known, Orphans
+    from dormouse.payloads import PayloadStore
+
+logger = logging.getLogger(__name__)
+Rounds = Callable[[], Mapping[str, Callable[[], object]]]
+"""Gives work by its kind."""
+
+KEEP_DAYS_MAX = 36_500
+PAYLOAD_SECONDS_MAX = 600.0
+"""For so long an hour `maintain` cools payloads down, and keeps tables waiting."""
+
+NO_TABLE = 0
+"""What `WriteAttempts.collect_abandoned` finds for it is of tables that are gone."""
+
+
+class Durability:
+    """The durability of one instance. `api.Instance` describes the methods of the same names."""
+
+    def __init__(
+        self,
+        supplier: ConnectionSupplier,
+        objects: ObjectStore,
+        settings: Settings,
+        read_only: bool,
+        base_backup: Callable[[Path], None] | None,
+        payloads: Callable[[], PayloadStore],
+    ) -> None:
+        self._supplier = supplier
+        self._payloads = payloads
+        self._payload_retention_days = settings.payload_retention_days
+        self.base_backup = base_backup
+        self.metadata_backups = settings.metadata_backups
+        self.read_only = read_only
+        self.refusal: InstanceReadOnly | None = None
+        self.ownership = Ownership(supplier, objects)
+        self.objects = GuardedStore(objects, self._deleting)
+        self.attempts = WriteAttempts(supplier, self.objects)
+        self.catalog = Catalog(supplier, self.attempts)
+
+    def open(self, *, writers_are_dead: bool) -> bool:
+        """Checks that database and object store belong together; returns whether this process may write."""
+        is_standby = self._supplier.is_standby()
+        if is_standby or self.read_only:
+            self.read_only = True
+            self.refusal = self.ownership.look(self.catalog.instance_id())
+            if is_standby:
+                self._supplier.forbid_writes()  # else each that is tried looks for the primary
+                why = "the database is a standby, which only takes reads: open the primary to change anything"
+                self.refusal = self.refusal or InstanceReadOnly(why)
+            return False
+        self.refusal = self.ownership.open(self.catalog.instance_id(), starts=writers_are_dead)
+        if self.refusal is not None:
+            logger.warning("%s", self.refusal)
+            self.read_only = True
+            self._supplier.forbid_writes()
+            return False
+        if writers_are_dead:
+            self.attempts.abandon_all()
+        with suppress(ObjectStoreError):  # a user that may not delete objects may still read and add
+            self.attempts.collect_abandoned(NO_TABLE)
+        self.objects.sweep_staging()
+        removal_log.roll(self._supplier)
+        return True
+
+    def check_writable(self) -> None:
+        """Raises `InstanceReadOnly` when nothing may be written."""
+        if self.refusal is not None:
+            raise self.refusal
+        if self.read_only:
+            raise InstanceReadOnly(
+                "the instance was opened read-only; open it without read_only to change it"
+            )
+        self.ownership.check()
+
+    @contextmanager
+    def _deleting(self) -> Iterator[None]:
+        if self.refusal is not None:
+            raise self.refusal
+        with self.ownership.deleting():
+            yield
+
+    def backup(
+        self,
+        target: str | os.PathLike[str],
+        since: str | None,
+        despite_damage: bool,
+        progress: Callable[[int, int | None], object],
+    ) -> Backup:
+        from dormouse.durability.backing_up import back_up
+
+        self.check_writable()
+        if self.base_backup is None:
+            raise InvalidInput(
+                "backup is for an instance in a folder: of your own PostgreSQL take its own backups, of a "
+                "deployed instance Aurora's"
+            )
+        store = open_store(target)
+        mine, place = self.objects.local_path(OWNER_FOLDER), store.local_path(OWNER_FOLDER)
+        if mine is not None and place is not None and _is_below(place, mine.parent.parent):
+            raise InvalidInput(
+                f"{store.url} is in the instance's own folder, and is lost with it: give another"
+            )
+        return back_up(
+            self._supplier,
+            self.catalog,
+            self.objects,
+            store,
+            self.base_backup,
+            since=since,
+            despite_damage=despite_damage,
+            progress=progress,
+        )
+
+    def maintain(
+        self,
+        tables: Callable[[], Sequence[Maintained]],
+        daily: Rounds,
+        numbers: Callable[[], Iterable[Number]],
+        once: bool,
+        stop: Event | None,
+        cycle_seconds: float,
+        tell: Callable[[str], object],
+        metrics: Path | None,
+    ) -> Maintenance:
+        """`daily` gives what else is done once a day; `numbers` are more of the instance, for Prometheus."""
+        from dormouse.durability import metadata_backups, shares
+        from dormouse.durability.maintaining import Maintainer
+        from dormouse.payloads import upkeep
+
+        self.check_writable()
+        kept: dict[str, Callable[[], object]] = {}
+        if (base_backup := self.base_backup) is not None and self.metadata_backups:
+            kept[metadata_backups.KIND] = lambda: metadata_backups.take(
+                self._supplier,
+                self.objects,
+                self.ownership.number,
+                base_backup,
+                keep=self.metadata_backups,
+            )
+
+        def each_day() -> Mapping[str, Callable[[], object]]:
+            checks = shares.checks(self._supplier, self.catalog, self.objects, self.known)
+            return {**kept, **checks, **daily()}
+
+        def after_cycle(done: Maintenance) -> None:
+            from dormouse.durability.maintaining import payload_numbers, write_metrics
+
+            if metrics is not None:
+                every = chain(payload_numbers(self._payloads()), numbers())
+                rounds = InstanceRounds(self._supplier).read()
+                write_metrics(metrics, (one.status() for one in tables()), rounds, done, every)
+
+        def hourly() -> Mapping[str, Callable[[], object]]:
+            return {upkeep.KIND: self.cool_payloads}
+
+        maintainer = Maintainer(self._supplier, tables, each_day, hourly, tell, after_cycle)
+        try:
+            maintainer.run(Event() if stop is None else stop, once=once, cycle_seconds=cycle_seconds)
+        except MaintenanceTakenOver as error:
+            error.report = maintainer.done
+            raise
+        return maintainer.done
+
+    def cool_payloads(self) -> None:
+        self._payloads().maintain(
+            seconds_max=PAYLOAD_SECONDS_MAX, retention_days=self._payload_retention_days
+        ).check()
+
+    def check(
+        self,
+        deep: bool = False,
+        table: str | None = None,
+        progress: Callable[[int, int | None], object] | None = None,
+        after: str | None = None,
+        finished: Callable[[str], object] = lambda table: None,
+    ) -> CheckReport:
+        from dormouse.durability.checking import Checker
+
+        tables = self.catalog.tables() if table is None else [self.catalog.get(table)]
+        if after is not None:
+            tables = [one for one in tables if one.name > after]
+        checker = Checker(
+            self._supplier,
+            self.objects,
+            self.known,
+            adopted=self._adopted,
+            deep=deep,
+            notes=deep and not self.read_only,
+            progress=progress,
+        )
+        report = checker.run(tables, rest=table is None, finished=finished)
+        if table is not None and tables and not report.tables:
+            raise TableNotFound.gone(table)
+        return replace(report, clock_jumps=tuple(clock_jumps(self._supplier)))
+
+    def accept_differences(self, table: str) -> int:
+        from dormouse.state.files.store import FileReferenceStore
+
+        self.check_writable()
+        store = FileReferenceStore(self._supplier, self.catalog.get(table))
+        store.totals.count_again()
+        return store.differences.accept()
+
+    def orphans(self, older_than: timedelta) -> Orphans:
+        from dormouse.durability.orphans import Orphans
+
+        return Orphans(self.objects, self.known, self._adopted, older_than)
+
+    def delete_orphans(
+        self, older_than: timedelta, progress: Callable[[int, int | None], object]
+    ) -> DeletedOrphans:
+        self.check_writable()
+        missing = [one for one in self.check().problems if one.kind == "object_missing"]
+        if missing:
+            raise CheckFailed(missing, "nothing is deleted, as orphans may be the last copy of these rows")
+        return self.orphans(older_than).delete(progress)
+
+    @property
+    def _adopted(self) -> int:
+        """The incarnation before which another timeline may have written."""
+        # to a copy, whatever it does not know may be the owner's
+        is_copy = self.ownership.look(self.catalog.instance_id()) is not None
+        return sys.maxsize if is_copy else self.ownership.adopted
+
+    @property
+    def known(self) -> Known:
+        from dormouse.durability.orphans import Known
+
+        return Known(self._supplier, self.catalog, self.attempts)
+
+    def adopt(self, keep_days: float, wait_seconds: float, force: bool, tell: Callable[[str], object]) -> int:
+        if self.refusal is None and self.ownership.completed is not None:
+            self._recover_payloads(tell)
+            return self.ownership.completed
+        if self.refusal is None:
+            raise InvalidInput(f"this database owns {self.objects.url} already: there is nothing to adopt")
+        if not 0 <= keep_days <= KEEP_DAYS_MAX:
+            raise InvalidInput(f"keep_days must be from 0 to {KEEP_DAYS_MAX:,}, not {keep_days!r}")
+        if wait_seconds < 0:
+            raise InvalidInput(f"wait_seconds must be 0 or more, not {wait_seconds!r}")
+        instance_id = self.catalog.instance_id()
+        self._supplier.forbid_writes(forbidden=False)
+        try:
+            number = self.ownership.adopt(
+                instance_id, keep_days=keep_days, wait_seconds=wait_seconds, force=force, tell=tell
+            )
+            self.refusal = self.ownership.look(instance_id)
+            if self.refusal is not None:
+                raise self.refusal
+        except BaseException:
+            self._supplier.forbid_writes()
+            raise
+        self.read_only = False
+        self._recover_payloads(tell)
+        return number
+
+    def _recover_payloads(self, tell: Callable[[str], object]) -> None:
+        """Leads pointers of payloads to objects that the owner of before has left; the adoption has ended."""
+        try:
+            lines = self._payloads().recover()
+        except DormouseError as error:
+            lines = [f"objects of payloads were not looked for, maintenance does it later: {error}"]
+        for line in lines:
+            tell(line)
+
+    def holds(self) -> list[Hold]:
+        return [one for one in holds(self._supplier) if not one.is_of_history]
+
+    def release(self, holder: str) -> None:
+        self.check_writable()
+        names = [one.holder for one in self.holds()]
+        if holder not in names or not release(self._supplier, holder):
+            known = ", ".join(map(repr, names)) or "none"
+            raise InvalidInput(f"nothing is held by {holder!r}; there are: {known}")
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
