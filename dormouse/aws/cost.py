@@ -1,16 +1,377 @@
-"""What an hour of a deployed instance costs, as it is now."""
+"""What an instance costs: a month by its settings, before it is deployed, and an hour as it runs now.
+
+Prices come from prices.toml beside this file, not from the network; the use made of the instance from
+`Assumptions`. Nothing is counted for NAT gateways, as a deployment has none, nor for interface endpoints but
+those of the query service and of the host for access.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from dormouse.aws.month import PROXY_ACU_LEAST
-from dormouse.aws.prices import HOURS_MONTH, Prices, known_regions, prices_of, vcpus
+from dormouse.errors import InvalidInput
+from dormouse.settings.database import FREE_DISK_GB, EmrServerlessCompaction, ServerlessDatabase
+from dormouse.settings.deployment import ACCESS_HOST, DISK_GB, DeploymentSettings
 from dormouse.settings.resources import Resources
 
-ARCHITECTURE = "arm64"
+HOURS = 730
+"""Of a month."""
+
+EMR_OF_FARGATE = 1.3
+"""What EMR Serverless costs by the price of Fargate: see prices.toml."""
+
+LIVE_ARCHITECTURE = "arm64"
 """An instance does not tell its own; on x86_64 the same costs about a quarter more."""
+
+ACU_LEAST, PROXY_ACU_LEAST = 0.5, 8
+"""The least capacity of a database that is awake, and the least that a proxy is paid for."""
+
+STARTED_HOURS = HOURS / (7 * 24) * 0.5
+"""AWS starts a stopped cluster after seven days; it is awake half an hour until it is stopped again."""
+
+QUERY_ENDPOINTS, ACCESS_ENDPOINTS = 4, 2
+"""Two of ECR, CloudWatch Logs and Secrets Manager; two of Session Manager; each in one zone."""
+
+METRICS = 15
+"""Metrics that lambdas write, a lambda and instance."""
+
+# How much of a `large` a size is; `metal` is priced by family, which the file does not have.
+_LARGES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2} | {
+    f"{n}xlarge": 2 * n for n in range(2, 99)
+}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """USD by the names of prices.toml, in which the unit stands last."""
+
+    date: date
+    source: str
+    usd: Mapping[str, float]
+    """What the region charges for everything that no instance is of."""
+
+    aurora_large_hour: Mapping[str, float]
+    """By family of instances, in us-east-1."""
+
+    ec2_xlarge_hour: Mapping[str, float]
+    """By family of instances, in us-east-1."""
+
+    def __getitem__(self, name: str) -> float:
+        return self.usd[name]
+
+    def aurora_hour(self, instance_class: str) -> float | None:
+        """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
+        family, _, size = instance_class.removeprefix("db.").partition(".")
+        usd = self.aurora_large_hour.get(family, 0.0) * _LARGES.get(size, 0) * self["aurora_instance_factor"]
+        return usd or None
+
+    def ec2_hour(self, instance_type: str, *, with_emr: bool = True) -> float | None:
+        """Of the instance, with EMR on it or without; None when the file has no price of it."""
+        family, _, size = instance_type.removeprefix("db.").partition(".")
+        usd = self.ec2_xlarge_hour.get(family, 0.0) * _LARGES.get(size, 0) / 2 * self["ec2_factor"]
+        return usd * (1 + with_emr * self["emr_share_of_ec2"]) or None
+
+    @property
+    def access_hour(self) -> float:
+        """Of the host for access with its disk, without endpoints."""
+        return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + DISK_GB * self["ebs_gb_month"] / HOURS
+
+    def emr_hour(self, architecture: str, vcpu: float = 1, gb: float = 4) -> float:
+        """Of EMR Serverless; 4 GB go with a vCPU."""
+        kind = "arm" if architecture == "arm64" else "x86"
+        return vcpu * self[f"emr_{kind}_vcpu_hour"] + gb * self[f"emr_{kind}_gb_hour"]
+
+    def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
+        """Of a task, without its disk; `cpu` is in units of which a vCPU has 1,024."""
+        return self.emr_hour(architecture, cpu / 1_024, memory_mb / 1_024) / EMR_OF_FARGATE
+
+
+@cache
+def _content() -> dict[str, Any]:
+    return tomllib.loads(files("dormouse.aws").joinpath("prices.toml").read_text("utf-8"))
+
+
+def prices_of(region: str) -> Prices:
+    """The prices of a region; raises InvalidInput with the regions that are known."""
+    content = _content()
+    if region not in content["regions"]:
+        raise InvalidInput(
+            f"there are no prices of the region {region}: they are known of {', '.join(known_regions())}; "
+            "name one of these with --region for an estimate"
+        )
+    families = {name: content[name] for name in ("aurora_large_hour", "ec2_xlarge_hour")}
+    return Prices(**content["about"], usd=content["everywhere"] | content["regions"][region], **families)
+
+
+def known_regions() -> list[str]:
+    return list(_content()["regions"])
+
+
+def vcpus(instance: str) -> int:
+    """The virtual CPUs of an instance of this size: 4 of `r8g.xlarge`."""
+    return max(2, round(2 * _LARGES.get(instance.rpartition(".")[2], 1)))
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What is made of the instance in a month; each is an option of `dormouse cost`."""
+
+    requests_million: float = 1.0
+    """Commit requests a month, in millions."""
+    data_gb: float = 1_000.0
+    """Data in the object store."""
+    rewritten: float = 1.0
+    """How often in a month compactions and deletions replace the data; 1: all of it once."""
+    payload_gb: float = 0.0
+    """Payloads in the object store."""
+    database_gb: float = 20.0
+    """The state in the database."""
+    row_index_gb: float = 10.0
+    """Indexes of row tables, in clusters of their own if there are such."""
+    io_per_request: float = 20.0
+    """Reads and writes of the database's storage for a commit request."""
+    load: float = 0.25
+    """The average share of the range from min_acu to max_acu that a database which is awake takes."""
+    awake: float = 0.25
+    """The share of the month in which a database that pauses itself is awake."""
+    run_hours: float = 60.0
+    """Hours a month in which Spark runs."""
+    run_share: float = 0.5
+    """The average share of the most vCPUs or instances that a run takes."""
+    log_gb: float = 5.0
+    """Logs written a month, with the flow log."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            is_share = name in {"load", "awake", "run_share"}
+            if not 0 <= value < float("inf") or (is_share and value > 1):
+                most = "1" if is_share else "any finite number"
+                raise InvalidInput(f"{name} = {value:g}: it must be 0 to {most}")
+
+
+@dataclass(frozen=True)
+class Line:
+    """USD a month of one resource; `auto_paused` is None where the database does not pause itself."""
+
+    stack: str
+    resource: str
+    running: float
+    auto_paused: float | None
+    paused: float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    region: str
+    prices_of: str
+    source: str
+    assumptions: Assumptions
+    lines: tuple[Line, ...]
+    unpriced: tuple[str, ...]
+    """Instance classes that the price file does not have; they count as nothing."""
+
+    @property
+    def running(self) -> float:
+        return sum(line.running for line in self.lines)
+
+    @property
+    def auto_paused(self) -> float | None:
+        return _sum([line.auto_paused for line in self.lines])
+
+    @property
+    def paused(self) -> float:
+        return sum(line.paused for line in self.lines)
+
+
+def estimate(settings: DeploymentSettings, region: str | None, assumptions: Assumptions) -> Estimate:
+    """A month: running, with a database that pauses itself meanwhile, and paused by `dormouse pause`.
+
+    Raises InvalidInput for a region whose prices are not known, or when none is given.
+    """
+    region = region or settings.region
+    if region is None:
+        raise InvalidInput(f"no region is given: use --region with one of {', '.join(known_regions())}")
+    month = _Month(settings, assumptions, prices_of(region))
+    month.data()
+    month.work()
+    month.services()
+    about = (region, str(month.prices.date), month.prices.source, assumptions)
+    return Estimate(*about, tuple(month.lines), tuple(month.unpriced))
+
+
+class _Month:
+    def __init__(self, settings: DeploymentSettings, assumptions: Assumptions, prices: Prices) -> None:
+        self.settings, self.assumed, self.prices = settings, assumptions, prices
+        self.lines: list[Line] = []
+        self.unpriced: list[str] = []
+
+    def add(self, stack: str, resource: str, usd: float, *, kept: bool = False) -> None:
+        """Adds a line unless it costs nothing; a paused instance pays for what is kept, too."""
+        asleep = usd if self.settings.database.pauses_itself else None
+        self.lines += [Line(stack, resource, usd, asleep, usd if kept else 0.0)] if usd else []
+
+    def priced(self, kind: str, price: float | None) -> float:
+        """Nothing for a kind of instance that has no price, which is noted."""
+        self.unpriced += [kind] if price is None else []
+        return price or 0.0
+
+    def data(self) -> None:
+        """The database, the clusters of rows, which pause themselves, and the object store."""
+        assumed, prices, gb = self.assumed, self.prices, self.assumed.database_gb
+        database, rows, requests = self.settings.database, self.settings.rows, assumed.requests_million
+        count = 1 + database.readers
+        if isinstance(database, ServerlessDatabase):
+            least = max(ACU_LEAST, database.min_acu)
+            acu = max(ACU_LEAST, database.min_acu + assumed.load * (database.max_acu - database.min_acu))
+            kind, price, proxied = (
+                f"{acu:.3g} ACU",
+                prices["acu_hour"],
+                count * database.max_acu * assumed.load,
+            )
+            proxy = max(PROXY_ACU_LEAST, proxied) * prices["proxy_acu_hour"]
+        else:
+            kind, acu, least = f"db.{database.instance_class}", 1.0, 1.0
+            price = self.priced(kind, prices.aurora_hour(kind))
+            proxy = count * vcpus(kind) * prices["proxy_vcpu_hour"]
+        usd = count * acu * price * HOURS
+        asleep = usd * assumed.awake if database.pauses_itself else None
+        what = f"Aurora, {f'{count} × ' * (count > 1)}{kind}"
+        aurora = Line("database", what, usd, asleep, count * least * price * STARTED_HOURS)
+        self.lines += [aurora] if usd else []
+        self.add("database", f"Aurora storage, {gb:g} GB", gb * prices["aurora_gb_month"], kept=True)
+        accesses = requests * assumed.io_per_request
+        self.add("database", f"Aurora I/O, {accesses:g} million", accesses * prices["aurora_io_million"])
+        # As much as the database is free; the backups of more than a day are about as large as it is.
+        usd, days = gb * prices["aurora_backup_gb_month"], database.backup_days
+        self.add("database", f"Aurora backups of {days} days", usd * (days > 1), kept=True)
+        self.add("database", "RDS Proxy", proxy * HOURS * bool(database.proxy), kept=True)
+        if rows is not None and rows.own_clusters:
+            acu, gb = rows.databases * max(ACU_LEAST, rows.max_acu * assumed.load), assumed.row_index_gb
+            usd = acu * HOURS * assumed.awake * prices["acu_hour"]
+            self.add("database", f"Aurora for rows, {acu:.3g} ACU when awake", usd)
+            usd = gb * prices["aurora_gb_month"]
+            self.add("database", f"Aurora storage for rows, {gb:g} GB", usd, kept=True)
+            what = f"Secrets Manager, master passwords of {rows.databases} clusters for rows"
+            self.add("database", what, rows.databases * prices["secret_month"], kept=True)
+        days, gb, price = self.settings.version_days, assumed.data_gb, prices["s3_gb_month"]
+        self.add("storage", f"S3, {gb:g} GB of data", gb * price, kept=True)
+        gb *= assumed.rewritten * days / 30
+        self.add("storage", f"S3, {gb:,.0f} GB that was replaced, kept for {days} days", gb * price)
+        gb = assumed.payload_gb
+        self.add("storage", f"S3, {gb:g} GB of payloads", gb * price, kept=True)
+        # A commit adds about one object, which a compaction and a query or two read.
+        request = prices["s3_put_thousand"] + 3 * prices["s3_get_thousand"]
+        self.add("storage", "S3 requests", requests * 1_000 * request)
+
+    def work(self) -> None:
+        """What applies commits, and what runs on a schedule."""
+        settings, assumed, prices = self.settings, self.assumed, self.prices
+        commit, requests, seconds = settings.commit, assumed.requests_million, HOURS * 3_600
+        is_arm, call = settings.architecture == "arm64", prices["lambda_request_million"] / 1e6
+        # Of a lambda, which takes a second.
+        mb = (prices["lambda_arm_gb_second"] if is_arm else prices["lambda_x86_gb_second"]) / 1_024
+        if commit is not None:
+            # Each message is sent, received and deleted, in tens; a mapping has five long polls of 20 s.
+            calls = requests * 3 / 10 + commit.queues * 5 * seconds / 20 / 1e6
+            what = f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}"
+            self.add("commit", what, calls * prices["sqs_request_million"])
+            batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
+            self.add("commit", f"Lambda, {batches:,.0f} batches", batches * (call + commit.memory_mb * mb))
+        for stack in ("garbage", "compaction", "maintenance"):
+            if (scheduled := getattr(settings, stack)) is not None:
+                # All but garbage collection run Spark: one lambda makes a run, another reports it.
+                runs, every = stack != "garbage", scheduled.every_minutes
+                calls = (1 + runs) * seconds / 60 / every
+                self.add(stack, f"Lambda, every {every} minutes", calls * (call + scheduled.memory_mb * mb))
+                steps = runs * (calls * 3 + assumed.run_hours * 3_600 / 30 * 2)
+                usd = steps * prices["transition_thousand"] / 1_000
+                self.add(stack, f"Step Functions, {steps:,.0f} transitions", usd)
+        if isinstance(compaction := settings.compaction, EmrServerlessCompaction):
+            used = assumed.run_hours * assumed.run_share * compaction.vcpu_max
+            usd = used * prices.emr_hour(settings.architecture)
+            self.add("compaction", f"EMR Serverless, {used:,.0f} vCPU hours", usd)
+        elif compaction is not None:
+            kind = compaction.instance_types[0]
+            hour = self.priced(kind, prices.ec2_hour(kind)) + 64 * prices["ebs_gb_month"] / HOURS
+            # The primary node comes on top; a cluster that waits for steps idles after each run.
+            nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
+            self.add("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes * hour)
+
+    def services(self) -> None:
+        """The query service with its fewest tasks, copies, the host for access, and what watches all."""
+        settings, assumed, prices, endpoint = self.settings, self.assumed, self.prices, "interface endpoints"
+        backup, audit, replaced = settings.backup, settings.audit, assumed.data_gb * assumed.rewritten
+        endpoint_month = HOURS * prices["endpoint_hour"]
+        if (query := settings.query) is not None:
+            hour = prices.fargate_hour(settings.architecture, query.cpu, query.memory_mb)
+            hour += (query.disk_gb - FREE_DISK_GB) * prices["fargate_disk_gb_hour"]
+            what = f"Fargate, {query.tasks_min} × {query.cpu / 1_024:g} vCPU, {query.memory_gb:g} GB"
+            self.add("query", what, query.tasks_min * HOURS * hour)
+            usd = HOURS * (prices["balancer_hour"] + prices["lcu_hour"])
+            self.add("query", "load balancer, with one capacity unit", usd)
+            usd = QUERY_ENDPOINTS * endpoint_month * (query.endpoints != "existing")
+            self.add("query", f"{QUERY_ENDPOINTS} {endpoint}", usd)
+            self.add("query", "private hosted zone, its name", prices["zone_month"], kept=True)
+            self.add("query", "Secrets Manager, its token", prices["secret_month"], kept=True)
+        if backup is not None:
+            # Snapshots that Aurora's own backups reach cost nothing more; those in another region are whole.
+            days, where, usd = backup.retention_days, backup.copy_region, prices["aurora_backup_gb_month"]
+            usd, older = usd * assumed.database_gb, max(0, days - settings.database.backup_days)
+            self.add("backup", f"{older} snapshots of the database", older * usd, kept=True)
+            gb = (assumed.data_gb + replaced * (settings.version_days + days) / 30) * backup.objects
+            what, price = f"AWS Backup, {gb:,.0f} GB of objects", prices["backup_s3_gb_month"]
+            self.add("backup", what, gb * price, kept=True)
+            if where is not None:
+                gb = assumed.data_gb + replaced * (days + 1) / 30
+                self.add("backup", f"S3 in {where}, {gb:,.0f} GB", gb * prices["s3_gb_month"], kept=True)
+                self.add("backup", f"{days} snapshots of the database in {where}", days * usd, kept=True)
+                gb = replaced + 30 * assumed.database_gb
+                self.add("backup", f"transfer to {where}, {gb:,.0f} GB", gb * prices["region_copy_gb"])
+        if audit is not None:
+            # An object is written and deleted for a commit, and read by a compaction and a query or two.
+            events = assumed.requests_million * (2 if audit.events == "write" else 5)
+            usd = events * 10 * prices["data_event_hundred_thousand"]
+            self.add("audit", f"CloudTrail, {events:g} million data events", usd)
+        if (access := settings.access) is not None:
+            self.add("access", f"EC2, {ACCESS_HOST} with its disk", HOURS * prices.access_hour)
+            usd = ACCESS_ENDPOINTS * endpoint_month * (access.endpoints != "existing")
+            self.add("access", f"{ACCESS_ENDPOINTS} {endpoint}", usd)
+        keys, gb = key_count(settings), assumed.log_gb
+        self.add("all", f"{keys} KMS keys", keys * prices["kms_key_month"], kept=True)
+        # Bucket keys and data key reuse leave about one request for a hundred uses.
+        self.add("all", "KMS requests", assumed.requests_million * prices["kms_request_ten_thousand"])
+        self.add("all", "Secrets Manager, the master password", prices["secret_month"], kept=True)
+        self.add("all", f"CloudWatch logs, {gb:g} GB written", gb * prices["log_gb"])
+        usd = gb * settings.database.log_days / 30 * prices["log_gb_month"]
+        self.add("all", "CloudWatch logs kept", usd, kept=True)
+        if settings.commit or settings.compaction:
+            self.add("all", f"{METRICS} CloudWatch metrics", METRICS * prices["metric_month"])
+        if settings.monitoring is not None:
+            alarms = alarm_count(settings)
+            self.add("monitoring", f"{alarms} alarms", alarms * prices["alarm_month"], kept=True)
+            self.add("monitoring", "dashboard", prices["dashboard_month"], kept=True)
+
+
+def key_count(settings: DeploymentSettings) -> int:
+    """The customer managed KMS keys of the instance."""
+    has_copy = settings.backup is not None and settings.backup.copy_region is not None
+    return 2 + (settings.monitoring is not None) + has_copy
+
+
+def alarm_count(settings: DeploymentSettings) -> int:
+    """About how many alarms the monitoring stack makes."""
+    queues = settings.commit.queues if settings.commit else 0
+    lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
+    runs = (settings.compaction, settings.maintenance)
+    parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
+    query = 5 * (settings.query is not None)
+    return 5 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
 
 
 def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[tuple[str, float | None]]:
@@ -25,65 +386,45 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
     """
     is_known = region in known_regions()
     prices = prices_of(region if is_known else known_regions()[0])
-    return [(name, usd if is_known else None) for name, usd in _lines(resources, live, prices)]
+    return [(name, usd if is_known else None) for name, usd in _hour(resources, live, prices)]
 
 
-def _lines(
+def _hour(
     resources: Resources, live: Mapping[str, Any], prices: Prices
 ) -> Iterator[tuple[str, float | None]]:
+    def times(name: str, price: float) -> float | None:
+        return None if live.get(name) is None else live[name] * price
+
+    gb_hour = prices["aurora_gb_month"] / HOURS
     if resources.database is not None:
-        yield "database", _database_hour(prices, live)
-        yield "database storage", _storage_hour(live.get("database_gb"), prices["aurora_gb_month"])
+        instances, acu = live.get("instances"), times("acu", prices["acu_hour"])
+        fixed = [one for one in instances or () if one != "db.serverless"]
+        parts = [*map(prices.aurora_hour, fixed), *([acu] if len(fixed) < len(instances or ()) else [])]
+        is_stopped = live.get("database") in ("stopped", "stopping")
+        yield "database", 0.0 if is_stopped else None if instances is None else _sum(parts)
+        yield "database storage", times("database_gb", gb_hour)
         if resources.database.proxy is not None:
-            yield "proxy", _proxy_hour(prices, live)
+            usd = sum(map(vcpus, fixed)) * prices["proxy_vcpu_hour"]
+            if len(fixed) < len(instances or ()):
+                usd = max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
+            yield "proxy", None if instances is None else usd
         if resources.database.row_clusters:
-            acu = live.get("rows_acu")
-            yield "clusters of rows", None if acu is None else acu * prices["acu_hour"]
-            yield "their storage", _storage_hour(live.get("rows_gb"), prices["aurora_gb_month"])
+            yield "clusters of rows", times("rows_acu", prices["acu_hour"])
+            yield "their storage", times("rows_gb", gb_hour)
     if resources.storage is not None:
-        yield "objects", _storage_hour(live.get("data_gb"), prices["s3_gb_month"])
+        yield "objects", times("data_gb", prices["s3_gb_month"] / HOURS)
     if resources.compaction is not None:
-        yield "runs", _runs_hour(prices, live.get("vcpus"), live.get("hosts"))
+        workers, hosts = times("vcpus", prices.emr_hour(LIVE_ARCHITECTURE)), live.get("hosts")
+        is_measured = workers is not None or hosts is not None
+        yield "runs", _sum([workers or 0.0, *map(prices.ec2_hour, hosts or ())]) if is_measured else None
     if (query := resources.query) is not None:
-        tasks, task = live.get("query_tasks"), prices.fargate_hour(ARCHITECTURE, query.cpu, query.memory_mb)
-        yield "query tasks", None if tasks is None else tasks * task
+        task = prices.fargate_hour(LIVE_ARCHITECTURE, query.cpu, query.memory_mb)
+        yield "query tasks", times("query_tasks", task)
         ways = prices["balancer_hour"] + query.endpoints * prices["endpoint_hour"]
         yield "load balancer and endpoints", 0.0 if live.get("query_sleeps") else ways
     if (access := resources.access) is not None:
-        runs = prices.access_hour + access.endpoints * prices["endpoint_hour"]
-        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else runs
-
-
-def _database_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
-    if live.get("database") in ("stopped", "stopping"):
-        return 0.0
-    instances, acu = live.get("instances"), live.get("acu")
-    if instances is None:
-        return None
-    parts = [prices.aurora_hour(one) for one in instances if one != "db.serverless"]
-    if len(parts) < len(instances):
-        parts.append(None if acu is None else acu * prices["acu_hour"])
-    return _sum(parts)
-
-
-def _proxy_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
-    instances = live.get("instances")
-    if instances is None:
-        return None
-    if "db.serverless" in instances:
-        return max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
-    return float(sum(vcpus(one) for one in instances) * prices["proxy_vcpu_hour"])
-
-
-def _runs_hour(prices: Prices, workers: float | None, hosts: list[str] | None) -> float | None:
-    if workers is None and hosts is None:
-        return None
-    usd = (workers or 0.0) * prices.emr_vcpu_hour(ARCHITECTURE)
-    return _sum([usd, *(prices.ec2_hour(host) for host in hosts or ())])
-
-
-def _storage_hour(gb: float | None, price: float) -> float | None:
-    return None if gb is None else gb * price / HOURS_MONTH
+        usd = prices.access_hour + access.endpoints * prices["endpoint_hour"]
+        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else usd
 
 
 def _sum(parts: list[float | None]) -> float | None:

@@ -15,9 +15,9 @@ from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
+    from dormouse.aws.cost import Estimate
     from dormouse.aws.destroy import Doomed
     from dormouse.aws.machine_checks import Check
-    from dormouse.aws.month import Estimate
     from dormouse.settings.deployment import DeploymentSettings
 
 BAR_CHARACTERS = 30
@@ -66,7 +66,7 @@ def cost(
 ) -> None:
     """Estimate a month of an instance: running, pausing itself, and paused. Uses no network."""
     given = locals()
-    from dormouse.aws.month import Assumptions, estimate
+    from dormouse.aws.cost import Assumptions, estimate
     from dormouse.settings import environment
 
     assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})

@@ -11,8 +11,8 @@ import pytest
 from moto import mock_aws
 from psycopg.conninfo import conninfo_to_dict
 
+from dormouse.aws.cost import Assumptions, estimate
 from dormouse.aws.keeper import keep
-from dormouse.aws.month import Assumptions, estimate
 from dormouse.aws.pause import pause, resume
 from dormouse.aws.query import sleeper_state
 from dormouse.aws.status import status

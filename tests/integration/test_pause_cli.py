@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from dormouse.aws.prices import prices_of
+from dormouse.aws.cost import prices_of
 from dormouse.aws.status import QueueState, status
 from dormouse.settings import resources
 from tests.deployed import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.month import Assumptions, Line, estimate, key_count
+from dormouse.aws.cost import Assumptions, Line, estimate, key_count
 from dormouse.errors import InvalidInput
 from dormouse.settings.config_file import parse
 
