@@ -5,262 +5,172 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dormouse.settings.config_file import load
 
-Template = Mapping[str, Any]
 Place = tuple[str, str]
 """A stack, and the logical id of a resource in it."""
 
-# what is drawn: the type's name, and the shape of its box
-SHOWN = {
-    "AWS::EC2::VPC": ("VPC", "[{}]"),
-    "AWS::EC2::VPCEndpoint": ("endpoint", "[{}]"),
-    "AWS::S3::Bucket": ("bucket", "[({})]"),
-    "AWS::RDS::DBCluster": ("Aurora PostgreSQL", "[({})]"),
-    "AWS::RDS::DBProxy": ("RDS Proxy", "[{}]"),
-    "AWS::Lambda::Function": ("lambda", "([{}])"),
-    "AWS::SQS::Queue": ("queue", "[/{}/]"),
-    "AWS::Events::Rule": ("rule", "{{{{{}}}}}"),
-    "AWS::StepFunctions::StateMachine": ("state machine", "[[{}]]"),
-    "AWS::EMRServerless::Application": ("EMR Serverless", "[{}]"),
-    "AWS::ElasticLoadBalancingV2::LoadBalancer": ("load balancer", "[{}]"),
-    "AWS::ECS::Service": ("Fargate", "([{}])"),
-    "AWS::EC2::Instance": ("host", "[{}]"),
-    "AWS::Route53::HostedZone": ("private zone", "[{}]"),
-    "AWS::SNS::Topic": ("topic", "[/{}/]"),
-    "AWS::CloudWatch::Dashboard": ("dashboard", "[{}]"),
-    "AWS::Budgets::Budget": ("budget", "[{}]"),
+# what is drawn: the shape of its box, its type and the type's name
+SHAPES = {
+    "[{}]": "EC2::VPC VPC, EC2::VPCEndpoint endpoint, RDS::DBProxy RDS Proxy, Budgets::Budget budget, "
+    "EMRServerless::Application EMR Serverless, ElasticLoadBalancingV2::LoadBalancer load balancer, "
+    "EC2::Instance host, Route53::HostedZone private zone, CloudWatch::Dashboard dashboard",
+    "[({})]": "S3::Bucket bucket, RDS::DBCluster Aurora PostgreSQL",
+    "([{}])": "Lambda::Function lambda, ECS::Service Fargate",
+    "[/{}/]": "SQS::Queue queue, SNS::Topic topic",
+    "{{{{{}}}}}": "Events::Rule rule",
+    "[[{}]]": "StepFunctions::StateMachine state machine",
 }
-COUNTED = {"AWS::CloudWatch::Alarm": "alarms", "AWS::KMS::Key": "keys", "AWS::RDS::DBInstance": "instances"}
-ROOT = Path(__file__).parents[1]
-_PAGE = """# The stacks
-
-What `config/prod.toml` deploys. `make docs` draws it from the synthesized templates, and a test compares.
-Arrows go from what calls or reads to what is called or read, as rules, state machines and policies say;
-dotted ones to where messages go that could not be handled.
-
-```mermaid
-{diagram}```
-
-Each box is a CloudFormation stack, `dormouse-<id>-<name>`. Those of `network`, `storage`, `database`,
-`migrate` and `tables` are always there, each of the others when its table is in the settings. Every function
-has a role and a log group of its own, and in the VPC a security group, which are not drawn. Stacks tell
-`dormouse pause`, `resume` and `status` what they have, in SSM parameters below `/dormouse/<id>/`.
-"""
-_HASH = re.compile(r"[0-9A-F]{8}$")
-_IN_SUB = re.compile(r"\$\{(\w+)")
+SHOWN = {
+    f"AWS::{kind}": (name, shape)
+    for shape, kinds in SHAPES.items()
+    for kind, _, name in (one.partition(" ") for one in kinds.split(", "))
+}
+COUNTED = {"AWS::CloudWatch::Alarm": "alarm", "AWS::KMS::Key": "key", "AWS::RDS::DBInstance": "instance"}
+# what a resource calls or reads is what this property refers to
+USES = {
+    "AWS::Lambda::EventSourceMapping": "FunctionName",
+    "AWS::Events::Rule": "Targets",
+    "AWS::SQS::Queue": "RedrivePolicy",
+    "AWS::StepFunctions::StateMachine": "DefinitionString",
+    "AWS::Lambda::Function": "Role",
+    "AWS::ECS::Service": "TaskDefinition",
+}
+PAGE = Path(__file__).parents[1] / "docs/reference/stacks.md"
 
 
-def draw(templates: Mapping[str, Template]) -> str:
+def draw(templates: Mapping[str, Mapping[str, Any]]) -> str:
     """Mermaid's text for the templates of an instance, by stack, in the order of their names."""
-    resources = {
-        (stack, name): resource
-        for stack, template in sorted(templates.items())
-        for name, resource in sorted(template.get("Resources", {}).items())
-    }
-    graph = _Graph(resources, _exports(templates), _parameters(templates))
+    graph = _Graph(templates)
     lines = ["flowchart LR"]
     for stack in sorted(templates):
-        lines += _box(stack, {place: one for place, one in resources.items() if place[0] == stack})
-    return "\n".join([*lines, *(f"  {line}" for line in graph.arrows())]) + "\n"
-
-
-def _box(stack: str, resources: Mapping[Place, Any]) -> Iterator[str]:
-    counts = Counter(COUNTED[one["Type"]] for one in resources.values() if one["Type"] in COUNTED)
-    shown = [(place, one) for place, one in resources.items() if one["Type"] in SHOWN]
-    if not shown and not counts:
-        return
-    yield f'  subgraph {_id(stack)}["{_short(stack)}"]'
-    for place, one in shown:
-        kind, shape = SHOWN[one["Type"]]
-        label = f'"{_label(place, kind)}"'
-        yield f"    {_id(*place)}{shape.format(label)}"
-    for what, count in sorted(counts.items()):
-        yield f'    {_id(stack, what)}["{count} {what if count > 1 else what.removesuffix("s")}"]'
-    yield "  end"
+        inside = [(name, one["Type"]) for (of, name), one in graph.resources.items() if of == stack]
+        counts = Counter(COUNTED[kind] for _, kind in inside if kind in COUNTED)
+        boxes = [(name, *SHOWN[kind]) for name, kind in inside if kind in SHOWN]
+        content = [f"    {_id(stack, name)}{shape.format(_label(name, kind))}" for name, kind, shape in boxes]
+        for what, count in sorted(counts.items()):
+            content.append(f'    {_id(stack, what + "s")}["{count} {what}{"s" * (count > 1)}"]')
+        lines += [f'  subgraph {_id(stack)}["{_id(stack)}"]', *content, "  end"] if content else []
+    arrows = {
+        (start, to, line) for start, to, line in graph.arrows() if start != to and graph.shows(start, to)
+    }
+    # a lambda that polls a queue is called by it
+    arrows -= {(to, start, line) for start, to, line in arrows if graph.kind(start) == "AWS::SQS::Queue"}
+    lines += [f"  {_id(*start)} {line} {_id(*to)}" for start, to, line in sorted(arrows)]
+    return "\n".join(lines) + "\n"
 
 
 class _Graph:
     """What refers to what; by way of roles, policies and mappings, which are not drawn."""
 
-    def __init__(
-        self,
-        resources: Mapping[Place, Any],
-        exports: Mapping[str, Place],
-        parameters: Mapping[Place, Place],
-    ) -> None:
-        self._resources = resources
-        self._exports = exports
-        self._parameters = parameters
-        self._policies: dict[Place, list[Place]] = defaultdict(list)
-        for place, one in resources.items():
-            if one["Type"] == "AWS::IAM::Policy":
-                for role in self._referred(place[0], one["Properties"].get("Roles")):
-                    self._policies[role].append(place)
+    def __init__(self, templates: Mapping[str, Mapping[str, Any]]) -> None:
+        def parts(section: str) -> dict[Place, Any]:
+            stacks = [(stack, one.get(section, {})) for stack, one in sorted(templates.items())]
+            return {(stack, name): of[name] for stack, of in stacks for name in sorted(of)}
 
-    def arrows(self) -> list[str]:
-        """A line for each pair; dotted to where what fails goes."""
-        found = set()
-        for (stack, name), one in self._resources.items():
-            for source, target, line in self._arrows_of((stack, name), one):
-                if source != target and self._is_shown(source) and self._is_shown(target):
-                    found.add((source, target, line))
-        # a lambda that polls a queue is called by it
-        found -= {(target, source, line) for source, target, line in found if self._is_polled(source)}
-        return [f"{_id(*source)} {line} {_id(*target)}" for source, target, line in sorted(found)]
+        self.resources = parts("Resources")
+        values = {
+            json.dumps(self._property(place, "Name")): place for place in self.of("AWS::SSM::Parameter")
+        }
+        told = {
+            place: values.get(json.dumps(one.get("Default"))) for place, one in parts("Parameters").items()
+        }
+        self._names = {place: value for place, value in told.items() if value}
+        """The SSM parameter behind each parameter of a template that is read from one."""
+        outputs = [(place[0], one) for place, one in parts("Outputs").items() if "Export" in one]
+        self._exports = {json.dumps(one["Export"]["Name"]): (stack, one["Value"]) for stack, one in outputs}
+        self._policies = [(one, [*self.referred(one, "Roles")]) for one in self.of("AWS::IAM::Policy")]
 
-    def _arrows_of(self, place: Place, one: Any) -> Iterator[tuple[Place, Place, str]]:
-        sources, targets, line = self._ends(place, one["Type"], one.get("Properties", {}))
-        yield from ((source, target, line) for source in sources for target in targets)
+    def kind(self, place: Place) -> str:
+        return str(self.resources.get(place, {}).get("Type"))
 
-    def _ends(
-        self, place: Place, kind: str, properties: Mapping[str, Any]
-    ) -> tuple[list[Place], list[Place], str]:
-        """From where to where arrows go because of a resource, and what they look like."""
+    def of(self, kind: str) -> list[Place]:
+        return [place for place in self.resources if self.kind(place) == kind]
 
-        def referred(value: Any) -> list[Place]:
-            return list(self._referred(place[0], value))
+    def shows(self, *places: Place) -> bool:
+        return all(self.kind(place) in SHOWN for place in places)
 
-        sources, targets = [place], list[Place]()
-        match kind:
-            case "AWS::Lambda::EventSourceMapping":
-                sources = referred(properties["EventSourceArn"])
-                targets = referred(properties["FunctionName"])
-            case "AWS::Events::Rule":
-                targets = referred([target["Arn"] for target in properties["Targets"]])
-            case "AWS::SQS::Queue":
-                targets = referred(properties.get("RedrivePolicy"))
-            case "AWS::StepFunctions::StateMachine":
-                targets = referred(properties.get("DefinitionString"))
-            case "AWS::Lambda::Function":
-                targets = list(self._used_by(place[0], properties["Role"]))
-            case "AWS::ECS::Service":
-                for task in referred(properties["TaskDefinition"]):
-                    role = self._resources[task]["Properties"]["TaskRoleArn"]
-                    targets += self._used_by(task[0], role)
-            case "AWS::ElasticLoadBalancingV2::LoadBalancer":
-                targets = self._behind(place)
-            case _ if kind.startswith("Custom::"):
-                first = referred(properties["ServiceToken"])
-                sources = [*first, *(called for one in first for called in self._called_by(one))]
-                targets = referred({**properties, "ServiceToken": None})
-        return sources, targets, "-.->" if kind == "AWS::SQS::Queue" else "-->"
+    def _property(self, place: Place, name: str) -> Any:
+        return self.resources.get(place, {}).get("Properties", {}).get(name)
 
-    def _called_by(self, function: Place) -> Iterator[Place]:
-        """The functions that a function hands its event to."""
-        for used in self._used_by(function[0], self._resources[function]["Properties"]["Role"]):
-            if used in self._resources and self._resources[used]["Type"] == "AWS::Lambda::Function":
-                yield used
+    def arrows(self) -> Iterator[tuple[Place, Place, str]]:
+        """From where to where, and the line; dotted to where what fails goes."""
+        for place, resource in self.resources.items():
+            kind, sources, targets = resource["Type"], [place], list[Place]()
+            if kind in USES:
+                targets = self._used(place, USES[kind])
+                sources = self.referred(place, "EventSourceArn") or [place]
+            elif kind == "AWS::ElasticLoadBalancingV2::LoadBalancer":  # services wait for its listeners
+                targets = [one for one in self.of("AWS::ECS::Service") if one[0] == place[0]]
+            elif kind.startswith("Custom::"):  # calls a function, which may hand its event to others
+                sources = self.referred(place, "ServiceToken")
+                called = [one for first in sources for one in self._used(first, "Role")]
+                sources += [one for one in called if self.kind(one) == "AWS::Lambda::Function"]
+                targets = [*self._in(place[0], {**resource["Properties"], "ServiceToken": None})]
+            line = "-.->" if kind == "AWS::SQS::Queue" else "-->"
+            yield from ((source, target, line) for source in sources for target in targets)
 
-    def _behind(self, balancer: Place) -> list[Place]:
-        """The services that a load balancer's stack has: they wait for its listeners."""
-        return [
-            place
-            for place, one in self._resources.items()
-            if place[0] == balancer[0] and one["Type"] == "AWS::ECS::Service"
-        ]
+    def _used(self, place: Place, name: str) -> list[Place]:
+        """What a property refers to, and what a role that it refers to may touch."""
+        found = self.referred(place, name)
+        for one in found[:]:
+            found += self._used(one, "TaskRoleArn") + self.referred(one, "Policies")
+            for policy, roles in self._policies:
+                found += self.referred(policy, "PolicyDocument") if one in roles else []
+        return found
 
-    def _used_by(self, stack: str, role_of: Any) -> Iterator[Place]:
-        """What a role may touch."""
-        for role in self._referred(stack, role_of):
-            for policy in self._policies[role]:
-                yield from self._referred(policy[0], self._resources[policy]["Properties"]["PolicyDocument"])
-            inline = self._resources[role]["Properties"].get("Policies") if role in self._resources else None
-            yield from self._referred(role[0], inline)
+    def referred(self, place: Place, name: str) -> list[Place]:
+        """The resources that a property refers to, also in other stacks."""
+        return list(self._in(place[0], self._property(place, name)))
 
-    def _referred(self, stack: str, value: Any) -> Iterator[Place]:
-        """The resources that a value refers to, also in other stacks."""
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                match key:
-                    case "Ref" if (stack, inner) in self._parameters:
-                        told = self._parameters[stack, inner]
-                        yield from self._referred(told[0], self._resources[told]["Properties"]["Value"])
-                    case "Ref":
-                        yield stack, inner
-                    case "Fn::GetAtt":
-                        yield stack, inner[0] if isinstance(inner, Sequence) else inner
-                    case "Fn::ImportValue" if isinstance(inner, str) and inner in self._exports:
-                        yield self._exports[inner]
-                    case "Fn::Sub":
-                        text = inner if isinstance(inner, str) else inner[0]
-                        yield from ((stack, name) for name in _IN_SUB.findall(text))
-                    case _:
-                        yield from self._referred(stack, inner)
-        elif isinstance(value, list):
-            for inner in value:
-                yield from self._referred(stack, inner)
-
-    def _is_polled(self, place: Place) -> bool:
-        return bool(self._resources[place]["Type"] == "AWS::SQS::Queue")
-
-    def _is_shown(self, place: Place) -> bool:
-        return place in self._resources and self._resources[place]["Type"] in SHOWN
+    def _in(self, stack: str, value: Any) -> Iterator[Place]:
+        match value:
+            case {"Ref": name} if (stack, name) in self._names:
+                yield from self.referred(self._names[stack, name], "Value")
+            case {"Ref": name} | {"Fn::GetAtt": [name, *_]} | {"Fn::GetAtt": name}:
+                yield stack, name
+            case {"Fn::ImportValue": name} if json.dumps(name) in self._exports:
+                yield from self._in(*self._exports[json.dumps(name)])
+            case {"Fn::Sub": str(text)} | {"Fn::Sub": [text, *_]}:
+                yield from ((stack, name) for name in re.findall(r"\$\{(\w+)", text))
+            case dict() | list():
+                for inner in value.values() if isinstance(value, dict) else value:
+                    yield from self._in(stack, inner)
 
 
-def _exports(templates: Mapping[str, Template]) -> dict[str, Place]:
-    """The resource behind each exported value."""
-    found = {}
-    for stack, template in templates.items():
-        for output in template.get("Outputs", {}).values():
-            name = output.get("Export", {}).get("Name")
-            if isinstance(name, str):
-                text = json.dumps(output["Value"])
-                match = re.search(r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)"', text)
-                if match:
-                    found[name] = (stack, match[1])
-    return found
-
-
-def _parameters(templates: Mapping[str, Template]) -> dict[Place, Place]:
-    """The SSM parameter behind each parameter of a template that is read from one."""
-    told = {
-        resource["Properties"].get("Name"): (stack, name)
-        for stack, template in templates.items()
-        for name, resource in template.get("Resources", {}).items()
-        if resource["Type"] == "AWS::SSM::Parameter"
-    }
-    return {
-        (stack, name): told[parameter.get("Default")]
-        for stack, template in templates.items()
-        for name, parameter in template.get("Parameters", {}).items()
-        if parameter.get("Default") in told
-    }
-
-
-def _label(place: Place, kind: str) -> str:
-    name = _HASH.sub("", place[1])
-    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
-    return f"{words} ({kind})" if kind.lower() not in words else words
+def _label(name: str, kind: str) -> str:
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", _named(name)).lower()
+    return f'"{words}"' if kind.lower() in words else f'"{words} ({kind})"'
 
 
 def _id(stack: str, *parts: str) -> str:
-    return re.sub(r"\W", "_", "_".join([_short(stack), *(_HASH.sub("", part) for part in parts)]))
+    return re.sub(r"\W", "_", "_".join([stack.rsplit("-", 1)[-1], *map(_named, parts)]))
 
 
-def _short(stack: str) -> str:
-    return stack.rsplit("-", 1)[-1]
+def _named(logical_id: str) -> str:
+    return re.sub(r"[0-9A-F]{8}$", "", logical_id)
 
 
-def page() -> str:
-    """docs/reference/stacks.md: the stacks of config/prod.toml."""
+def main() -> None:
+    """Draws config/prod.toml in docs/reference/stacks.md."""
     from stacks.assets import StubAssets
     from stacks.instance import build, new_app
-
-    with tempfile.TemporaryDirectory() as folder:
-        app = new_app(f"{folder}/out")
-        assembly = build(load(ROOT / "config/prod.toml"), assets=StubAssets(Path(folder)), app=app).synth()
-        templates = {stack.stack_name: stack.template for stack in assembly.stacks}
-    return _PAGE.format(diagram=draw(templates))
-
-
-if __name__ == "__main__":
     from stacks.node import use_bundled_node
 
     use_bundled_node()
-    (ROOT / "docs/reference/stacks.md").write_text(page(), "utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        settings = load(PAGE.parents[2] / "config/prod.toml")
+        app = new_app(f"{folder}/out")
+        assembly = build(settings, assets=StubAssets(Path(folder)), app=app).synth()
+        diagram = draw({stack.stack_name: stack.template for stack in assembly.stacks})
+    before, _, after = PAGE.read_text("utf-8").partition("```mermaid\n")
+    PAGE.write_text(f"{before}```mermaid\n{diagram}```{after.partition('```')[2]}", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

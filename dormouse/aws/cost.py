@@ -1,7 +1,7 @@
-"""What a month of an instance costs, from its settings, before it is deployed; and an hour, as it is now.
+"""What an instance costs: a month by its settings, before it is deployed, and an hour as it runs now.
 
-Prices come from prices.toml beside this file, the use made of the instance from `Assumptions`. Nothing is
-counted for NAT gateways, as a deployment has none, nor for interface endpoints but
+Prices come from prices.toml beside this file, not from the network; the use made of the instance from
+`Assumptions`. Nothing is counted for NAT gateways, as a deployment has none, nor for interface endpoints but
 those of the query service and of the host for access.
 """
 
@@ -9,45 +9,42 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from dormouse.errors import InvalidInput
 from dormouse.settings.database import FREE_DISK_GB, EmrServerlessCompaction, ServerlessDatabase
 from dormouse.settings.deployment import ACCESS_HOST, DISK_GB, DeploymentSettings
 from dormouse.settings.resources import Resources
 
-HOURS_MONTH = 730
+HOURS = 730
+"""Of a month."""
+
 EMR_OF_FARGATE = 1.3
 """What EMR Serverless costs by the price of Fargate: see prices.toml."""
 
-# How much of a `large` a size is; `metal` is priced by family, which the file does not have.
-_SIZES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2}
+LIVE_ARCHITECTURE = "arm64"
+"""An instance does not tell its own; on x86_64 the same costs about a quarter more."""
 
-SECONDS_MONTH = HOURS_MONTH * 3_600
-ACU_LEAST = 0.5
-"""The least capacity of a database that is awake."""
+ACU_LEAST, PROXY_ACU_LEAST = 0.5, 8
+"""The least capacity of a database that is awake, and the least that a proxy is paid for."""
 
-STARTS_MONTH = HOURS_MONTH / (7 * 24)
-START_HOURS = 0.5
-"""AWS starts a stopped cluster after seven days; it is awake about so long until it is stopped again."""
+STARTED_HOURS = HOURS / (7 * 24) * 0.5
+"""AWS starts a stopped cluster after seven days; it is awake half an hour until it is stopped again."""
 
-PROXY_ACU_LEAST = 8
-QUERY_ENDPOINTS = 4
-"""Two of ECR, CloudWatch Logs and Secrets Manager, each in one zone."""
+QUERY_ENDPOINTS, ACCESS_ENDPOINTS = 4, 2
+"""Two of ECR, CloudWatch Logs and Secrets Manager; two of Session Manager; each in one zone."""
 
-ACCESS_ENDPOINTS = 2
-"""Of Session Manager, each in one zone."""
-
-QUERY_ALARMS = 5
 METRICS = 15
 """Metrics that lambdas write, a lambda and instance."""
 
-ARCHITECTURE = "arm64"
-"""An instance does not tell its own; on x86_64 the same costs about a quarter more."""
+# How much of a `large` a size is; `metal` is priced by family, which the file does not have.
+_LARGES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2} | {
+    f"{n}xlarge": 2 * n for n in range(2, 99)
+}
 
 
 @dataclass(frozen=True)
@@ -70,38 +67,34 @@ class Prices:
 
     def aurora_hour(self, instance_class: str) -> float | None:
         """Of `r8g.xlarge`, with or without `db.`; None when the file has no price of it."""
-        family, size = _parts(instance_class)
-        price = self.aurora_large_hour.get(family)
-        return None if price is None or size is None else price * size * self["aurora_instance_factor"]
+        family, _, size = instance_class.removeprefix("db.").partition(".")
+        usd = self.aurora_large_hour.get(family, 0.0) * _LARGES.get(size, 0) * self["aurora_instance_factor"]
+        return usd or None
 
     def ec2_hour(self, instance_type: str, *, with_emr: bool = True) -> float | None:
         """Of the instance, with EMR on it or without; None when the file has no price of it."""
-        family, size = _parts(instance_type)
-        price = self.ec2_xlarge_hour.get(family)
-        if price is None or size is None:
-            return None
-        return price * size / 2 * self["ec2_factor"] * (1 + with_emr * self["emr_share_of_ec2"])
+        family, _, size = instance_type.removeprefix("db.").partition(".")
+        usd = self.ec2_xlarge_hour.get(family, 0.0) * _LARGES.get(size, 0) / 2 * self["ec2_factor"]
+        return usd * (1 + with_emr * self["emr_share_of_ec2"]) or None
 
     @property
     def access_hour(self) -> float:
         """Of the host for access with its disk, without endpoints."""
-        return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + (
-            DISK_GB * self["ebs_gb_month"] / HOURS_MONTH
-        )
+        return (self.ec2_hour(ACCESS_HOST, with_emr=False) or 0.0) + DISK_GB * self["ebs_gb_month"] / HOURS
 
-    def emr_vcpu_hour(self, architecture: str) -> float:
-        """Of EMR Serverless, with the 4 GB that go with a vCPU."""
-        vcpu, gb = self._emr(architecture)
-        return vcpu + 4 * gb
+    def emr_hour(self, architecture: str, vcpu: float = 1, gb: float = 4) -> float:
+        """Of EMR Serverless; 4 GB go with a vCPU."""
+        kind = "arm" if architecture == "arm64" else "x86"
+        return vcpu * self[f"emr_{kind}_vcpu_hour"] + gb * self[f"emr_{kind}_gb_hour"]
 
     def fargate_hour(self, architecture: str, cpu: int, memory_mb: int) -> float:
         """Of a task, without its disk; `cpu` is in units of which a vCPU has 1,024."""
-        vcpu, gb = self._emr(architecture)
-        return (cpu * vcpu + memory_mb * gb) / 1_024 / EMR_OF_FARGATE
+        return self.emr_hour(architecture, cpu / 1_024, memory_mb / 1_024) / EMR_OF_FARGATE
 
-    def _emr(self, architecture: str) -> tuple[float, float]:
-        kind = "arm" if architecture == "arm64" else "x86"
-        return self[f"emr_{kind}_vcpu_hour"], self[f"emr_{kind}_gb_hour"]
+
+@cache
+def _content() -> dict[str, Any]:
+    return tomllib.loads(files("dormouse.aws").joinpath("prices.toml").read_text("utf-8"))
 
 
 def prices_of(region: str) -> Prices:
@@ -122,22 +115,7 @@ def known_regions() -> list[str]:
 
 def vcpus(instance: str) -> int:
     """The virtual CPUs of an instance of this size: 4 of `r8g.xlarge`."""
-    _, size = _parts(instance)
-    return max(2, round(2 * (size or 1)))
-
-
-def _parts(instance: str) -> tuple[str, float | None]:
-    family, _, size = instance.removeprefix("db.").partition(".")
-    if size in _SIZES:
-        return family, _SIZES[size]
-    number = size.removesuffix("xlarge")
-    return family, 2.0 * int(number) if number.isdigit() else None
-
-
-@cache
-def _content() -> dict[str, Any]:
-    text = files("dormouse.aws").joinpath("prices.toml").read_text("utf-8")
-    return tomllib.loads(text)
+    return max(2, round(2 * _LARGES.get(instance.rpartition(".")[2], 1)))
 
 
 @dataclass(frozen=True)
@@ -170,12 +148,11 @@ class Assumptions:
     """Logs written a month, with the flow log."""
 
     def __post_init__(self) -> None:
-        shares = {"load", "awake", "run_share"}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not 0 <= value < float("inf") or (each.name in shares and value > 1):
-                most = "1" if each.name in shares else "any finite number"
-                raise InvalidInput(f"{each.name} = {value:g}: it must be 0 to {most}")
+        for name, value in vars(self).items():
+            is_share = name in {"load", "awake", "run_share"}
+            if not 0 <= value < float("inf") or (is_share and value > 1):
+                most = "1" if is_share else "any finite number"
+                raise InvalidInput(f"{name} = {value:g}: it must be 0 to {most}")
 
 
 @dataclass(frozen=True)
@@ -205,8 +182,7 @@ class Estimate:
 
     @property
     def auto_paused(self) -> float | None:
-        parts = [line.auto_paused for line in self.lines]
-        return None if None in parts else sum(part for part in parts if part is not None)
+        return _sum([line.auto_paused for line in self.lines])
 
     @property
     def paused(self) -> float:
@@ -222,232 +198,164 @@ def estimate(settings: DeploymentSettings, region: str | None, assumptions: Assu
     if region is None:
         raise InvalidInput(f"no region is given: use --region with one of {', '.join(known_regions())}")
     month = _Month(settings, assumptions, prices_of(region))
-    lines = tuple(line for line in month.lines() if line.running or line.paused)
-    return Estimate(
-        region, str(month.prices.date), month.prices.source, assumptions, lines, tuple(month.unpriced)
-    )
-
-
-class _Item(NamedTuple):
-    """What is paid for: how much of it a month, and USD for one."""
-
-    what: str
-    quantity: float
-    price: float
-    kept: bool = False
-    """Whether a paused instance pays for it, too."""
+    month.data()
+    month.work()
+    month.services()
+    about = (region, str(month.prices.date), month.prices.source, assumptions)
+    return Estimate(*about, tuple(month.lines), tuple(month.unpriced))
 
 
 class _Month:
     def __init__(self, settings: DeploymentSettings, assumptions: Assumptions, prices: Prices) -> None:
         self.settings, self.assumed, self.prices = settings, assumptions, prices
-        self.instances = 1 + settings.database.readers
+        self.lines: list[Line] = []
         self.unpriced: list[str] = []
 
-    def lines(self) -> Iterator[Line]:
-        yield self._aurora()
-        items = [
-            ("database", self._database()),
-            ("database", self._row_clusters()),
-            ("storage", self._storage()),
-            ("commit", self._commit()),
-            *((stack, self._scheduled(stack)) for stack in ("garbage", "compaction", "maintenance")),
-            ("compaction", self._runs()),
-            ("query", self._query()),
-            ("backup", self._backup()),
-            ("audit", self._audit()),
-            ("access", self._access()),
-            ("all", self._common()),
-        ]
-        if self.settings.monitoring is not None:
-            alarms = alarm_count(self.settings)
-            shown = _Item("dashboard", 1, self.prices["dashboard_month"], kept=True)
-            watched = _Item(f"{alarms} alarms", alarms, self.prices["alarm_month"], kept=True)
-            items.append(("monitoring", iter((watched, shown))))
-        for stack, each in items:
-            for what, quantity, price, kept in each:
-                usd = quantity * price
-                asleep = usd if self.settings.database.pauses_itself else None
-                yield Line(stack, what, usd, asleep, usd if kept else 0.0)
+    def add(self, stack: str, resource: str, usd: float, *, kept: bool = False) -> None:
+        """Adds a line unless it costs nothing; a paused instance pays for what is kept, too."""
+        asleep = usd if self.settings.database.pauses_itself else None
+        self.lines += [Line(stack, resource, usd, asleep, usd if kept else 0.0)] if usd else []
 
-    def _aurora(self) -> Line:
-        database, assumed = self.settings.database, self.assumed
-        if isinstance(database, ServerlessDatabase):
-            acu = max(ACU_LEAST, database.min_acu + assumed.load * (database.max_acu - database.min_acu))
-            least, what, price = max(ACU_LEAST, database.min_acu), f"{acu:.3g} ACU", self.prices["acu_hour"]
-        else:
-            acu, least, what = 1.0, 1.0, f"db.{database.instance_class}"
-            price = self._priced(what, self.prices.aurora_hour(what))
-        running = self.instances * acu * price * HOURS_MONTH
-        paused = self.instances * least * price * STARTS_MONTH * START_HOURS
-        times = "" if self.instances == 1 else f"{self.instances} × "
-        asleep = running * assumed.awake if database.pauses_itself else None
-        return Line("database", f"Aurora, {times}{what}", running, asleep, paused)
-
-    def _priced(self, kind: str, price: float | None) -> float:
+    def priced(self, kind: str, price: float | None) -> float:
         """Nothing for a kind of instance that has no price, which is noted."""
-        if price is None:
-            self.unpriced.append(kind)
+        self.unpriced += [kind] if price is None else []
         return price or 0.0
 
-    def _database(self) -> Iterator[_Item]:
-        database, prices, gb = self.settings.database, self.prices, self.assumed.database_gb
-        yield _Item(f"Aurora storage, {gb:g} GB", gb, prices["aurora_gb_month"], kept=True)
-        accesses = self.assumed.requests_million * self.assumed.io_per_request
-        yield _Item(f"Aurora I/O, {accesses:g} million", accesses, prices["aurora_io_million"])
-        # As much as the database is free; the backups of more than a day are about as large as it is.
-        if (days := database.backup_days) > 1:
-            yield _Item(f"Aurora backups of {days} days", gb, prices["aurora_backup_gb_month"], kept=True)
-        if database.proxy:  # which nothing takes away
-            yield _Item("RDS Proxy", HOURS_MONTH, self._proxy_hour(), kept=True)
-
-    def _row_clusters(self) -> Iterator[_Item]:
-        """They pause themselves, whatever the instance does; what they keep is there then, too."""
-        rows, prices, gb = self.settings.rows, self.prices, self.assumed.row_index_gb
-        if rows is None or not rows.own_clusters:
-            return
-        acu = rows.databases * max(ACU_LEAST, rows.max_acu * self.assumed.load)
-        hours = HOURS_MONTH * self.assumed.awake
-        yield _Item(f"Aurora for rows, {acu:.3g} ACU when awake", acu * hours, prices["acu_hour"])
-        yield _Item(f"Aurora storage for rows, {gb:g} GB", gb, prices["aurora_gb_month"], kept=True)
-        secret = f"Secrets Manager, master passwords of {rows.databases} clusters for rows"
-        yield _Item(secret, rows.databases, prices["secret_month"], kept=True)
-
-    def _proxy_hour(self) -> float:
-        database, prices = self.settings.database, self.prices
+    def data(self) -> None:
+        """The database, the clusters of rows, which pause themselves, and the object store."""
+        assumed, prices, gb = self.assumed, self.prices, self.assumed.database_gb
+        database, rows, requests = self.settings.database, self.settings.rows, assumed.requests_million
+        count = 1 + database.readers
         if isinstance(database, ServerlessDatabase):
-            acu = self.instances * database.max_acu * self.assumed.load
-            return max(PROXY_ACU_LEAST, acu) * prices["proxy_acu_hour"]
-        return self.instances * vcpus(database.instance_class) * prices["proxy_vcpu_hour"]
-
-    def _storage(self) -> Iterator[_Item]:
-        prices, assumed = self.prices, self.assumed
-        yield _Item(f"S3, {assumed.data_gb:g} GB of data", assumed.data_gb, prices["s3_gb_month"], kept=True)
-        days = self.settings.version_days
-        versions = assumed.data_gb * assumed.rewritten * days / 30
-        replaced = f"S3, {versions:,.0f} GB that was replaced, kept for {days} days"
-        yield _Item(replaced, versions, prices["s3_gb_month"])
-        payloads = assumed.payload_gb
-        yield _Item(f"S3, {payloads:g} GB of payloads", payloads, prices["s3_gb_month"], kept=True)
+            least = max(ACU_LEAST, database.min_acu)
+            acu = max(ACU_LEAST, database.min_acu + assumed.load * (database.max_acu - database.min_acu))
+            kind, price, proxied = (
+                f"{acu:.3g} ACU",
+                prices["acu_hour"],
+                count * database.max_acu * assumed.load,
+            )
+            proxy = max(PROXY_ACU_LEAST, proxied) * prices["proxy_acu_hour"]
+        else:
+            kind, acu, least = f"db.{database.instance_class}", 1.0, 1.0
+            price = self.priced(kind, prices.aurora_hour(kind))
+            proxy = count * vcpus(kind) * prices["proxy_vcpu_hour"]
+        usd = count * acu * price * HOURS
+        asleep = usd * assumed.awake if database.pauses_itself else None
+        what = f"Aurora, {f'{count} × ' * (count > 1)}{kind}"
+        aurora = Line("database", what, usd, asleep, count * least * price * STARTED_HOURS)
+        self.lines += [aurora] if usd else []
+        self.add("database", f"Aurora storage, {gb:g} GB", gb * prices["aurora_gb_month"], kept=True)
+        accesses = requests * assumed.io_per_request
+        self.add("database", f"Aurora I/O, {accesses:g} million", accesses * prices["aurora_io_million"])
+        # As much as the database is free; the backups of more than a day are about as large as it is.
+        usd, days = gb * prices["aurora_backup_gb_month"], database.backup_days
+        self.add("database", f"Aurora backups of {days} days", usd * (days > 1), kept=True)
+        self.add("database", "RDS Proxy", proxy * HOURS * bool(database.proxy), kept=True)
+        if rows is not None and rows.own_clusters:
+            acu, gb = rows.databases * max(ACU_LEAST, rows.max_acu * assumed.load), assumed.row_index_gb
+            usd = acu * HOURS * assumed.awake * prices["acu_hour"]
+            self.add("database", f"Aurora for rows, {acu:.3g} ACU when awake", usd)
+            usd = gb * prices["aurora_gb_month"]
+            self.add("database", f"Aurora storage for rows, {gb:g} GB", usd, kept=True)
+            what = f"Secrets Manager, master passwords of {rows.databases} clusters for rows"
+            self.add("database", what, rows.databases * prices["secret_month"], kept=True)
+        days, gb, price = self.settings.version_days, assumed.data_gb, prices["s3_gb_month"]
+        self.add("storage", f"S3, {gb:g} GB of data", gb * price, kept=True)
+        gb *= assumed.rewritten * days / 30
+        self.add("storage", f"S3, {gb:,.0f} GB that was replaced, kept for {days} days", gb * price)
+        gb = assumed.payload_gb
+        self.add("storage", f"S3, {gb:g} GB of payloads", gb * price, kept=True)
         # A commit adds about one object, which a compaction and a query or two read.
         request = prices["s3_put_thousand"] + 3 * prices["s3_get_thousand"]
-        yield _Item("S3 requests", assumed.requests_million * 1_000, request)
+        self.add("storage", "S3 requests", requests * 1_000 * request)
 
-    def _commit(self) -> Iterator[_Item]:
-        commit, requests = self.settings.commit, self.assumed.requests_million
-        if commit is None:
-            return
-        # Each message is sent, received and deleted, in tens; a mapping polls with five long polls of 20 s.
-        polls = commit.queues * 5 * SECONDS_MONTH / 20 / 1e6
-        queues = f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}"
-        yield _Item(queues, requests * 3 / 10 + polls, self.prices["sqs_request_million"])
-        batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
-        yield _Item(f"Lambda, {batches:,.0f} batches", batches, self._call(commit.memory_mb))
-
-    def _scheduled(self, stack: str) -> Iterator[_Item]:
-        """All but garbage collection run Spark: one lambda makes a run, another reports it."""
-        scheduled = getattr(self.settings, stack)
-        if scheduled is None:
-            return
-        runs, every = stack != "garbage", scheduled.every_minutes
-        calls = (1 + runs) * SECONDS_MONTH / 60 / every
-        yield _Item(f"Lambda, every {every} minutes", calls, self._call(scheduled.memory_mb))
-        if runs:
-            transitions = calls * 3 + self.assumed.run_hours * 3_600 / 30 * 2
-            price = self.prices["transition_thousand"] / 1_000
-            yield _Item(f"Step Functions, {transitions:,.0f} transitions", transitions, price)
-
-    def _call(self, memory_mb: int) -> float:
-        """Of a lambda, which takes a second."""
-        arm = self.settings.architecture == "arm64"
-        second = self.prices["lambda_arm_gb_second"] if arm else self.prices["lambda_x86_gb_second"]
-        return self.prices["lambda_request_million"] / 1e6 + memory_mb / 1_024 * second
-
-    def _runs(self) -> Iterator[_Item]:
-        compaction, assumed = self.settings.compaction, self.assumed
-        if compaction is None:
-            return
-        if isinstance(compaction, EmrServerlessCompaction):
+    def work(self) -> None:
+        """What applies commits, and what runs on a schedule."""
+        settings, assumed, prices = self.settings, self.assumed, self.prices
+        commit, requests, seconds = settings.commit, assumed.requests_million, HOURS * 3_600
+        is_arm, call = settings.architecture == "arm64", prices["lambda_request_million"] / 1e6
+        # Of a lambda, which takes a second.
+        mb = (prices["lambda_arm_gb_second"] if is_arm else prices["lambda_x86_gb_second"]) / 1_024
+        if commit is not None:
+            # Each message is sent, received and deleted, in tens; a mapping has five long polls of 20 s.
+            calls = requests * 3 / 10 + commit.queues * 5 * seconds / 20 / 1e6
+            what = f"SQS, {commit.queues} queue{'s' * (commit.queues > 1)}"
+            self.add("commit", what, calls * prices["sqs_request_million"])
+            batches = max(requests * 1e6 / min(commit.batch_size, 100), 1)
+            self.add("commit", f"Lambda, {batches:,.0f} batches", batches * (call + commit.memory_mb * mb))
+        for stack in ("garbage", "compaction", "maintenance"):
+            if (scheduled := getattr(settings, stack)) is not None:
+                # All but garbage collection run Spark: one lambda makes a run, another reports it.
+                runs, every = stack != "garbage", scheduled.every_minutes
+                calls = (1 + runs) * seconds / 60 / every
+                self.add(stack, f"Lambda, every {every} minutes", calls * (call + scheduled.memory_mb * mb))
+                steps = runs * (calls * 3 + assumed.run_hours * 3_600 / 30 * 2)
+                usd = steps * prices["transition_thousand"] / 1_000
+                self.add(stack, f"Step Functions, {steps:,.0f} transitions", usd)
+        if isinstance(compaction := settings.compaction, EmrServerlessCompaction):
             used = assumed.run_hours * assumed.run_share * compaction.vcpu_max
-            hour = self.prices.emr_vcpu_hour(self.settings.architecture)
-            yield _Item(f"EMR Serverless, {used:,.0f} vCPU hours", used, hour)
-            return
-        kind = compaction.instance_types[0]
-        hour = self._priced(kind, self.prices.ec2_hour(kind)) + 64 * self.prices["ebs_gb_month"] / HOURS_MONTH
-        # The primary node comes on top; a cluster that waits for steps idles after each run.
-        nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
-        yield _Item(f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes, hour)
+            usd = used * prices.emr_hour(settings.architecture)
+            self.add("compaction", f"EMR Serverless, {used:,.0f} vCPU hours", usd)
+        elif compaction is not None:
+            kind = compaction.instance_types[0]
+            hour = self.priced(kind, prices.ec2_hour(kind)) + 64 * prices["ebs_gb_month"] / HOURS
+            # The primary node comes on top; a cluster that waits for steps idles after each run.
+            nodes = 1 + max(1.0, assumed.run_share * compaction.instances_max)
+            self.add("compaction", f"EMR on EC2, {nodes:.3g} × {kind}", assumed.run_hours * nodes * hour)
 
-    def _query(self) -> Iterator[_Item]:
-        """With as many tasks as there are at least, and a load balancer that has little to do."""
-        query, prices = self.settings.query, self.prices
-        if query is None:
-            return
-        hour = prices.fargate_hour(self.settings.architecture, query.cpu, query.memory_mb)
-        hour += (query.disk_gb - FREE_DISK_GB) * prices["fargate_disk_gb_hour"]
-        size = f"{query.cpu / 1_024:g} vCPU, {query.memory_gb:g} GB"
-        yield _Item(f"Fargate, {query.tasks_min} × {size}", query.tasks_min * HOURS_MONTH, hour)
-        balancer = prices["balancer_hour"] + prices["lcu_hour"]
-        yield _Item("load balancer, with one capacity unit", HOURS_MONTH, balancer)
-        if query.endpoints != "existing":
-            ways, hours = f"{QUERY_ENDPOINTS} interface endpoints", QUERY_ENDPOINTS * HOURS_MONTH
-            yield _Item(ways, hours, prices["endpoint_hour"])
-        yield _Item("private hosted zone, its name", 1, prices["zone_month"], kept=True)
-        yield _Item("Secrets Manager, its token", 1, prices["secret_month"], kept=True)
-
-    def _backup(self) -> Iterator[_Item]:
-        """Snapshots that Aurora's own backups reach cost nothing more; copies in another region are whole."""
-        backup, prices, assumed = self.settings.backup, self.prices, self.assumed
-        if backup is None:
-            return
-        days, replaced = backup.retention_days, assumed.data_gb * assumed.rewritten
-        if (older := days - self.settings.database.backup_days) > 0:
-            gb = older * assumed.database_gb
-            price = prices["aurora_backup_gb_month"]
-            yield _Item(f"{older} snapshots of the database", gb, price, kept=True)
-        if backup.objects:
-            gb = assumed.data_gb + replaced * (self.settings.version_days + days) / 30
-            yield _Item(f"AWS Backup, {gb:,.0f} GB of objects", gb, prices["backup_s3_gb_month"], kept=True)
-        if backup.copy_region is None:
-            return
-        where, gb = backup.copy_region, assumed.data_gb + replaced * (days + 1) / 30
-        yield _Item(f"S3 in {where}, {gb:,.0f} GB", gb, prices["s3_gb_month"], kept=True)
-        gb = days * assumed.database_gb
-        price = prices["aurora_backup_gb_month"]
-        yield _Item(f"{days} snapshots of the database in {where}", gb, price, kept=True)
-        gb = replaced + 30 * assumed.database_gb
-        yield _Item(f"transfer to {where}, {gb:,.0f} GB", gb, prices["region_copy_gb"])
-
-    def _audit(self) -> Iterator[_Item]:
-        """An object is written and deleted for a commit, and read by a compaction and a query or two."""
-        if (audit := self.settings.audit) is None:
-            return
-        events = self.assumed.requests_million * (2 if audit.events == "write" else 5)
-        price = self.prices["data_event_hundred_thousand"]
-        yield _Item(f"CloudTrail, {events:g} million data events", events * 10, price)
-
-    def _access(self) -> Iterator[_Item]:
-        access, prices = self.settings.access, self.prices
-        if access is None:
-            return
-        yield _Item(f"EC2, {ACCESS_HOST} with its disk", HOURS_MONTH, prices.access_hour)
-        if access.endpoints != "existing":
-            ways, hours = f"{ACCESS_ENDPOINTS} interface endpoints", ACCESS_ENDPOINTS * HOURS_MONTH
-            yield _Item(ways, hours, prices["endpoint_hour"])
-
-    def _common(self) -> Iterator[_Item]:
-        prices, gb = self.prices, self.assumed.log_gb
-        keys = key_count(self.settings)
-        yield _Item(f"{keys} KMS keys", keys, prices["kms_key_month"], kept=True)
+    def services(self) -> None:
+        """The query service with its fewest tasks, copies, the host for access, and what watches all."""
+        settings, assumed, prices, endpoint = self.settings, self.assumed, self.prices, "interface endpoints"
+        backup, audit, replaced = settings.backup, settings.audit, assumed.data_gb * assumed.rewritten
+        endpoint_month = HOURS * prices["endpoint_hour"]
+        if (query := settings.query) is not None:
+            hour = prices.fargate_hour(settings.architecture, query.cpu, query.memory_mb)
+            hour += (query.disk_gb - FREE_DISK_GB) * prices["fargate_disk_gb_hour"]
+            what = f"Fargate, {query.tasks_min} × {query.cpu / 1_024:g} vCPU, {query.memory_gb:g} GB"
+            self.add("query", what, query.tasks_min * HOURS * hour)
+            usd = HOURS * (prices["balancer_hour"] + prices["lcu_hour"])
+            self.add("query", "load balancer, with one capacity unit", usd)
+            usd = QUERY_ENDPOINTS * endpoint_month * (query.endpoints != "existing")
+            self.add("query", f"{QUERY_ENDPOINTS} {endpoint}", usd)
+            self.add("query", "private hosted zone, its name", prices["zone_month"], kept=True)
+            self.add("query", "Secrets Manager, its token", prices["secret_month"], kept=True)
+        if backup is not None:
+            # Snapshots that Aurora's own backups reach cost nothing more; those in another region are whole.
+            days, where, usd = backup.retention_days, backup.copy_region, prices["aurora_backup_gb_month"]
+            usd, older = usd * assumed.database_gb, max(0, days - settings.database.backup_days)
+            self.add("backup", f"{older} snapshots of the database", older * usd, kept=True)
+            gb = (assumed.data_gb + replaced * (settings.version_days + days) / 30) * backup.objects
+            what, price = f"AWS Backup, {gb:,.0f} GB of objects", prices["backup_s3_gb_month"]
+            self.add("backup", what, gb * price, kept=True)
+            if where is not None:
+                gb = assumed.data_gb + replaced * (days + 1) / 30
+                self.add("backup", f"S3 in {where}, {gb:,.0f} GB", gb * prices["s3_gb_month"], kept=True)
+                self.add("backup", f"{days} snapshots of the database in {where}", days * usd, kept=True)
+                gb = replaced + 30 * assumed.database_gb
+                self.add("backup", f"transfer to {where}, {gb:,.0f} GB", gb * prices["region_copy_gb"])
+        if audit is not None:
+            # An object is written and deleted for a commit, and read by a compaction and a query or two.
+            events = assumed.requests_million * (2 if audit.events == "write" else 5)
+            usd = events * 10 * prices["data_event_hundred_thousand"]
+            self.add("audit", f"CloudTrail, {events:g} million data events", usd)
+        if (access := settings.access) is not None:
+            self.add("access", f"EC2, {ACCESS_HOST} with its disk", HOURS * prices.access_hour)
+            usd = ACCESS_ENDPOINTS * endpoint_month * (access.endpoints != "existing")
+            self.add("access", f"{ACCESS_ENDPOINTS} {endpoint}", usd)
+        keys, gb = key_count(settings), assumed.log_gb
+        self.add("all", f"{keys} KMS keys", keys * prices["kms_key_month"], kept=True)
         # Bucket keys and data key reuse leave about one request for a hundred uses.
-        requests = self.assumed.requests_million * 100 / 100
-        yield _Item("KMS requests", requests, prices["kms_request_ten_thousand"])
-        yield _Item("Secrets Manager, the master password", 1, prices["secret_month"], kept=True)
-        yield _Item(f"CloudWatch logs, {gb:g} GB written", gb, prices["log_gb"])
-        months = self.settings.database.log_days / 30
-        yield _Item("CloudWatch logs kept", gb * months, prices["log_gb_month"], kept=True)
-        if self.settings.commit or self.settings.compaction:
-            yield _Item(f"{METRICS} CloudWatch metrics", METRICS, prices["metric_month"])
+        self.add("all", "KMS requests", assumed.requests_million * prices["kms_request_ten_thousand"])
+        self.add("all", "Secrets Manager, the master password", prices["secret_month"], kept=True)
+        self.add("all", f"CloudWatch logs, {gb:g} GB written", gb * prices["log_gb"])
+        usd = gb * settings.database.log_days / 30 * prices["log_gb_month"]
+        self.add("all", "CloudWatch logs kept", usd, kept=True)
+        if settings.commit or settings.compaction:
+            self.add("all", f"{METRICS} CloudWatch metrics", METRICS * prices["metric_month"])
+        if settings.monitoring is not None:
+            alarms = alarm_count(settings)
+            self.add("monitoring", f"{alarms} alarms", alarms * prices["alarm_month"], kept=True)
+            self.add("monitoring", "dashboard", prices["dashboard_month"], kept=True)
 
 
 def key_count(settings: DeploymentSettings) -> int:
@@ -462,7 +370,7 @@ def alarm_count(settings: DeploymentSettings) -> int:
     lambdas = (settings.commit, settings.garbage, settings.pause, "show tables", "change tables")
     runs = (settings.compaction, settings.maintenance)
     parts = 2 * sum(part is not None for part in lambdas) + 4 * sum(part is not None for part in runs)
-    query = QUERY_ALARMS if settings.query is not None else 0
+    query = 5 * (settings.query is not None)
     return 5 + isinstance(settings.database, ServerlessDatabase) + 3 * queues + parts + query
 
 
@@ -478,65 +386,45 @@ def hourly(resources: Resources, live: Mapping[str, Any], region: str) -> list[t
     """
     is_known = region in known_regions()
     prices = prices_of(region if is_known else known_regions()[0])
-    return [(name, usd if is_known else None) for name, usd in _lines(resources, live, prices)]
+    return [(name, usd if is_known else None) for name, usd in _hour(resources, live, prices)]
 
 
-def _lines(
+def _hour(
     resources: Resources, live: Mapping[str, Any], prices: Prices
 ) -> Iterator[tuple[str, float | None]]:
+    def times(name: str, price: float) -> float | None:
+        return None if live.get(name) is None else live[name] * price
+
+    gb_hour = prices["aurora_gb_month"] / HOURS
     if resources.database is not None:
-        yield "database", _database_hour(prices, live)
-        yield "database storage", _storage_hour(live.get("database_gb"), prices["aurora_gb_month"])
+        instances, acu = live.get("instances"), times("acu", prices["acu_hour"])
+        fixed = [one for one in instances or () if one != "db.serverless"]
+        parts = [*map(prices.aurora_hour, fixed), *([acu] if len(fixed) < len(instances or ()) else [])]
+        is_stopped = live.get("database") in ("stopped", "stopping")
+        yield "database", 0.0 if is_stopped else None if instances is None else _sum(parts)
+        yield "database storage", times("database_gb", gb_hour)
         if resources.database.proxy is not None:
-            yield "proxy", _proxy_hour(prices, live)
+            usd = sum(map(vcpus, fixed)) * prices["proxy_vcpu_hour"]
+            if len(fixed) < len(instances or ()):
+                usd = max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
+            yield "proxy", None if instances is None else usd
         if resources.database.row_clusters:
-            acu = live.get("rows_acu")
-            yield "clusters of rows", None if acu is None else acu * prices["acu_hour"]
-            yield "their storage", _storage_hour(live.get("rows_gb"), prices["aurora_gb_month"])
+            yield "clusters of rows", times("rows_acu", prices["acu_hour"])
+            yield "their storage", times("rows_gb", gb_hour)
     if resources.storage is not None:
-        yield "objects", _storage_hour(live.get("data_gb"), prices["s3_gb_month"])
+        yield "objects", times("data_gb", prices["s3_gb_month"] / HOURS)
     if resources.compaction is not None:
-        yield "runs", _runs_hour(prices, live.get("vcpus"), live.get("hosts"))
+        workers, hosts = times("vcpus", prices.emr_hour(LIVE_ARCHITECTURE)), live.get("hosts")
+        is_measured = workers is not None or hosts is not None
+        yield "runs", _sum([workers or 0.0, *map(prices.ec2_hour, hosts or ())]) if is_measured else None
     if (query := resources.query) is not None:
-        tasks, task = live.get("query_tasks"), prices.fargate_hour(ARCHITECTURE, query.cpu, query.memory_mb)
-        yield "query tasks", None if tasks is None else tasks * task
+        task = prices.fargate_hour(LIVE_ARCHITECTURE, query.cpu, query.memory_mb)
+        yield "query tasks", times("query_tasks", task)
         ways = prices["balancer_hour"] + query.endpoints * prices["endpoint_hour"]
         yield "load balancer and endpoints", 0.0 if live.get("query_sleeps") else ways
     if (access := resources.access) is not None:
-        runs = prices.access_hour + access.endpoints * prices["endpoint_hour"]
-        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else runs
-
-
-def _database_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
-    if live.get("database") in ("stopped", "stopping"):
-        return 0.0
-    instances, acu = live.get("instances"), live.get("acu")
-    if instances is None:
-        return None
-    parts = [prices.aurora_hour(one) for one in instances if one != "db.serverless"]
-    if len(parts) < len(instances):
-        parts.append(None if acu is None else acu * prices["acu_hour"])
-    return _sum(parts)
-
-
-def _proxy_hour(prices: Prices, live: Mapping[str, Any]) -> float | None:
-    instances = live.get("instances")
-    if instances is None:
-        return None
-    if "db.serverless" in instances:
-        return max(PROXY_ACU_LEAST, live.get("acu") or 0.0) * prices["proxy_acu_hour"]
-    return float(sum(vcpus(one) for one in instances) * prices["proxy_vcpu_hour"])
-
-
-def _runs_hour(prices: Prices, workers: float | None, hosts: list[str] | None) -> float | None:
-    if workers is None and hosts is None:
-        return None
-    usd = (workers or 0.0) * prices.emr_vcpu_hour(ARCHITECTURE)
-    return _sum([usd, *(prices.ec2_hour(host) for host in hosts or ())])
-
-
-def _storage_hour(gb: float | None, price: float) -> float | None:
-    return None if gb is None else gb * price / HOURS_MONTH
+        usd = prices.access_hour + access.endpoints * prices["endpoint_hour"]
+        yield "host for access and endpoints", 0.0 if live.get("access_sleeps") else usd
 
 
 def _sum(parts: list[float | None]) -> float | None:

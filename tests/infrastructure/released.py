@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.infrastructure.reviewed import reviewed
+
 STATEFUL = {
     "AWS::Backup::BackupVault",
     "AWS::EC2::Subnet",
@@ -37,16 +39,10 @@ CHANGED_IN_PLACE = {
 }
 """What the schema calls a replacement on some conditions, of which none is ours: the cluster's instances."""
 
-CONFIGURATIONS = {
-    **{
-        one: f"test_templates/test_the_templates_are_as_reviewed[{one}]" for one in ("dev", "minimal", "prod")
-    },
-    "copied": "test_backup_stack/test_the_templates_are_as_reviewed",
-}
-"""By name the snapshot; that of `copied` has only what backups, copies and the audit add."""
+CONFIGURATIONS = ("dev", "minimal", "prod", "copied")
+"""Of `copied`, only what backups, copies and the audit add."""
 
 FILE = Path(__file__).parent / "frozen/released.json"
-SNAPSHOTS = Path(__file__).parent / "__snapshots__"
 Held = dict[str, dict[str, Any]]
 """By stack and logical id: its type, and the properties that must stay."""
 
@@ -105,9 +101,8 @@ def _references(value: Any) -> Iterator[str]:
 def main() -> None:
     """Writes the file from the snapshots, which are the templates as they were reviewed."""
     texts = []
-    for one, snapshot in CONFIGURATIONS.items():
-        templates = json.loads((SNAPSHOTS / f"{snapshot}.json").read_text("utf-8"))
-        lines = [f'  "{key}": {json.dumps(fixed)}' for key, fixed in held(templates).items()]
+    for one in CONFIGURATIONS:
+        lines = [f'  "{key}": {json.dumps(fixed)}' for key, fixed in held(reviewed(one)).items()]
         texts.append(f' "{one}": {{\n' + ",\n".join(lines) + "\n }")
     FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n", "utf-8")
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from syrupy.extensions.json import JSONSnapshotExtension
 
 from tests.assembly import Assembly, settings, synthesize
+from tests.infrastructure.reviewed import Yaml, shortened
 from tests.infrastructure.test_policies import rights
-from tests.infrastructure.test_templates import reviewable
 from tests.template import allowed, flat
 
 All = Callable[[str], Assembly]
@@ -32,7 +31,7 @@ def of(assembly: Assembly, kind: str) -> list[Any]:
 @pytest.mark.slow
 def test_its_template_is_as_reviewed(own: Assembly, snapshot: SnapshotAssertion) -> None:
     template = {"access": own.templates["access"]}
-    assert reviewable(template) == snapshot(extension_class=JSONSnapshotExtension)
+    assert shortened(template, own.id) == snapshot(extension_class=Yaml)
 
 
 @pytest.mark.slow

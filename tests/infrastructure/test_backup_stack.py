@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from syrupy.extensions.json import JSONSnapshotExtension
 
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
-from tests.infrastructure.test_templates import reviewable
+from tests.infrastructure.reviewed import Yaml, shortened
 from tests.template import DELETED, KEPT, allowed, flat, policies
 
 ACCOUNT = {"account": "123456789012", "region": "eu-central-1"}
@@ -41,9 +40,8 @@ def test_the_templates_are_as_reviewed(copied: Assembly, snapshot: SnapshotAsser
     shown = {name: copied.templates[name] for name in ("audit", "backup", "copy")}
     storage = copied.templates["storage"]["Resources"]
     replication = {name: one for name, one in storage.items() if "Replica" in json.dumps(one)}
-    assert reviewable({**shown, "storage": {"Resources": replication}}) == snapshot(
-        extension_class=JSONSnapshotExtension
-    )
+    found = shortened({**shown, "storage": {"Resources": replication}}, copied.id)
+    assert found == snapshot(extension_class=Yaml)
 
 
 def test_the_database_has_daily_snapshots_and_the_bucket_is_backed_up_at_any_moment(copied: Assembly) -> None:

@@ -20,11 +20,10 @@ from dormouse.errors import InvalidInput
 from setup import NAME, make_cdk
 from stacks.build import main as build_main
 from tests.assembly import CONFIGURATIONS, ROOT, Assembly, settings
-from tests.infrastructure.test_templates import reviewable
+from tests.infrastructure.reviewed import reviewable, reviewed
 
 EXAMPLE = ROOT / "examples/own_app"
 SITE = Path(sysconfig.get_path("purelib"))
-SNAPSHOTS = Path(__file__).parent / "__snapshots__/test_templates"
 All = Callable[[str], Assembly]
 
 
@@ -63,12 +62,6 @@ def stacks_of(folder: Path) -> dict[str, dict[str, Any]]:
         for name, one in manifest.items()
         if one["type"] == "aws:cdk:stack" or one["type"] == "aws:cloudformation:stack"
     }
-
-
-def reviewed(name: str) -> dict[str, Any]:
-    path = SNAPSHOTS / f"test_the_templates_are_as_reviewed[{name}].json"
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return found
 
 
 def named_apart_from_places(templates: dict[str, Any]) -> dict[str, Any]:

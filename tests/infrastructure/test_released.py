@@ -23,7 +23,7 @@ def test_an_upgrade_replaces_nothing_that_holds_data(
 
 def test_the_last_release_is_known_of_every_kind_that_holds_something() -> None:
     configurations = json.loads(FILE.read_text("utf-8"))
-    assert configurations.keys() == CONFIGURATIONS.keys()
+    assert configurations.keys() == set(CONFIGURATIONS)
     assert {one["Type"] for found in configurations.values() for one in found.values()} >= STATEFUL
 
 

@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from syrupy.extensions.json import JSONSnapshotExtension
 
 from tests.assembly import CONFIGURATIONS, Assembly, check
 from tests.infrastructure.released import STATEFUL
+from tests.infrastructure.reviewed import WHOLE, Yaml, applied, differences, shortened, whole
 
 FROZEN = Path(__file__).parent / "frozen"
-HASH = re.compile(r"[0-9a-f]{64}")
 All = Callable[[str], Assembly]
 
 
 @pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
-def test_the_templates_are_as_reviewed(name: str, synthesized: All, snapshot: SnapshotAssertion) -> None:
+def test_the_templates_are_as_reviewed(
+    name: str, synthesized: All, snapshot: SnapshotAssertion, request: pytest.FixtureRequest
+) -> None:
     """When a change is meant: `pytest tests/infrastructure --snapshot-update`, and review the difference."""
-    templates = synthesized(name).templates
-    assert reviewable(templates) == snapshot(extension_class=JSONSnapshotExtension)
+    found = shortened(synthesized(name).templates, name)
+    if name != WHOLE:
+        is_renewed = request.config.getoption("update_snapshots")
+        base = shortened(synthesized(WHOLE).templates, WHOLE) if is_renewed else whole()
+        changes = differences(base, found)
+        assert applied(changes, base) == found
+        found = changes
+    assert found == snapshot(extension_class=Yaml)
+
+
+def test_differences_are_as_strict_as_whole_templates() -> None:
+    """Also where Python's values are equal, in lists, and where keys have slashes."""
+    before = {"a": {"x/~y": [1, {"b": 1}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [True]}, "e": 1}
+    for after in (
+        {"a": {"x/~y": [1, {"b": 1.0}, 3], "c": "«t»"}, "RoleAAAAAAAA": {"d": [1]}, "e": True},
+        {"a": {"x/~y": [0, 1, {"b": 2}, 3, 4], "c": ["«t»"]}, "RoleBBBBBBBB": {"d": [False]}},
+        {"a": {"x/~y": [3]}, "e": {"RoleAAAAAAAA": {}}, "f": None},
+        {},
+    ):
+        changes = differences(before, after)
+        assert json.dumps(applied(changes, before), sort_keys=True) == json.dumps(after, sort_keys=True)
+    assert differences(before, before) == {}
 
 
 def test_cdk_nag_has_no_open_finding(assembly: Assembly) -> None:
@@ -94,17 +114,3 @@ def test_only_the_stacks_of_the_settings_are_there(name: str, synthesized: All) 
 
 def frozen(name: str) -> Any:
     return json.loads((FROZEN / f"{name}.json").read_text("utf-8"))
-
-
-def reviewable(templates: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Without the bootstrap's version and the hashes of what is uploaded."""
-    cleaned = {}
-    for stack, template in templates.items():
-        parameters = {
-            name: value
-            for name, value in template.get("Parameters", {}).items()
-            if name != "BootstrapVersion"
-        }
-        kept = {key: value for key, value in template.items() if key not in {"Rules", "Parameters"}}
-        cleaned[stack] = kept | ({"Parameters": parameters} if parameters else {})
-    return json.loads(HASH.sub("<hash>", json.dumps(cleaned)))

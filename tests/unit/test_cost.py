@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -30,9 +31,9 @@ from dormouse.settings.resources import (
     RunResources,
     StorageResources,
 )
+from tests.infrastructure.reviewed import reviewed
 
 CONFIG = Path(__file__).parents[2] / "config"
-TEMPLATES = Path(__file__).parents[1] / "infrastructure/__snapshots__/test_templates"
 PRICES = Path(__file__).parents[2] / "dormouse/aws/prices.toml"
 
 
@@ -54,7 +55,7 @@ def test_every_region_has_every_price_and_every_price_its_source() -> None:
         assert found.date and found.source and found.aurora_large_hour and found.ec2_xlarge_hour
         assert found.usd.keys() == prices_of("us-east-1").usd.keys()
         assert all(found.usd.values())
-    code = "".join((PRICES.parent / f"{name}.py").read_text("utf-8") for name in ("prices", "month", "cost"))
+    code = (PRICES.parent / "cost.py").read_text("utf-8")
     asked = set(re.findall(r'(?:prices|self)\["(\w+)"\]', code))
     assert len(asked) > 20 and asked <= prices_of("us-east-1").usd.keys()
     numbers = re.findall(r"^\w+ = [\d.]+\b(?!-).*$", PRICES.read_text("utf-8"), re.MULTILINE)
@@ -89,7 +90,7 @@ def test_what_is_kept_costs_the_same_in_every_state() -> None:
 def test_what_compactions_replace_costs_until_it_expires_as_the_lifecycle_says() -> None:
     """S3 keeps it as earlier versions, in the days of the template; none is made while it sleeps."""
     for name in ("dev", "prod"):
-        template = (TEMPLATES / f"test_the_templates_are_as_reviewed[{name}].json").read_text("utf-8")
+        template = json.dumps(reviewed(name))
         [days] = {int(number) for number in re.findall(r'"NoncurrentDays": (\d+)', template)}
         assert days <= {"dev": 4, "prod": 8}[name]
         found = month(name, data_gb=600, rewritten=2)
@@ -112,7 +113,7 @@ def test_an_option_that_is_off_costs_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["dev", "prod", "minimal"])
 def test_keys_alarms_and_dashboards_are_counted_as_the_templates_have_them(name: str) -> None:
-    template = (TEMPLATES / f"test_the_templates_are_as_reviewed[{name}].json").read_text("utf-8")
+    template = json.dumps(reviewed(name))
     kinds = Counter(re.findall(r'"Type": "(AWS::[\w:]+)"', template))
     settings = load(CONFIG / f"{name}.toml")
     assert key_count(settings) == kinds["AWS::KMS::Key"]
