@@ -27,6 +27,9 @@ ChangeId = Annotated[
     str | None,
     typer.Option("--id", help="The same change with the same id again changes nothing.", show_default=False),
 ]
+WaitSeconds = Annotated[
+    float, typer.Option(min=0, help="How long other changes of the table are waited for.")
+]
 FileOption = Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdin.", show_default=False)]
 
 
