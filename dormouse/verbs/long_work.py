@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
+from dormouse.api.table_parts import Engine
 from dormouse.errors import (
     CutExpired,
     DormouseError,
@@ -84,6 +85,7 @@ class IngestAsked(WorkAsked):
     table: str
     objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
     ingest_id: str | None = None
+    engine: Engine = "auto"
     evolve: Evolve | None = None
 
 
@@ -103,6 +105,7 @@ class RoundAsked(WorkAsked):
 class CompactAsked(RoundAsked):
     """A round of compaction; `full` makes each leaf one file."""
 
+    engine: Engine = "auto"
     full: bool = False
 
 
@@ -274,6 +277,7 @@ def _ingest(instance: Instance, asked: IngestAsked, progress: Progress) -> Any:
             [str(files[name]) for name in asked.objects],
             # a job that is run again, as its worker died, adds its rows once
             ingest_id=asked.ingest_id or f"job:{progress.job_id}",
+            engine=asked.engine,
             progress=progress,
             evolve=asked.evolve,
         )
@@ -319,7 +323,7 @@ def _check_object(name: str) -> None:
 def _compact(instance: Instance, asked: CompactAsked, progress: Progress) -> Any:
     return json_value(
         instance.table(asked.table).compact(
-            full=asked.full, progress=lambda done, total, _: progress(done, total)
+            engine=asked.engine, full=asked.full, progress=lambda done, total, _: progress(done, total)
         )
     )
 
