@@ -130,16 +130,8 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
 }
 
 LACKS: dict[tuple[str, str], set[str]] = {
-    # a DataFrame has no order, and Spark's own limit reads no more than it needs
-    ("query", "Spark"): {"limit", "offset", "descending", "verify"},
-    # a job runs in the process of its worker
-    ("ingest", "job"): {"engine"},
-    ("compact", "job"): {"engine"},
-    # a job waits for the index, and for locks, as long as it may run
+    # a job waits for the index as long as it may run
     ("rows.query", "job"): {"wait_seconds"},
-    **{(f"rows.{verb}", "job"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
-    **{(f"rows.{verb}", "client"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
-    **{(f"rows.{verb}", "command"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
 }
 """Options that a door lacks, and why."""
 
