@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -18,7 +18,6 @@ CSV, LATE = b"k,v\n5,e\n6,\n", b"k,v,w\n7,g,1\n"
 MARKED = b"k,v,gone\n8,,true\n9,i,false\n"
 JSON = b'[{"k": 5, "v": "e"}, {"k": 6}]'
 Make = Callable[[House, str], None]
-_numbers = itertools.count(1)
 
 
 def plain_table(house: House, name: str) -> None:
@@ -98,7 +97,7 @@ def label(case: Any) -> str:
 
 def done_by(door: Door, make: Make, verb: str, how: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the answer of a verb on a table of its own, and the table's rows then."""
-    number = next(_numbers)
+    number = uuid4().hex[:12]
     name = f"own_{number}"
     make(door.house, name)
     if "name" in how:
@@ -145,7 +144,7 @@ def test_every_door_waits_for_a_lock_as_long_as_it_was_asked_to(
     with_verb = {name: door for name, door in doors.items() if hasattr(door, verb)}
     assert {"Python", "Remote", "CommandLine"} <= with_verb.keys()
     for name, door in with_verb.items():
-        table = f"own_{next(_numbers)}"
+        table = f"own_{uuid4().hex[:12]}"
         row_table(door.house, table)
         with door.house.instance.row_table(table).locks.read():
             failed = door.ask(verb, table=table, wait_seconds=0.2, **how)
