@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import dormouse as dm
-from dormouse.api.table import Table
-from dormouse.model.types import DataType
 from dormouse.settings.lambdas import TABLE_READS
 from lambdas import tables
 from tests.aws_lambda import Context
 from tests.every_door import CommandLine, Door, Failed, Python
+from tests.support.api import Table
+from tests.support.model import DataType
 
 
 class TablesInPython(Python):

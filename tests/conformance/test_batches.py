@@ -22,9 +22,8 @@ from dormouse.errors import (
 )
 from dormouse.postgres.each import _Pipeline
 from dormouse.postgres.queries import Statement
-from dormouse.state.context import TableContext
-from dormouse.state.files.operations import Commit, CommitResult, Kind
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.operations import CommitResult, Kind
+from tests.support.state import Commit, FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -20,7 +20,7 @@ from dormouse.errors import (
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.reads import KeyBounds
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore
 
 
 @pytest.fixture(autouse=True)

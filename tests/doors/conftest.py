@@ -11,10 +11,10 @@ import pytest
 
 import dormouse as dm
 from dormouse.client import connect
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.settings.lambdas import DatabaseEnvironment
 from tests.every_door import CommandLine, Door, House, Http, Job, Python, Remote
 from tests.serving import serving
+from tests.support.reading import arrow_schema
 from tests.table_doors import Lambdas, TablesByCommand, TablesInPython
 
 FLIGHTS = dm.Schema(

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import typer.main
 
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
-from dormouse.api.table import Table
 from dormouse.cli.program import whole
 from dormouse.client import Client
 from dormouse.client.client import RemoteTable
@@ -20,6 +17,8 @@ from dormouse.datasource import options as spark_options
 from dormouse.service import documents
 from dormouse.service import documents as row_documents
 from dormouse.verbs import long_work
+from tests.support.api import Instance, Table
+from tests.support.rows import RowTable
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
 """Callables, and who makes a change: a door that is further away knows by itself."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
 from dormouse.reading import changes, table_view
@@ -17,14 +16,14 @@ from dormouse.reading.planner import QueryPlan
 from dormouse.reading.reach import Reach
 from dormouse.state.files import deletions as files_deletions
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.erasures import Erasure
 from dormouse.state.files.reads import PlannedRows
-from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction, looking
 from dormouse.writing.job_inputs import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
 from tests.machines import finds_what_is_wrong
+from tests.support.api import Instance
+from tests.support.state import Erasure, FileReferenceStore
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

@@ -15,8 +15,8 @@ from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.postgres import copied
 from dormouse.reading.deleting import DeleteReport
 from dormouse.reading.deletions import CONDITION_BYTES_MAX, condition_of
-from dormouse.reading.where import question
 from tests.serving import serving
+from tests.support.reading import question
 from tests.texts import SCHEMA, data, keys, made
 
 HOSTILE = [

@@ -6,11 +6,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.reading.deletions import condition_of, key_bounds
-from dormouse.reading.where import question
 from dormouse.writing.job_inputs import JobDeletions
+from tests.support.api import Instance, Table
+from tests.support.reading import question
 from tests.work_of import measured
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

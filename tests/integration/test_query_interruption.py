@@ -15,11 +15,11 @@ from datafusion import SessionConfig, SessionContext
 from query_lake import COUNTS, Lake
 
 from dormouse.errors import DormouseError
-from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import executor, query
+from dormouse.reading import executor
 from dormouse.reading.interruptible import interruptible
-from dormouse.reading.interruption import Interruption
+from tests.support.model import Range
+from tests.support.reading import Interruption, query
 
 WAIT_SECONDS = 60
 _names = count()

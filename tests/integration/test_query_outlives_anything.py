@@ -14,8 +14,9 @@ from outliving import EVENTS, GONE, NewLake, bag, event, key, replace_all_files
 from query_lake import Lake
 
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading import query, scan_session, streams
-from dormouse.writing.splitting import split
+from dormouse.reading import scan_session, streams
+from tests.support.reading import query
+from tests.support.writing import split
 
 _names = count()
 

@@ -17,11 +17,11 @@ from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier, opening
 from dormouse.postgres.connection import Isolation, session_conninfo
 from dormouse.postgres.opening import describe
+from tests.support.embedded import EmbeddedPostgres
 from tests.tls import CertificateAuthority, TlsFront
 
 HOST = "db.example.com"

@@ -13,8 +13,8 @@ import pytest
 import dormouse as dm
 from dormouse.service import check, protocol
 from dormouse.service.protocol import connections_possible
-from dormouse.settings.service import load_service_settings
 from tests.serving import connected, eventually, http_get, serving, stand_in
+from tests.support.settings import load_service_settings
 
 TOKEN = "s3cret-token"  # noqa: S105
 HOLDER = {"authorization": f"Bearer {TOKEN}"}

@@ -18,10 +18,10 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import DormouseError
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import LocalSession
 from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
+from tests.support.reading import Interruption
 
 NUMBERS = "range(1000000)"
 # some thousand years of counting, before there is a row

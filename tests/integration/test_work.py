@@ -12,8 +12,9 @@ import pytest
 import dormouse as dm
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectStoreError
-from dormouse.objects import ObjectStore, activity, open_store
+from dormouse.objects import activity
 from tests.commits import add
+from tests.support.objects import ObjectStore, open_store
 
 MINUTE = timedelta(minutes=1)
 

@@ -14,7 +14,7 @@ from dormouse.aws.cost import hourly
 from dormouse.aws.month import QUERY_ENDPOINTS, Assumptions, Estimate, alarm_count, estimate, key_count
 from dormouse.aws.prices import known_regions, prices_of
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import load, parse
+from dormouse.settings.config_file import load
 from dormouse.settings.resources import (
     DatabaseResources,
     QueryResources,
@@ -22,6 +22,7 @@ from dormouse.settings.resources import (
     RunResources,
     StorageResources,
 )
+from tests.support.settings import parse
 
 CONFIG = Path(__file__).parents[2] / "config"
 TEMPLATES = Path(__file__).parents[1] / "infrastructure/__snapshots__/test_templates"

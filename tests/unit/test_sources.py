@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.reading.interruption import Interruption
 from dormouse.reading.sources import _read
 from dormouse.reading.streams import batches_ahead, in_thread, undisturbed
+from tests.support.reading import Interruption
 
 STREAMS = {"ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
 BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]

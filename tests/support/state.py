@@ -1,0 +1,34 @@
+"""The stores of a table"s state in PostgreSQL, and what they hand out."""
+
+from __future__ import annotations
+
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.state.files.erasures import Erasure
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.operations import Commit
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.moments import record_cut
+from dormouse.state.partitions.checks import tree_problems
+from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import TreeCache
+
+__all__ = [
+    "LAYOUTS",
+    "Catalog",
+    "Commit",
+    "CompactionJob",
+    "Erasure",
+    "FileChecks",
+    "FileReferenceStore",
+    "PartitionStore",
+    "TableContext",
+    "TreeCache",
+    "WriteAttempt",
+    "WriteAttempts",
+    "record_cut",
+    "tree_problems",
+]
