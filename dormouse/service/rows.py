@@ -64,6 +64,7 @@ from dormouse.service.terms import UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
 from dormouse.sources.rows_csv_reader import CsvFormat
 from dormouse.verbs.long_work import check_request
+from dormouse.verbs.row_work import LOCK_SECONDS_MAX
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 
@@ -506,7 +507,11 @@ async def upload_rows(
     ] = None,
     wait_seconds: Annotated[
         float | None,
-        Query(description="how long the job waits for other changes of the table; by default 6 hours", ge=0),
+        Query(
+            description="how long the job waits for other changes of the table; by default 6 hours",
+            ge=0,
+            le=LOCK_SECONDS_MAX,
+        ),
     ] = None,
     job_id: Annotated[
         str | None, Query(description="the same file sent again with the same id is the same job")
