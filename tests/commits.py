@@ -7,15 +7,11 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from dormouse.api.instance import Instance
 from dormouse.state.commits.outcomes import CommitOutcome
-from dormouse.state.commits.requests import (
-    AddFiles,
-    AssignJobIds,
-    CommitRequest,
-    ReplaceFileReferences,
-)
+from dormouse.state.commits.requests import AssignJobIds
 from tests.state import assign, file, live, query, ref, replace, wait_until
+from tests.support.api import Instance
+from tests.support.commits import AddFiles, CommitRequest, ReplaceFileReferences
 
 _ids = itertools.count(1)
 

@@ -22,23 +22,18 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.cli import main
-from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
 from dormouse.state.commits import committer
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
 from tests.aws_server import aws_server
 from tests.databases import Databases, name_of
 from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
+from tests.support.api import Instance, Table
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.objects import ObjectStore, open_store
+from tests.support.state import Catalog, TableContext, WriteAttempts
 from tests.tiers import (
     leave_cases_to_the_slow_tier,
     leave_layouts_to_the_slow_tier,
@@ -62,7 +57,7 @@ SPARK = (
     "test_spark_ingest", "test_spark_run", "test_spark_compaction", "test_spark_deletes",
     "test_key_order_spark", "test_s3", "test_demo_in_process", "test_spark_source", "test_spark_streams",
     "test_keyed_spark", "test_reshaping_writers", "test_reshaping_races",
-    "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns",
+    "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
 )  # fmt: skip
 # a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
 HURRY = (

@@ -8,13 +8,14 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
-from dormouse.api.instance import Instance
 from dormouse.errors import PayloadNotFound
-from dormouse.objects import ObjectStore
-from dormouse.payloads import PayloadKey, PayloadStore
+from dormouse.payloads import PayloadKey
 from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.exchange import Tools
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore
+from tests.support.objects import ObjectStore
 
 DAY = date(2026, 3, 5)
 AT = datetime(2026, 3, 5, 12, tzinfo=UTC)

@@ -13,11 +13,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
+from dormouse.aws.schedules.migration import make_row_databases
 from dormouse.payloads import cooling
-from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from tests.cooling import AT, tools
 from tests.databases import Databases
+from tests.support.aws import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
 
 ADMINISTRATOR = "test_administrator"
 

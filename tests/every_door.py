@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import Client
 from dormouse.errors import DormouseError
 from tests.serving import JSON_LINES
+from tests.support.api import Instance
 from tests.working import until
 
 Rows = list[dict[str, Any]]

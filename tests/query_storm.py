@@ -22,25 +22,15 @@ from typing import Any
 import pyarrow as pa
 from query_lake import sql
 
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import CommitFailed, ObjectNotFound
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableRecord
-from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import scan_session, table_view
-from dormouse.reading.executor import query
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.trees import TreeCache
-from dormouse.writing.compaction import compact
-from dormouse.writing.ingest import ingest
-from dormouse.writing.splitting import split
 from tests.storming import LOST, hurry
+from tests.support.model import BYTES, INT, LONG, STRING, Field, Range, Schema, TableRecord
+from tests.support.objects import open_store
+from tests.support.reading import arrow_schema, query
+from tests.support.state import LAYOUTS, Catalog, TableContext, TreeCache, WriteAttempts
+from tests.support.writing import compact, ingest, split
 
 SCHEMA = Schema(
     [Field("name", STRING), Field("part", LONG)],

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import psycopg
 
-from dormouse.postgres.roles import READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from tests.database_roles import ADMINISTRATOR
+from tests.support.aws import READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 
 STRANGER = "test_stranger"
 CAN, CANNOT = "can", "cannot"

@@ -8,9 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from tests.state import query
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
 SMALL = {"compaction_strategy": "basic", "compaction_batch_files": 2, "split_threshold_rows": 60}

@@ -24,15 +24,13 @@ import psycopg
 import pyarrow as pa
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import DormouseError
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import DOUBLE
 from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer
 from tests.sql_values import KEYS, POOLS, TYPES, VALUES, Statement
+from tests.support.api import Instance
+from tests.support.model import DOUBLE, Field, Schema, TableProperties
+from tests.support.reading import arrow_schema
 
 Row: TypeAlias = dict[str, Any]
 AGE = timedelta(days=3_650)

@@ -13,10 +13,10 @@ import duckdb
 import psycopg
 import pyarrow as pa
 
-from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
 from tests.sql_values import TYPES, Statement, quoted
+from tests.support.api import Instance
+from tests.support.model import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP
 
 _POSTGRES = {
     **{INT: "int4", LONG: "int8", STRING: "text", BYTES: "bytea", DOUBLE: "float8", BOOLEAN: "boolean"},

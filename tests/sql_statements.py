@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any
 
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from tests.sql_values import INTS, KEYS, MAPS, NUMBERS, ORDERED, POOLS, Columns, Statement, literal, quoted
+from tests.support.model import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 
 Frame = Mapping[str, Columns]
 """The columns of each alias of a FROM clause."""

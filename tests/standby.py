@@ -15,9 +15,9 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded.owner import system_user
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import _binaries
 from tests.state import wait_until
+from tests.support.embedded import EmbeddedPostgres
 
 OPTIONS = {"fsync": "off", "shared_buffers": "32MB", "autovacuum": "off"}
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from dormouse.aws.aws import Aws
-from dormouse.aws.instance import DeployedInstance, told
+from dormouse.aws.instance import told
 from dormouse.aws.keeper import Kept, keep
 from dormouse.aws.renewal import renew
 from dormouse.aws.steps import Clock
@@ -35,6 +34,7 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from tests.deployed import REGION
+from tests.support.aws import Aws, DeployedInstance
 from tests.weeks_queue import RECEIVES_MAX, Killed, Queue, Sent
 
 HOUR = 3_600.0

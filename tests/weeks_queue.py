@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from dormouse.errors import CommitQueueError
-from dormouse.state.commits.queue import Message
+from tests.support.commits import Message
 
 if TYPE_CHECKING:
     from tests.weeks import Weeks

@@ -38,6 +38,9 @@ ChangeId = Annotated[
     str | None,
     typer.Option("--id", help="The same change with the same id again changes nothing.", show_default=False),
 ]
+WaitSeconds = Annotated[
+    float, typer.Option(min=0, help="How long other changes of the table are waited for.")
+]
 FileOption = Annotated[str, typer.Argument(help="A CSV or TSV file; - for stdin.", show_default=False)]
 
 app = typer.Typer(
@@ -293,6 +296,7 @@ def change(
     ],
     dry_run: DryRun = False,
     id: ChangeId = None,
+    wait_seconds: WaitSeconds = 60.0,
 ) -> None:
     """Make a list of changes, in its order, as one transaction: all of them, or none."""
     from dormouse.cli.console import progress
@@ -300,7 +304,9 @@ def change(
 
     changes = parse_changes(read_json(file), path_of=str)
     with session.open() as instance, progress(f"change {table}", unit="rows") as moved:
-        done = instance.row_table(table).change(changes, dry_run, change_id=id, progress=moved)
+        done = instance.row_table(table).change(
+            changes, dry_run, change_id=id, wait_seconds=wait_seconds, progress=moved
+        )
     show_changed(session, table, done, dry_run=dry_run)
 
 
@@ -312,6 +318,7 @@ def upsert(
     on: Annotated[str, typer.Option(help="The columns whose values say which row it is, with commas.")],
     dry_run: DryRun = False,
     id: ChangeId = None,
+    wait_seconds: WaitSeconds = 60.0,
 ) -> None:
     """Update the rows that have the values of some columns, and insert those that no row has."""
     rows = read_json(file)
@@ -319,7 +326,9 @@ def upsert(
         raise InvalidInput(f"{file} must have a list of rows")
     names = [name.strip() for name in on.split(",")]
     with session.open() as instance:
-        done = instance.row_table(table).upsert(rows, on=names, dry_run=dry_run, change_id=id)
+        done = instance.row_table(table).upsert(
+            rows, on=names, dry_run=dry_run, change_id=id, wait_seconds=wait_seconds
+        )
     show_changed(session, table, done, dry_run=dry_run)
 
 

@@ -25,6 +25,7 @@ from dormouse.cli.rows import (
     Quote,
     Separator,
     SkipLines,
+    WaitSeconds,
     csv_options,
     show_changed,
 )
@@ -69,6 +70,7 @@ def upload(
     null: Null = None,
     dry_run: DryRun = False,
     id: ChangeId = None,
+    wait_seconds: WaitSeconds = 60.0,
 ) -> None:
     """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
 
@@ -96,8 +98,9 @@ def upload(
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
             done = instance.row_table(table).upload_csv(
-                path, columns=names, as_new=as_new, dry_run=dry_run, change_id=id, progress=moved, **how
-            )
+                path, columns=names, as_new=as_new, dry_run=dry_run, change_id=id, wait_seconds=wait_seconds,
+                progress=moved, **how,
+            )  # fmt: skip
     show_changed(session, table, done, dry_run=dry_run)
 
 

@@ -155,15 +155,21 @@ class RemoteRowTable(Container):
         return _page(found, count)
 
     def change(
-        self, changes: Sequence[Change], dry_run: bool = False, *, change_id: str | None = None
+        self,
+        changes: Sequence[Change],
+        dry_run: bool = False,
+        *,
+        change_id: str | None = None,
+        wait_seconds: float | None = None,
     ) -> Changed:
         """Makes all of the changes in their order, as one transaction, or none: as `RowTable.change`.
 
         By a job. The same again with its `change_id` is the same change, also of `RowTable.change`. A CSV
-        file is sent by `upload_csv`.
+        file is sent by `upload_csv`. The job waits `wait_seconds` for other changes of the table, by default
+        6 hours.
         """
         asked = {"changes": json_value(changes_json(changes)), "dry_run": dry_run}
-        return self._made("row_change", asked, change_id)
+        return self._made("row_change", asked, change_id=change_id, wait_seconds=wait_seconds)
 
     def upsert(
         self,
@@ -172,10 +178,14 @@ class RemoteRowTable(Container):
         dry_run: bool = False,
         *,
         change_id: str | None = None,
+        wait_seconds: float | None = None,
     ) -> Changed:
-        """Updates what is there by the values of some columns, inserts what is not: as `RowTable.upsert`."""
+        """Updates what is there by the values of some columns, inserts what is not: as `RowTable.upsert`.
+
+        `wait_seconds` is as for `change`.
+        """
         asked = json_value({"rows": list(map(dict, as_dicts(rows))), "on": list(on), "dry_run": dry_run})
-        return self._made("row_upsert", asked, change_id)
+        return self._made("row_upsert", asked, change_id=change_id, wait_seconds=wait_seconds)
 
     def preview_csv(
         self,
@@ -196,16 +206,21 @@ class RemoteRowTable(Container):
         as_new: bool = False,
         dry_run: bool = False,
         change_id: str | None = None,
+        wait_seconds: float | None = None,
         progress: Progress = lambda done, total: None,
         **how: Unpack[CsvOptions],
     ) -> Changed:
-        """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`."""
+        """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
+
+        `wait_seconds` is as for `change`.
+        """
         given = {
             **_csv_asked(CsvFormat.of_file(path, **how)),
             "columns": None if columns is None else ",".join(columns),
             "as_new": "true" if as_new else None,
             "dry_run": "true" if dry_run else None,
             "change_id": change_id,
+            "wait_seconds": wait_seconds,
             "job_id": new_job_id(),
         }
         job = self._http.send_file(self._path("csv", **given), _chunks(path), _CSV)
@@ -273,9 +288,10 @@ class RemoteRowTable(Container):
     def _run(self, kind: str, asked: Mapping[str, Any]) -> Any:
         return run(self._jobs, kind, {"table": self.name, **asked})
 
-    def _made(self, kind: str, asked: Mapping[str, Any], change_id: str | None) -> Changed:
-        once = {} if change_id is None else {"change_id": change_id}
-        return Changed.from_json(self._run(kind, {**asked, **once}))
+    def _made(self, kind: str, asked: Mapping[str, Any], **options: Any) -> Changed:
+        """Returns what a job changed; an option that is None is left to the job."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return Changed.from_json(self._run(kind, {**asked, **given}))
 
     def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
         return result_of(self._jobs, job_id, progress)

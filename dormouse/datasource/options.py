@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Metadata = Literal["files", "partitions", "cuts", "jobs", "consumers"]
 _WHICH = ("instance", "dsn", "objects", "table")
-_ROWS = ("where", "as_of")
+_IN_ORDER = ("limit", "offset", "descending")
+_ROWS = ("where", "as_of", *_IN_ORDER, "verify")
 _CHANGES = ("changes_after", "changes_till")
 _WRITES = (*_WHICH, "ingest_id", "evolve")
 _SPARKS = {"checkpointlocation", "path", "queryname", "triggerinterval"}
@@ -110,10 +111,21 @@ class ReadOptions:
     split_bytes: int | None = None
     max_rows_per_batch: int | None = None
     """Of a stream, whose batch has more only if one commit has."""
+    limit: int | None = None
+    offset: int = 0
+    descending: bool = False
+    verify: bool = False
+
+    @property
+    def are_in_order(self) -> bool:
+        """Returns whether which rows there are, or their order, is asked for: then one task reads them."""
+        return self.limit is not None or self.offset > 0 or self.descending
 
     @staticmethod
     def parse(given: Mapping[str, str]) -> ReadOptions:
         """`InvalidInput` and `InvalidQuery` for what is unknown, malformed, or goes not together."""
+        from dormouse.reading.where import checked_limit, checked_offset
+
         check_known(given, _READS)
         kinds = {
             "metadata": ("metadata", "columns", *_ROWS, *_CHANGES),
@@ -135,6 +147,10 @@ class ReadOptions:
             metadata=_metadata(given.get("metadata")),
             split_bytes=_positive(given, "split_bytes"),
             max_rows_per_batch=_positive(given, "max_rows_per_batch"),
+            limit=checked_limit(_whole(given, "limit")),
+            offset=checked_offset(_whole(given, "offset") or 0),
+            descending=_flag(given, "descending"),
+            verify=_flag(given, "verify"),
         )
 
     @staticmethod
@@ -254,9 +270,22 @@ def _evolve(given: Mapping[str, str]) -> Evolve | None:
 
 
 def _positive(given: Mapping[str, str], name: str) -> int | None:
+    return _whole(given, name, 1, "above 0")
+
+
+def _whole(
+    given: Mapping[str, str], name: str, least: int = 0, which: str = "of rows, at least 0"
+) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise InvalidInput(f"the option {name} is a whole number above 0, not {text!r}")
+    if not (text.isascii() and text.isdecimal() and int(text) >= least):
+        raise InvalidInput(f"the option {name} is a whole number {which}, not {text!r}")
     return int(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidInput(f"the option {name} is true or false, not {given[name]!r}")
+    return text == "true"

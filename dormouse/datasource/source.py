@@ -228,8 +228,12 @@ class _Rows(InputPartition):
     part: Part
 
 
+class _RowsInOrder(InputPartition):
+    """What one task asks the table for, as `limit`, `offset` or `descending` choose rows by their order."""
+
+
 class RowsReader(DataSourceReader):
-    """Plans on the driver, all of one moment; tasks need the object store alone."""
+    """Plans on the driver, all of one moment; tasks need the object store alone, but for rows in order."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -243,9 +247,11 @@ class RowsReader(DataSourceReader):
         options = self._options
         with options.of.open(goes_on=True) as table:
             at = now(table.context) if options.as_of is None else position_of(table.context, options.as_of)
-            context = table.reading.as_of(at)
+            context = table.reading.verifying(options.verify).as_of(at)
             asked = asked_of(context, options)
             check_given(self._schema, columns_of_rows(context, asked), options.of.table)
+            if options.are_in_order:
+                return [_RowsInOrder(None)]
             found = parts(context, asked, at, options.split_bytes or PART_BYTES)
             tasks: list[InputPartition] = [_Rows(context.address, part) for part in found]
         settle()
@@ -253,6 +259,8 @@ class RowsReader(DataSourceReader):
         return tasks or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, _RowsInOrder):
+            yield from self._in_order()
         if not isinstance(partition, _Rows):
             return
         from dormouse.reading.checked_files import FileGone
@@ -265,3 +273,23 @@ class RowsReader(DataSourceReader):
                     f"file {error.filename!r} of table {error.table!r} is gone: it was collected while Spark "
                     "read it; raise the table's property gc_delay_seconds or history_retention_seconds"
                 ) from error
+
+    def _in_order(self) -> Iterator[pa.RecordBatch]:
+        from dormouse.datasource.columns import check_given
+        from dormouse.reading.where import parse_where
+        from dormouse.spark.frames import struct_of
+
+        options = self._options
+        with options.of.open(goes_on=True) as table:
+            then = table.known_schema if options.as_of is None else table.schema_at(options.as_of)
+            with table.query(
+                parse_where(then, options.where),
+                options.columns,
+                limit=options.limit,
+                offset=options.offset,
+                descending=options.descending,
+                as_of=options.as_of,
+                verify=options.verify,
+            ) as found:
+                check_given(self._schema, struct_of(found.schema), options.of.table)
+                yield from found

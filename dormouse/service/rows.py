@@ -70,6 +70,7 @@ from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
 from dormouse.sources.rows_csv_reader import CsvFormat
 from dormouse.verbs.long_work import check_request
+from dormouse.verbs.row_work import LOCK_SECONDS_MAX
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 
@@ -510,6 +511,14 @@ async def upload_rows(
     change_id: Annotated[
         str | None, Query(description="the same file with the same id changes the table once")
     ] = None,
+    wait_seconds: Annotated[
+        float | None,
+        Query(
+            description="how long the job waits for other changes of the table; by default 6 hours",
+            ge=0,
+            le=LOCK_SECONDS_MAX,
+        ),
+    ] = None,
     job_id: Annotated[
         str | None, Query(description="the same file sent again with the same id is the same job")
     ] = None,
@@ -522,6 +531,7 @@ async def upload_rows(
     asked = {"table": table, **asdict(how), "dry_run": dry_run, "upload": upload}
     asked |= {"as_new": True} if as_new else {}  # a worker of before refuses what it does not know
     asked |= {} if change_id is None else {"change_id": change_id}
+    asked |= {} if wait_seconds is None else {"wait_seconds": wait_seconds}
     asked |= {} if columns is None else {"columns": [name.strip() for name in columns.split(",")]}
     chosen = new_job_id() if job_id is None else job_id
     name = upload_name(chosen, upload)

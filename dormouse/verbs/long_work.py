@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dormouse.api.instance import Instance
-from dormouse.api.table import Table
+from dormouse.api.table import Engine, Table
 from dormouse.errors import (
     CutExpired,
     DormouseError,
@@ -83,6 +83,7 @@ class IngestAsked(WorkAsked):
     table: str
     objects: list[str] = Field(min_length=1, max_length=OBJECTS_MAX)
     ingest_id: str | None = None
+    engine: Engine = "auto"
     evolve: Evolve | None = None
 
 
@@ -102,6 +103,7 @@ class RoundAsked(WorkAsked):
 class CompactAsked(RoundAsked):
     """A round of compaction; `full` makes each leaf one file."""
 
+    engine: Engine = "auto"
     full: bool = False
 
 
@@ -273,6 +275,7 @@ def _ingest(instance: Instance, asked: IngestAsked, progress: Progress) -> Any:
             [str(files[name]) for name in asked.objects],
             # a job that is run again, as its worker died, adds its rows once
             ingest_id=asked.ingest_id or f"job:{progress.job_id}",
+            engine=asked.engine,
             progress=progress,
             evolve=asked.evolve,
         )
@@ -318,7 +321,7 @@ def _check_object(name: str) -> None:
 def _compact(instance: Instance, asked: CompactAsked, progress: Progress) -> Any:
     return json_value(
         instance.table(asked.table).compact(
-            full=asked.full, progress=lambda done, total, _: progress(done, total)
+            engine=asked.engine, full=asked.full, progress=lambda done, total, _: progress(done, total)
         )
     )
 

@@ -66,6 +66,12 @@ class MadeOnce(WorkAsked):
     table: str
     dry_run: bool = False
     change_id: str | None = Field(default=None, description="of the change; by default the job's")
+    wait_seconds: float | None = Field(
+        default=None,
+        ge=0,
+        le=LOCK_SECONDS_MAX,
+        description="how long other changes of the table are waited for, once it runs; by default 6 hours",
+    )
 
 
 class CreateAsked(WorkAsked):
@@ -249,15 +255,16 @@ def _patiently(asked: MadeOnce, progress: Progress, change: Callable[[dict[str, 
     by: dict[str, Any] = {
         "change_id": progress.job_id if asked.change_id is None else asked.change_id,
         "progress": progress,
-        "wait_seconds": _LOCK_SECONDS,
         **owner,
     }
-    deadline = time.monotonic() + LOCK_SECONDS_MAX
+    wait_seconds = LOCK_SECONDS_MAX if asked.wait_seconds is None else asked.wait_seconds
+    deadline = time.monotonic() + wait_seconds
     while True:
+        left = max(deadline - time.monotonic(), 0.0)
         try:
-            return change(by)
+            return change(by | {"wait_seconds": min(left, _LOCK_SECONDS)})
         except RowLockHeld as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise
             progress.check()
             progress(message=f"waits: {error}")
@@ -266,7 +273,7 @@ def _patiently(asked: MadeOnce, progress: Progress, change: Callable[[dict[str, 
 def _upload(instance: Instance, asked: UploadAsked, progress: Progress) -> Any:
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(progress.job_id, asked.upload)
-    options = asked.model_dump(exclude={"table", "dry_run", "change_id", "upload", "digest"})
+    options = asked.model_dump(exclude={"upload", "digest", *MadeOnce.model_fields})
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:

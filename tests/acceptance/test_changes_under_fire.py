@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.api import Instance
+from tests.support.state import LAYOUTS
 
 WRITERS, INGESTS, ROWS = 3, 12, 20
 WRITER = dedent("""

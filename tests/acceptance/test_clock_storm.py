@@ -22,11 +22,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InvalidCut
 from dormouse.postgres.leases import restart_leases
 from tests.state import query, wait_until
+from tests.support.api import Instance, Table
 from tests.working import Working
 
 LIBRARIES = [

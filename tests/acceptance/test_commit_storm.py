@@ -20,10 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.durability.durability import NO_TABLE
-from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.state.commits import pointers
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.writing.ingest import commit_id
@@ -46,6 +43,9 @@ from tests.cutting import CAN_VANISH
 from tests.embedded import postmaster
 from tests.state import query, wait_until
 from tests.storming import failing_network, is_gone, kill_postmaster, kill_server
+from tests.support.api import Instance
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.objects import SKETCHES_SUFFIX
 
 UNTOUCHED_SECONDS_MAX = 30.0
 LONG_SECONDS = 30

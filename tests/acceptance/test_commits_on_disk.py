@@ -12,18 +12,16 @@ import psutil
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import DormouseError
 from dormouse.state.commits import commit_queues, handling
 from dormouse.state.commits.job_commits import QueuedJobCommits
 from dormouse.state.commits.outcomes import settle
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.requests import AddFiles
 from tests.commits import add, assignment, files_of, replacement
 from tests.embedded import postmaster
 from tests.state import file, query, ref, wait_until
+from tests.support.api import Instance, Table
+from tests.support.commits import AddFiles, PostgresQueue
+from tests.support.embedded import EmbeddedPostgres
 
 OPTIONS = {"fsync": "off", "autovacuum": "off"}  # a kill is no power cut: what was written is there
 TABLES = ("t", "u", "v")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.api.instance import Instance
 from tests.commits import add, compaction
 from tests.state import live, query, wait_until
+from tests.support.api import Instance
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

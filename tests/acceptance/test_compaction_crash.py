@@ -11,8 +11,8 @@ from data_files import SKETCHES, add_file, keys_in, objects_of
 from runners import EXPIRE_LEASE, ended, runner, the_dead_are_known, wait_for
 from state import query
 
-from dormouse.state.context import TableContext
-from dormouse.writing.compaction import compact
+from tests.support.state import TableContext
+from tests.support.writing import compact
 
 NewTable = Callable[..., TableContext]
 KEYS = range(0, 3000, 3)

@@ -17,10 +17,10 @@ import pyspark
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.aws.schedules import runs
 from dormouse.spark.session import java_home
 from emr import build
+from tests.support.api import Instance
 
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.table import Table
 from dormouse.errors import QueryOvertaken
 from tests.storming import Workers
+from tests.support.api import Table
 
 WORKER = dedent("""
     import json, os, random, sys, time

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.table import Table
 from dormouse.errors import CutExpired
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.api import Table
+from tests.support.state import LAYOUTS
 
 SECONDS = dict.fromkeys(LAYOUTS, 20) | {"file_table": 60}
 PATIENCE_SECONDS = 600

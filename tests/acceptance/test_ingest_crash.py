@@ -17,9 +17,8 @@ import pytest
 from ingested import attempts, check_holds, check_untouched, flights, flights_table
 
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.state import Catalog, TableContext
+from tests.support.writing import ingest_in_process as ingest
 
 WAIT_SECONDS_MAX = 180
 ROWS = 50_000

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InstanceError, InvalidName
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 

@@ -8,8 +8,7 @@ import pytest
 from keyed_tables import begun, delete_keys, keyed, seen, upsert
 from runners import runner, the_dead_are_known, wait_for
 
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
+from tests.support.api import Instance, Table
 
 # Does what it is told, until the moment named.
 RUNNER = """

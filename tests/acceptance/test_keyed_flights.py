@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import connect
 from dormouse.demo.datasets import FLIGHTS, Flights
+from tests.support.api import connect
 
 KEYS = ["carrier", "flight", "time", "origin"]
 VALUES = [name for name in FLIGHTS.names if name not in KEYS]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.table import Table
 from dormouse.errors import ObjectNotFound, QueryOvertaken
 from tests.storming import Workers
+from tests.support.api import Table
 
 WORKER = dedent("""
     import json, os, random, sys

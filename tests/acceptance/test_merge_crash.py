@@ -8,12 +8,8 @@ import pytest
 from dying import dies_at
 from state import file, live, query, ref
 
-from dormouse.model.partition_tree import Partition
-from dormouse.state.context import TableContext
-from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import tree_problems
+from tests.support.model import Partition
+from tests.support.state import LAYOUTS, FileChecks, PartitionStore, TableContext, tree_problems
 
 STATEMENTS_MAX = 40
 

@@ -20,8 +20,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.embedded.postgres import EmbeddedPostgres
 from tests.pages import DRAWN, PAGES, READ, ROOT, Page, blocks, free_port, parsed_blocks
+from tests.support.embedded import EmbeddedPostgres
 
 SPARK = {"docs/how-to/spark.md", "docs/how-to/back-up.md", "docs/how-to/query-service.md"}
 FAST = {"README.md", "docs/quickstart.md"}

@@ -24,14 +24,12 @@ from query_storm import (
     write,
 )
 
-from dormouse.model.table import TableProperties
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
-from dormouse.state.catalog import Catalog
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
 from tests.storming import IDLE_MS, failing_network, freeze
+from tests.support.model import TableProperties
+from tests.support.objects import open_store
+from tests.support.reading import query
+from tests.support.state import LAYOUTS, Catalog, WriteAttempts
 
 WAIT_SECONDS_MAX = 600.0
 SMALL = {

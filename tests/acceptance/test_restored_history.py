@@ -17,13 +17,13 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.state.commits.requests import AddFiles, encode
 from tests.data_files import rows_of, write_object
 from tests.databases import name_of
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.commits import AddFiles, encode
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROPERTIES = dm.TableProperties(

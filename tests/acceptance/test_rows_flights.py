@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.row_table import RowTable
 from dormouse.demo.datasets import flights_csv
 from dormouse.rows.batches import BLOCK_ROWS_MAX
 from tests.row_editors import NOTE
+from tests.support.rows import RowTable
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = 336_776

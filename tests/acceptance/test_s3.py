@@ -17,9 +17,9 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError, NotAnInstance
 from dormouse.objects import s3
+from tests.support.api import Instance
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import backups
-from dormouse.embedded.postgres import EmbeddedPostgres, base_backup
+from dormouse.embedded.postgres import base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
-from dormouse.objects import ObjectStore, open_store
 from dormouse.reading import checked_files
-from dormouse.settings import load_settings
+from tests.support.api import Instance
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.objects import ObjectStore, open_store
+from tests.support.settings import load_settings
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)

@@ -22,8 +22,8 @@ import trustme
 
 import dormouse as dm
 from dormouse.service.supervisor import check
-from dormouse.settings.service import load_service_settings
 from tests.serving import eventually
+from tests.support.settings import load_service_settings
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 SECONDS_MAX = 120

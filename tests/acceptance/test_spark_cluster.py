@@ -17,15 +17,14 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
-from dormouse.embedded.postgres import EmbeddedPostgres
 from tests.cluster import SECONDS_MAX, Cluster, Victim, cluster, wait_for
 from tests.databases import Databases
 from tests.embedded import on_tcp
 from tests.held import WRITES
 from tests.on_cluster import ROWS
 from tests.small_tables import keys
+from tests.support.api import Instance, Table
+from tests.support.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.datasource import job
 from dormouse.spark.session import java_home
 from tests.cluster import cluster
 from tests.small_tables import keys
+from tests.support.api import Instance
 
 pytestmark = pytest.mark.slow
 

@@ -19,17 +19,12 @@ from embedded import postmaster
 from fire import ROWS, WAIT_SECONDS_MAX, Workers, commits, expected, partition_of, shared_files
 from state import clock, ref
 
-from dormouse.embedded.postgres import EmbeddedPostgres
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties, TableRecord
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, Isolation, migrate, run_transaction
-from dormouse.state.catalog import Catalog
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.store import FileReferenceStore
 from tests.storming import is_gone, kill_postmaster
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.model import LONG, Field, Schema, TableProperties, TableRecord
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, WriteAttempts
 
 OPTIONS = {"fsync": "off", "full_page_writes": "off"}
 """Enough to survive the death of every process, though not a power cut."""

@@ -14,16 +14,13 @@ from histories import leaves_of, of, rows, scaled
 from state import file, ref
 
 from dormouse.errors import CutExpired
-from dormouse.model.cut import Cut
-from dormouse.state.context import TableContext
 from dormouse.state.files import garbage
-from dormouse.state.files.checks import FileChecks
 from dormouse.state.history.changes import references_at
 from dormouse.state.history.epochs import Epochs
-from dormouse.state.history.moments import cuts, position_of, record_cut
+from dormouse.state.history.moments import cuts, position_of
 from dormouse.state.history.retention import apply_retention, truncate
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import tree_problems
+from tests.support.model import Cut
+from tests.support.state import FileChecks, PartitionStore, TableContext, record_cut, tree_problems
 
 NewTable = Callable[..., TableContext]
 EXCHANGES_MAX = 200

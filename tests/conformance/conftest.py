@@ -8,12 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from dormouse.objects import ObjectStore, open_store
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.store import FileReferenceStore
-from dormouse.state.partitions.trees import TreeCache
 from tests.databases import empty_table
+from tests.support.objects import ObjectStore, open_store
+from tests.support.state import LAYOUTS, FileReferenceStore, TableContext, TreeCache
 
 ISOLATIONS = ["read committed", "serializable"]
 

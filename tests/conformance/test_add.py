@@ -6,9 +6,8 @@ import pytest
 from state import clock, file, live, ref, remove, replace, unreferenced
 
 from dormouse.errors import FileAlreadyExists, FileReferenceAlreadyExists, InvalidInput
-from dormouse.state.context import TableContext
-from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.partitions.store import LeafRows
+from tests.support.state import FileReferenceStore, TableContext
 
 ODD_NAMES = [
     "a b/c.parquet",

@@ -6,7 +6,7 @@ import pytest
 from state import assign, check, clock, jobs_of, live, ref, replace, split
 
 from dormouse.errors import FileReferenceAssignedToJob, FileReferenceNotFound, InvalidInput
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore
 
 
 def test_one_file(store: FileReferenceStore) -> None:

@@ -21,9 +21,8 @@ from dormouse.errors import (
     InvalidInput,
 )
 from dormouse.postgres.queries import Statement, _Pipeline
-from dormouse.state.context import TableContext
-from dormouse.state.files.operations import Commit, CommitResult, Kind
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.operations import CommitResult, Kind
+from tests.support.state import Commit, FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation
 

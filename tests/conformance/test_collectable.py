@@ -8,9 +8,8 @@ import pytest
 from state import assign, clock, file, jobs_of, ref, remove, replace, split, transaction, unreferenced
 
 from dormouse.errors import FileHasReferences, FileNotFound
-from dormouse.state.context import TableContext
 from dormouse.state.files import store as store_module
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation
 

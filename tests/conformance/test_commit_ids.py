@@ -8,7 +8,7 @@ import pytest
 from state import assign, at_once, file, jobs_of, live, ref, remove, replace, split, unreferenced
 
 from dormouse.errors import BatchFailed, DormouseError, InvalidInput
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -37,9 +37,8 @@ from dormouse.errors import (
     SplitRequestsFailed,
 )
 from dormouse.postgres.transaction import RETRIES
-from dormouse.state.context import TableContext
-from dormouse.state.files.operations import Commit, CommitResult
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.files.operations import CommitResult
+from tests.support.state import Commit, FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation
 

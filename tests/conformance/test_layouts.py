@@ -28,11 +28,9 @@ from state import (
 
 from dormouse.errors import FileHasReferences, FileNotFound, InvalidInput
 from dormouse.model.file_reference import AssignJobIdRequest, SplitFileReferenceRequest
-from dormouse.objects import open_store
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.layout import layout as known_layout
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, FileReferenceStore, TableContext
 
 ODD_NAMES = [
     " ",

@@ -31,10 +31,8 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.operations import Commit, CommitResult, Kind
+from dormouse.state.files.operations import CommitResult, Kind
+from tests.support.state import LAYOUTS, Catalog, Commit, TableContext
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -10,9 +10,8 @@ from state import CountingSupplier, assign, file, live, query, ref, remove, repl
 
 from dormouse.errors import TableNotFound
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.context import TableContext
 from dormouse.state.files import store as store_module
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore, TableContext
 
 REFERENCES = 10_000
 
@@ -222,7 +221,7 @@ class TestTables:
         assert tables[0].store.stamp_unreferenced() == 0
 
     def test_a_dropped_table_is_an_error_of_ours(self, table: TableContext) -> None:
-        from dormouse.state.catalog import Catalog
+        from tests.support.state import Catalog
 
         Catalog(table.supplier, table.attempts).drop(table.table.name)
         for use in (

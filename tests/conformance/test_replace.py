@@ -19,7 +19,8 @@ from dormouse.errors import (
 )
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.state.files.deletions import Deletions
-from dormouse.state.files.store import FileReferenceStore, KeyBounds
+from dormouse.state.files.store import KeyBounds
+from tests.support.state import FileReferenceStore
 
 
 @pytest.fixture(autouse=True)

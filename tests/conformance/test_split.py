@@ -17,8 +17,7 @@ from dormouse.errors import (
     SplitRequestsFailed,
 )
 from dormouse.model.file_reference import SplitFileReferenceRequest
-from dormouse.state.context import TableContext
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore, TableContext
 
 
 def refused(store: FileReferenceStore, *requests: SplitFileReferenceRequest) -> SplitRequestsFailed:

@@ -13,8 +13,7 @@ from state import assign, at_once, clock, file, live, ref, replace, split
 from dormouse.errors import BatchFailed, FileReferenceError, TooManyRetries
 from dormouse.model.file_reference import FileReference
 from dormouse.postgres.transaction import RETRIES
-from dormouse.state.context import TableContext
-from dormouse.state.files.store import FileReferenceStore
+from tests.support.state import FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dormouse.api.instance import Instance
 from dormouse.settings.resources import CommitResources
-from dormouse.state.commits.requests import AddFiles, CommitRequest, encode
 from tests.commits import add, assignment, replacement
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.processes import RunFailed
 from tests.state import file, live, ref
+from tests.support.api import Instance
+from tests.support.commits import AddFiles, CommitRequest, encode
 
 COMPACTIONS = 250
 """For each table: three requests, which need each other."""

@@ -22,8 +22,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from dormouse.embedded.postgres import EmbeddedPostgres
 from tests.deploy_local.processes import RunFailed
+from tests.support.embedded import EmbeddedPostgres
 from tests.tls import AskingFront, CertificateAuthority
 
 PORT = 5433

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from dormouse.api.instance import Instance
 from dormouse.aws.switches import rule_name
 from dormouse.settings.resources import Resources, stack_name
 from tests.commits import add
@@ -17,6 +16,7 @@ from tests.deploy_local.commits import wait, wait_for
 from tests.deploy_local.packages import migration_folders
 from tests.deploy_local.processes import RunFailed, sign
 from tests.state import live
+from tests.support.api import Instance
 
 INGESTS = 13
 """More than one compaction takes."""
@@ -306,7 +306,7 @@ def resume(
 
 def bodies_meanwhile(instance: Instance) -> tuple[list[str], list[str]]:
     """Commit requests, and their ids; encoded while the database still tells the id of the table."""
-    from dormouse.state.commits.requests import encode
+    from tests.support.commits import encode
 
     requests = [add("parts", f"meanwhile-{number}") for number in range(MEANWHILE)]
     table_id = instance.table("parts").files.table.table_id

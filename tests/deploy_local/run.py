@@ -14,14 +14,15 @@ from functools import partial
 from pathlib import Path
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.aws.environment import environment
-from dormouse.aws.instance import DeployedInstance, find
+from dormouse.aws.instance import find
 from dormouse.settings.resources import Resources
 from tests.deploy_local import access, commits, operations, packages, people
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind
 from tests.deploy_local.processes import RunFailed, sign
 from tests.deploy_local.strangers import check_refused
+from tests.support.api import Instance
+from tests.support.aws import DeployedInstance
 
 FOLDER = "dormouse-deploy-"
 KEPT_LOGS = ROOT / "build" / "deploy-local"

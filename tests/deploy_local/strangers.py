@@ -9,11 +9,11 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from dormouse.aws.environment import environment
-from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import DormouseError
 from dormouse.postgres.session import Isolation, session_conninfo, with_token
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.processes import RunFailed
+from tests.support.aws import DeployedInstance
 
 
 def check_refused(cloud: Cloud, deployed: DeployedInstance) -> str:

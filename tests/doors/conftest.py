@@ -11,9 +11,11 @@ import pytest
 
 import dormouse as dm
 from dormouse.client import connect
-from dormouse.data.arrow_schema import arrow_schema
+from dormouse.settings.lambdas import DatabaseEnvironment
 from tests.every_door import CommandLine, Door, House, Http, Job, Python, Remote
 from tests.serving import serving
+from tests.support.reading import arrow_schema
+from tests.table_doors import Lambdas, TablesByCommand, TablesInPython
 
 FLIGHTS = dm.Schema(
     row_keys=[dm.Field("carrier", dm.STRING), dm.Field("flight", dm.LONG)],
@@ -87,11 +89,24 @@ def house(
 
 
 @pytest.fixture
-def doors(
-    house: House, cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Door]:
+def environment(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables by which the command line and the lambdas find the instance."""
+    for name, value in DatabaseEnvironment.variables(dsn=house.dsn, objects=house.objects).items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def doors(house: House, cli: Callable[..., tuple[int, str, str]], environment: None) -> dict[str, Door]:
     """All doors that need no Spark."""
-    monkeypatch.setenv("DORMOUSE_DSN", house.dsn)
-    monkeypatch.setenv("DORMOUSE_OBJECTS", house.objects)
-    found: list[Door] = [Python(house), Remote(house), Http(house), Job(house), CommandLine(house, cli)]
+    found: list[Door] = [
+        Python(house), Remote(house), Http(house), Job(house), CommandLine(house, cli), Lambdas(house),
+    ]  # fmt: skip
     return {type(door).__name__: door for door in found}
+
+
+@pytest.fixture
+def table_doors(
+    house: House, cli: Callable[..., tuple[int, str, str]], environment: None
+) -> tuple[TablesInPython, TablesByCommand, Lambdas]:
+    """The doors that change what a table is."""
+    return TablesInPython(house), TablesByCommand(house, cli), Lambdas(house)

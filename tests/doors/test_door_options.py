@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import typer.main
 
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
-from dormouse.api.table import Table
 from dormouse.cli.program import whole
 from dormouse.client import Client
 from dormouse.client.client import RemoteTable
@@ -20,6 +17,8 @@ from dormouse.datasource import options as spark_options
 from dormouse.service import documents
 from dormouse.service import documents as row_documents
 from dormouse.verbs import long_work
+from tests.support.api import Instance, Table
+from tests.support.rows import RowTable
 
 OF_THIS_PROCESS = {"interruption", "sessions", "progress", "waiting", "changed_by"}
 """Callables, and who makes a change: a door that is further away knows by itself."""
@@ -130,16 +129,8 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
 }
 
 LACKS: dict[tuple[str, str], set[str]] = {
-    # a DataFrame has no order, and Spark's own limit reads no more than it needs
-    ("query", "Spark"): {"limit", "offset", "descending", "verify"},
-    # a job runs in the process of its worker
-    ("ingest", "job"): {"engine"},
-    ("compact", "job"): {"engine"},
-    # a job waits for the index, and for locks, as long as it may run
+    # a job waits for the index as long as it may run
     ("rows.query", "job"): {"wait_seconds"},
-    **{(f"rows.{verb}", "job"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
-    **{(f"rows.{verb}", "client"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
-    **{(f"rows.{verb}", "command"): {"wait_seconds"} for verb in ("change", "upsert", "upload")},
 }
 """Options that a door lacks, and why."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -18,7 +18,6 @@ CSV, LATE = b"k,v\n5,e\n6,\n", b"k,v,w\n7,g,1\n"
 MARKED = b"k,v,gone\n8,,true\n9,i,false\n"
 JSON = b'[{"k": 5, "v": "e"}, {"k": 6}]'
 Make = Callable[[House, str], None]
-_numbers = itertools.count(1)
 
 
 def plain_table(house: House, name: str) -> None:
@@ -52,6 +51,8 @@ CHANGES: list[tuple[Make, str, dict[str, Any]]] = [
     (plain_table, "delete", {"where": {"k": 1}, "dry_run": True}),
     (plain_table, "compact", {"full": True}),
     (plain_table, "compact", {}),
+    (plain_table, "compact", {"full": True, "engine": "local"}),
+    (plain_table, "ingest", {"content": CSV, "name": "local.csv", "engine": "local"}),
     (plain_table, "split", {}),
     (keyed_table, "upsert", {"content": CSV, "name": "new.csv"}),
     (keyed_table, "upsert", {"content": MARKED, "name": "d.csv", "deletes": "gone"}),
@@ -64,6 +65,12 @@ CHANGES: list[tuple[Make, str, dict[str, Any]]] = [
     (row_table, "rows_upload", {"content": b"name,n\nq,1\nr,\n"}),
     (row_table, "rows_upload", {"content": b"ROW_ID,ROW_VERSION,name,n\n1,1,A,7\n,,new,3\n"}),
 ]  # fmt: skip
+
+WAITING: list[tuple[str, dict[str, Any]]] = [
+    ("rows_change", {"changes": [{"insert": [{"name": "c"}]}]}),
+    ("rows_upsert", {"rows": [{"name": "a", "n": 1}], "on": ["name"]}),
+    ("rows_upload", {"content": b"name,n\nq,1\n"}),
+]
 
 REFUSED: list[tuple[Make, str, dict[str, Any], str]] = [
     (plain_table, "ingest", {"content": LATE, "name": "late.csv"}, "InvalidData"),
@@ -90,7 +97,7 @@ def label(case: Any) -> str:
 
 def done_by(door: Door, make: Make, verb: str, how: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the answer of a verb on a table of its own, and the table's rows then."""
-    number = next(_numbers)
+    number = uuid4().hex[:12]
     name = f"own_{number}"
     make(door.house, name)
     if "name" in how:
@@ -127,3 +134,19 @@ def test_every_door_refuses_the_same_change(
             assert isinstance(failed, Failed), name
             assert (failed.text, then) == (expected.text, rows), name
             assert failed.error in (None, error), name
+
+
+@pytest.mark.parametrize(("verb", "how"), WAITING, ids=label)
+def test_every_door_waits_for_a_lock_as_long_as_it_was_asked_to(
+    doors: dict[str, Door], verb: str, how: dict[str, Any]
+) -> None:
+    """By default a command waits for a minute, and a job for hours."""
+    with_verb = {name: door for name, door in doors.items() if hasattr(door, verb)}
+    assert {"Python", "Remote", "CommandLine"} <= with_verb.keys()
+    for name, door in with_verb.items():
+        table = f"own_{uuid4().hex[:12]}"
+        row_table(door.house, table)
+        with door.house.instance.row_table(table).locks.read():
+            failed = door.ask(verb, table=table, wait_seconds=0.2, **how)
+        assert isinstance(failed, Failed) and failed.error == "RowLockHeld", (name, failed)
+        assert not isinstance(door.ask(verb, table=table, wait_seconds=60, **how), Failed), name

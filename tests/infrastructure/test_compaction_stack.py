@@ -10,9 +10,9 @@ import pytest
 from botocore.validate import ParamValidator
 
 from dormouse.settings.database import EmrStepsCompaction
-from dormouse.settings.lambdas import RunsEnvironment, load_environment
 from dormouse.settings.resources import RunResources
 from tests.assembly import CONFIGURATIONS, Assembly
+from tests.support.settings import RunsEnvironment, load_environment
 from tests.template import allowed, flat
 
 ENGINES = {"dev": "emr-serverless", "steps": "emr-ec2-steps", "transient": "emr-ec2-transient"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import parse
 from tests.assembly import CONFIGURATIONS, Assembly, settings, synthesize
+from tests.support.settings import parse
 
 All = Callable[[str], Assembly]
 PROXY_PORT, PORT = 5432, 5433

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dormouse.settings.config_file import parse
 from dormouse.settings.resources import state_parameter
 from tests.assembly import Assembly, synthesize
+from tests.support.settings import parse
 from tests.template import allowed
 
 RESOURCE_TYPE = "Custom::DormouseDatabaseGuard"

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from moto.events.models import EventPattern
 
-from dormouse.settings.lambdas import Environment, load_environment
+from dormouse.settings.lambdas import Environment
 from dormouse.settings.resources import RUNNING_PARAMETER, PauseResources, Resources, state_parameter
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
+from tests.support.settings import load_environment
 from tests.template import allowed, flat
 
 DAY_SECONDS = 86_400

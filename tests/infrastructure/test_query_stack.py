@@ -13,8 +13,9 @@ from dormouse.settings.database import QuerySettings
 from dormouse.settings.process import load_settings
 from dormouse.settings.resources import RUNNING_PARAMETER, QueryResources
 from dormouse.settings.section import CONNECT_SECONDS_MAX
-from dormouse.settings.service import SERVICE_PREFIX, ServiceSettings, load_service_settings
+from dormouse.settings.service import SERVICE_PREFIX, ServiceSettings
 from tests.assembly import CONFIGURATIONS, Assembly, Resource
+from tests.support.settings import load_service_settings
 from tests.template import allowed, flat
 
 QUERIED = ["prod", "steps", "transient"]

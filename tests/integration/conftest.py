@@ -16,11 +16,11 @@ from psycopg.conninfo import make_conninfo
 from queues import queue_numbers
 
 from dormouse.embedded import server
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.commits.postgres_queue import PostgresQueue
 from tests.cloudformation import CloudFormation
 from tests.databases import name_of
+from tests.support.commits import PostgresQueue
+from tests.support.embedded import EmbeddedPostgres
 
 
 @pytest.fixture

@@ -13,14 +13,13 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.aws.cost import Assumptions, estimate
 from dormouse.aws.keeper import keep
-from dormouse.aws.pause import pause, resume
 from dormouse.aws.query import sleeper_state
-from dormouse.aws.status import status
 from dormouse.postgres import session
-from dormouse.settings.config_file import parse
 from dormouse.settings.resources import AccessResources, resources_parameter
 from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
 from tests.integration.test_query_switch import asked, described, ran, step
+from tests.support.aws import pause, resume, status
+from tests.support.settings import parse
 
 STACK = "dormouse-dev-access"
 TOLD = AccessResources(stack=STACK, host="i-0123456789abcdef0", endpoints=2)

@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import ownership
 from dormouse.durability.incarnations import Process, records, this_process
 from dormouse.durability.ownership import Ownership, announced
 from dormouse.errors import InstanceIsACopy, InstanceLocked, InstanceTakenOver, InvalidInput
-from dormouse.jobs.claims import Claims
-from dormouse.objects import open_store
 from dormouse.payloads.days import leased
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.jobs import Claims
+from tests.support.objects import open_store
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)

@@ -18,14 +18,24 @@ from ingested import flights_table
 from query_lake import sql
 
 from dormouse.data.arrow_schema import arrow_type
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LONG, STRING, TIMESTAMP, DataType
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
-from dormouse.state.context import TableContext
-from dormouse.writing.compaction import compact
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.model import (
+    BOOLEAN,
+    BYTES,
+    DOUBLE,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    Field,
+    Schema,
+    TableProperties,
+)
+from tests.support.reading import query
+from tests.support.state import TableContext
+from tests.support.writing import compact
+from tests.support.writing import ingest_in_process as ingest
 
 NAN = math.nan
 VALUES: dict[DataType, tuple[Any, Any]] = {

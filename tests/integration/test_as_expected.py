@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
-from dormouse.api.table import Table
 from dormouse.client import connect
 from dormouse.errors import TableNotFound
 from tests.serving import serving
+from tests.support.api import Instance, Table
+from tests.support.rows import RowTable
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

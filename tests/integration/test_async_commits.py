@@ -15,22 +15,22 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import AttemptAbandoned, CommitFailed, CommitIdReused, CommitRejected
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.objects import open_store
-from dormouse.settings import Settings, load_settings
+from dormouse.settings import Settings
 from dormouse.state.commits import job_commits
 from dormouse.state.commits.apply import _TableBatch
 from dormouse.state.commits.job_commits import QueuedJobCommits
-from dormouse.state.commits.requests import ReplaceFileReferences, decode, encode
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.compaction_job import run_compaction
-from dormouse.writing.ingest import commit_files
+from dormouse.state.commits.requests import decode
 from tests.commits import add
 from tests.ingested import attempts
 from tests.state import assign, file, live, query, ref, replace, wait_until
+from tests.support.api import Instance
+from tests.support.commits import ReplaceFileReferences, encode
+from tests.support.objects import open_store
+from tests.support.settings import load_settings
+from tests.support.state import TableContext, WriteAttempt
+from tests.support.writing import commit_files, run_compaction
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 MERGE_PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

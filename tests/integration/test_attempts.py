@@ -13,12 +13,10 @@ from psycopg.errors import OutOfMemory
 from state import at_once, blocked, live, query, ref, transaction, wait_until
 
 from dormouse.errors import AttemptAbandoned, CommitOutcomeUnknown, ObjectStoreError, TableNotFound
-from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.postgres import run_transaction
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
 from dormouse.state.files import attempts as module
-from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
+from tests.support.objects import SKETCHES_SUFFIX
+from tests.support.state import Catalog, TableContext, WriteAttempt, WriteAttempts
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import boto3
 import pytest
 
-from dormouse.aws.aws import Aws, action
+from dormouse.aws.aws import action
 from dormouse.errors import InstanceError
+from tests.support.aws import Aws
 
 
 @pytest.mark.parametrize(

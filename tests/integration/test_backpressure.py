@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import CommitQueueFull
-from dormouse.objects import open_store
-from dormouse.settings import load_settings
 from dormouse.state.commits import apply
 from dormouse.state.commits.queue import AGE_MESSAGES_MIN, Gate, Marks, QueueDepth
 from tests.commits import add
 from tests.state import wait_until
+from tests.support.api import Instance
+from tests.support.objects import open_store
+from tests.support.settings import load_settings
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 MANY = 2 * AGE_MESSAGES_MIN

@@ -15,13 +15,13 @@ import pytest
 import xxhash
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.jobs.job import upload_name
-from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.state.files.holds import held
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.objects import SKETCHES_SUFFIX
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability.backups import MANIFEST, sweep
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
-from dormouse.state.commits.postgres_queue import PostgresQueue
 from dormouse.state.files.holds import held
 from tests.commits import add
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.commits import PostgresQueue
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)

@@ -13,17 +13,24 @@ from pruning import pruned
 
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidProperties
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.writing.compaction import compact
-from dormouse.writing.ingest import ingest
+from tests.support.model import (
+    BOOLEAN,
+    BYTES,
+    DOUBLE,
+    INT,
+    LIST,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    Field,
+    Schema,
+    TableProperties,
+)
+from tests.support.objects import open_store
+from tests.support.reading import query
+from tests.support.state import Catalog, TableContext, WriteAttempts
+from tests.support.writing import compact, ingest
 
 ORDERS = Schema(
     [Field("day", INT), Field("Order", LONG)],

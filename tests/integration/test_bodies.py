@@ -8,17 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.aws.schedules import garbage
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import CommitQueueError
-from dormouse.model.text import narrow_id
 from dormouse.state.commits import pointers
-from dormouse.state.commits.pointers import PointerQueue, made_at, sweep
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.requests import encode
+from dormouse.state.commits.pointers import made_at, sweep
 from tests.commits import add, replacement
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.commits import PointerQueue, PostgresQueue, encode
+from tests.support.model import narrow_id
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

@@ -13,7 +13,6 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import RowLockHeld, TableBusy
 from dormouse.postgres import ConnectionSupplier, run_statement, run_transaction, session
@@ -34,6 +33,7 @@ from dormouse.postgres.transaction import bounded, run_alone
 from tests.cooling import AT
 from tests.frozen import Frozen
 from tests.pooler import PGBOUNCER, pgbouncer
+from tests.support.api import Instance
 
 ROOT = Path(dm.__file__).parent
 NAMES = (IDLE, LOCK, STATEMENT, TRANSACTION)

@@ -17,7 +17,6 @@ from psycopg.conninfo import make_conninfo
 from psycopg.sql import Composed
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import TableBusy
 from dormouse.postgres import ConnectionSupplier, Query, session, transaction
 from dormouse.postgres.transaction import run_alone, run_transaction
@@ -25,6 +24,7 @@ from dormouse.state import catalog
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, assignment, files_of
 from tests.state import at_once, blocked, query, ref, wait_until
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 

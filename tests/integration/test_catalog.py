@@ -21,17 +21,12 @@ from dormouse.errors import (
     TableNotFound,
     TooManyRetries,
 )
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import BYTES, LIST, LONG, MAP, STRING
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, transaction
 from dormouse.postgres.queries import IdentifierPath, Query
 from dormouse.state import catalog as module
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.model import BYTES, LIST, LONG, MAP, STRING, Field, Schema, TableProperties
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, TableContext, WriteAttempts
 
 SCHEMA = Schema(
     [Field("k", LONG), Field("größe", BYTES)],

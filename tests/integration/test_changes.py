@@ -10,28 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import CutExpired, InvalidCut, InvalidQuery, ObjectNotFound
-from dormouse.model.cut import Cut, Position
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading.changes import changes
-from dormouse.sources.source import open_source
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history import changes as files_of
 from dormouse.state.history.changes import pages_between, span
-from dormouse.writing.compaction import compact
-from dormouse.writing.ingest import ingest, write_leaves
-from dormouse.writing.splitting import split
 from tests.small_tables import add as add_rows
 from tests.small_tables import made
+from tests.support.api import Instance, Table
+from tests.support.model import LONG, Cut, Field, Position, Schema, TableProperties
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, TableContext, WriteAttempts
+from tests.support.writing import compact, ingest, open_source, split, write_leaves
 
 SCHEMA = Schema([Field("key", LONG)], values=[Field("value", LONG)])
 NewTable = Callable[..., TableContext]

@@ -18,11 +18,11 @@ from histories import age
 from serving import metric, serving
 
 import dormouse as dm
-from dormouse.api.table import Table
 from dormouse.cli import console
 from dormouse.client import connect
 from dormouse.errors import InvalidCut
-from dormouse.state.history.moments import record_cut
+from tests.support.api import Table
+from tests.support.state import record_cut
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
 Cli = Callable[..., tuple[int, str, str]]

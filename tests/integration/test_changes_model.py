@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import ConsumerOvertaken, InvalidInput
-from dormouse.model.cut import Cut
 from dormouse.reading.changes import Consumer
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.moments import record_cut
 from tests.machines import run_machine
+from tests.support.api import Instance
+from tests.support.model import Cut
+from tests.support.state import LAYOUTS, record_cut
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 NAMES = st.sampled_from(["one", "two"])

@@ -13,17 +13,15 @@ from serving import serving
 from state import query
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.client import connect as connect_client
 from dormouse.errors import InvalidCut
 from dormouse.reading import changes, table_view
-from dormouse.sources.source import open_source
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history.moments import now, position_of
 from dormouse.state.history.retention import PastRestore, events_between
-from dormouse.writing.ingest import commit_files, write_leaves
 from tests.small_tables import add, keys, made
+from tests.support.api import Instance, Table
+from tests.support.state import LAYOUTS
+from tests.support.writing import commit_files, open_source, write_leaves
 
 Told = list[tuple[str, int]]
 

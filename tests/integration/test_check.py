@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import TableNotFound
-from dormouse.objects.names import SKETCHES_SUFFIX
 from tests.checked import LAYOUTS, PROMPT, SCHEMA, found, lake_of, names, names_of_leaves, rows, sql
 from tests.state import assign, at_once, query, ref
+from tests.support.api import Instance
+from tests.support.objects import SKETCHES_SUFFIX
 
 
 @pytest.fixture(params=LAYOUTS)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.api.instance import Instance
-from dormouse.objects.names import SKETCHES_SUFFIX
 from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, sql
+from tests.support.api import Instance
+from tests.support.objects import SKETCHES_SUFFIX
 
 
 @pytest.fixture(params=LAYOUTS)

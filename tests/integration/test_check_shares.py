@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import shares
 from dormouse.errors import DormouseError
 from tests.cooling import Model, key
 from tests.state import query
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 MONDAY = datetime(2026, 1, 5, 12, tzinfo=UTC)

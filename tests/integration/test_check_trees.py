@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import checking
 from dormouse.durability.checking import by_file
-from dormouse.model.text import narrow_id
-from dormouse.objects.names import SKETCHES_SUFFIX
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.model import narrow_id
+from tests.support.objects import SKETCHES_SUFFIX
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)])
 

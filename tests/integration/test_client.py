@@ -29,7 +29,7 @@ from dormouse.errors import (
     ObjectDamaged,
     TableNotFound,
 )
-from dormouse.model.region import Range, Region
+from tests.support.model import Range, Region
 
 MIXED = dm.Schema(
     row_keys=[dm.Field("k", dm.LONG)],

@@ -16,15 +16,14 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.durability.maintaining import InstanceRounds
 from dormouse.errors import PayloadDayBusy, RowLockHeld
 from dormouse.jobs import worker
 from dormouse.payloads import days
 from dormouse.postgres.leases import clock_jumps, restart_leases
-from dormouse.state.history.moments import record_cut
 from tests.state import query
+from tests.support.api import Instance, Table
+from tests.support.state import record_cut
 from tests.working import Working, until
 
 DAYS = 5

@@ -14,17 +14,16 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
 from dormouse.objects import store as store_module
 from dormouse.settings.deployment import RECEIVES_LEAST
-from dormouse.state.commits.pointers import PointerQueue, object_of
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.requests import CommitRequest, encode
+from dormouse.state.commits.pointers import object_of
 from lambdas.commit import handler
 from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
 from tests.commits import add, assignment, compaction, replacement
 from tests.state import at_once, live, query, wait_until
+from tests.support.api import Instance
+from tests.support.commits import CommitRequest, PointerQueue, PostgresQueue, encode
 
 ROOT = Path(__file__).parents[2]
 

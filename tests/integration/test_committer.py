@@ -11,21 +11,10 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
-from dormouse.objects import open_store
-from dormouse.settings import load_settings
 from dormouse.state.commits import apply, handling
 from dormouse.state.commits import committer as committer_module
-from dormouse.state.commits.committer import Committer
-from dormouse.state.commits.requests import (
-    AddFiles,
-    DeleteCollectedFiles,
-    ReplaceFileReferences,
-    SplitFileReferences,
-    SplitPartition,
-    encode,
-)
+from dormouse.state.commits.requests import SplitFileReferences, SplitPartition
 from tests.commits import (
     add,
     assignment,
@@ -38,6 +27,10 @@ from tests.commits import (
     states,
 )
 from tests.state import file, live, query, ref, replace, split, wait_until
+from tests.support.api import Instance
+from tests.support.commits import AddFiles, Committer, DeleteCollectedFiles, ReplaceFileReferences, encode
+from tests.support.objects import open_store
+from tests.support.settings import load_settings
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

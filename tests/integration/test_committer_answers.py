@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.state.commits import apply, handling
 from dormouse.state.commits.outcomes import commit_statuses
-from dormouse.state.commits.requests import ReplaceFileReferences
 from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement, send_raw, states
 from tests.state import replace
+from tests.support.api import Instance
+from tests.support.commits import ReplaceFileReferences
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

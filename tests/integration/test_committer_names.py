@@ -9,15 +9,15 @@ from uuid import uuid4
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import TableNotFound
 from dormouse.state.commits import commit_queues
-from dormouse.state.commits.apply import Tables, apply
+from dormouse.state.commits.apply import apply
 from dormouse.state.commits.commit_queues import _send_all, _Sending
 from dormouse.state.commits.queue import TablesRenamed
-from dormouse.state.commits.requests import Envelope, encode
 from tests.commits import add, assignment, drained, files_of, replacement, states
 from tests.state import CountingSupplier, query, wait_until
+from tests.support.api import Instance
+from tests.support.commits import Envelope, Tables, encode
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

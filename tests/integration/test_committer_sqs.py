@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance, connect
 from dormouse.errors import CommitQueueError
 from tests.commits import add, compaction
 from tests.state import live
+from tests.support.api import Instance, connect
 
 NewQueue = Callable[..., str]
 

@@ -11,15 +11,15 @@ import pytest
 from psycopg import errors as pg
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.queries import execute_each
 from dormouse.state.commits import apply as applying
-from dormouse.state.commits.apply import Tables, apply
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.requests import CommitRequest, Envelope, decode
+from dormouse.state.commits.apply import apply
+from dormouse.state.commits.requests import decode
 from tests.commits import add, assignment, compaction, files_of, replacement
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.commits import CommitRequest, Envelope, PostgresQueue, Tables
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 NAMES = ("a", "b", "c", "d")

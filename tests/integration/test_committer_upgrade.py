@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceTooNew
-from dormouse.objects import open_store
-from dormouse.settings import load_settings
 from dormouse.state.commits import committer as committer_module
-from dormouse.state.commits.committer import Committer
-from dormouse.state.commits.requests import encode
 from tests.commits import add, assignment, compaction, files_of, send_raw, states
 from tests.state import query, wait_until
+from tests.support.api import Instance
+from tests.support.commits import Committer, encode
+from tests.support.objects import open_store
+from tests.support.settings import load_settings
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

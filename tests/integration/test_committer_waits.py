@@ -14,7 +14,6 @@ from psycopg import errors as pg
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import (
     CommitOutcomeUnknown,
     ConnectionsExhausted,
@@ -25,12 +24,13 @@ from dormouse.errors import (
     TooManyRetries,
 )
 from dormouse.state.commits import committer as committer_module
-from dormouse.state.commits.apply import Tables, apply
-from dormouse.state.commits.committer import Committer, CommitterOptions
+from dormouse.state.commits.apply import apply
+from dormouse.state.commits.committer import CommitterOptions
 from dormouse.state.commits.outcomes import CommitOutcome, only_waits
-from dormouse.state.commits.requests import Envelope
 from tests.commits import add, assignment, drained, files_of, replacement
 from tests.state import CountingSupplier, query, wait_until
+from tests.support.api import Instance
+from tests.support.commits import Committer, Envelope, Tables
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}

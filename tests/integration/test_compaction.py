@@ -14,21 +14,14 @@ import pytest
 from data_files import SKETCHES, add_file, keys_in, objects_of
 from state import assign, at_once, query, unreferenced, wait_until
 
-from dormouse.data.sketches import FileSketches
 from dormouse.errors import CommitOutcomeUnknown, InvalidInput
-from dormouse.model.region import encode_key
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.writing import compaction_job as task
-from dormouse.writing.compaction import compact, compact_in_threads
-from dormouse.writing.compaction_job import run_compaction
+from dormouse.writing.compaction import compact_in_threads
+from tests.support.model import LONG, Field, Schema, TableProperties, encode_key
+from tests.support.objects import ObjectStore
+from tests.support.state import Catalog, CompactionJob, TableContext, WriteAttempts
+from tests.support.writing import FileSketches, compact, run_compaction
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

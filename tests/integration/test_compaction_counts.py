@@ -13,13 +13,13 @@ from data_files import rows_of as rows
 from state import query
 
 from dormouse.model.file_reference import SplitFileReferenceRequest
-from dormouse.state.context import TableContext
 from dormouse.writing import compaction_job as task
 from dormouse.writing import merge
-from dormouse.writing.compaction import compact
-from dormouse.writing.compaction_job import CompactionResult, run_compaction
-from dormouse.writing.ingest import ingest_in_process as ingest
+from dormouse.writing.compaction_job import CompactionResult
 from dormouse.writing.parquet_file import FileFacts
+from tests.support.state import TableContext
+from tests.support.writing import compact, run_compaction
+from tests.support.writing import ingest_in_process as ingest
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -14,12 +14,10 @@ from state import query
 
 from dormouse.data.file_checks import digest_of_object
 from dormouse.errors import ObjectDamaged
-from dormouse.state.context import TableContext
 from dormouse.writing import compaction_job
-from dormouse.writing.compaction import compact
-from dormouse.writing.compaction_job import run_compaction
-from dormouse.writing.ingest import ingest_in_process as ingest
-from dormouse.writing.merge import merge_sorted
+from tests.support.state import TableContext
+from tests.support.writing import compact, merge_sorted, run_compaction
+from tests.support.writing import ingest_in_process as ingest
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import pytest
 from state import assign, at_once, blocked, check, jobs_of, live, query, ref, replace, transaction, wait_until
 
-from dormouse.state.context import TableContext
+from tests.support.state import TableContext
 
 Files = list[tuple[int, str]]
 """(rows, filename)"""

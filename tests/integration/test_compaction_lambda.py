@@ -12,17 +12,18 @@ import pytest
 from moto import mock_aws
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.aws.schedules import runs as system_runs
 from dormouse.aws.schedules.runs import RunList, RunTable
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.objects import open_store
 from dormouse.objects import store as store_module
-from dormouse.settings.lambdas import CompactionEnvironment, RunsEnvironment
+from dormouse.settings.lambdas import CompactionEnvironment
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from lambdas import compaction, runs
 from tests.aws_lambda import Context, lambda_service, metrics_in
 from tests.state import jobs_of, ref
+from tests.support.api import Instance
+from tests.support.objects import open_store
+from tests.support.settings import RunsEnvironment
 
 EXECUTION = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:one"}
 OTHER = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:two"}

@@ -12,15 +12,14 @@ import psycopg
 import pytest
 from state import assign, at_once, blocked, jobs_of, query, ref, replace, transaction, wait_until
 
-from dormouse.api.instance import Instance
 from dormouse.durability import erasing
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.migrate import MIGRATIONS, migrate
-from dormouse.state.context import TableContext
 from dormouse.state.files import compaction_jobs
 from dormouse.state.files.compaction_jobs import ReleasedJobs, tables_of_run
-from dormouse.state.files.deletions import Erasure
 from tests.small_tables import add, keys, made
+from tests.support.api import Instance
+from tests.support.state import Erasure, TableContext
 
 LAYOUTS = ["file_table", "salted_counts", "dummy_reference"]
 ALIVE_SECONDS = 3600.0

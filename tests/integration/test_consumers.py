@@ -9,8 +9,6 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance, connect
-from dormouse.api.table import Table
 from dormouse.errors import (
     ConsumerExpired,
     ConsumerOvertaken,
@@ -21,8 +19,8 @@ from dormouse.errors import (
 )
 from dormouse.reading.changes import Consumer
 from dormouse.state.files import holds
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.moments import record_cut
+from tests.support.api import Instance, Table, connect
+from tests.support.state import LAYOUTS, record_cut
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 

@@ -29,10 +29,8 @@ from state import (
 from dormouse.errors import InvalidInput, TableNotFound
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.layout import layout as known_layout
+from tests.support.state import LAYOUTS, Catalog, TableContext
 
 PAIRS = list(permutations(LAYOUTS, 2))
 pairs = pytest.mark.parametrize(("source", "target"), PAIRS, ids=[f"{a} to {b}" for a, b in PAIRS])

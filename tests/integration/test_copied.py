@@ -16,27 +16,21 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from state import assign, query, ref, replace
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import _binaries
 from dormouse.errors import ConsumerExpired, CutExpired, InstanceError, InstanceReadOnly
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.deletions import Erasure
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.store import KeyBounds
 from dormouse.state.files.totals import Totals
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.consumers import Consumers
 from dormouse.state.history.moments import restore
+from tests.support.api import Instance
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, Erasure, TableContext, WriteAttempts
 
 FAR = 1_000_000
 """More transactions than any test has."""

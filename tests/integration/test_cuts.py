@@ -12,13 +12,12 @@ import psycopg
 import pytest
 from state import blocked, case, query, ref, remove, split, transaction, wait_until
 
-from dormouse.model.cut import Cut, Position
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.store import KeyBounds
 from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import size_between
+from tests.support.model import Cut, Position
+from tests.support.state import LAYOUTS, TableContext
 
 NewTable = Callable[..., TableContext]
 

@@ -10,13 +10,10 @@ import pytest
 from databases import Databases, name_of
 
 from dormouse.errors import InstanceError
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.files.attempts import WriteAttempts
+from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.objects import open_store
+from tests.support.state import Catalog, WriteAttempts
 
 
 def scrambled(path: Path) -> None:

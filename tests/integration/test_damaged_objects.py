@@ -16,12 +16,11 @@ import pytest
 from query_lake import Lake, sql
 
 from dormouse.errors import ObjectDamaged, ObjectNotFound
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
-from dormouse.objects import ObjectStore
-from dormouse.reading.executor import query
 from dormouse.reading.sql.views import opened
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.model import LONG, STRING, Field, Schema
+from tests.support.objects import ObjectStore
+from tests.support.reading import query
+from tests.support.writing import ingest_in_process as ingest
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
 Reader = Callable[[Lake], Any]

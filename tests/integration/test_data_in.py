@@ -22,17 +22,17 @@ from psycopg.conninfo import make_conninfo
 from served import service
 
 import dormouse as dm
-from dormouse.api.instance import Instance, connect
 from dormouse.cli.loading import _made
 from dormouse.client import connect as connect_service
 from dormouse.errors import CommitFailed, InvalidData, InvalidProperties, TableNotFound
-from dormouse.objects import open_store
 from dormouse.postgres import run_transaction
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.state.files.attempts import numbering
 from dormouse.writing import ingest as ingest_module
 from tests.conftest import BUCKET
 from tests.state import query
+from tests.support.api import Instance, connect
+from tests.support.objects import open_store
 
 NAMES = ["a.b", "c d", 'e"f', "g'h", "i-j", "100%", "@timestamp", "1st", "e\u0301", "sp`k", "x,y", "br[0]"]
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from dormouse.aws.aws import Aws
 from dormouse.aws.dead_letters import dead_letters
-from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from dormouse.settings.resources import CommitResources, Resources
-from dormouse.state.commits.requests import AddFiles, encode
 from tests.deployed import REGION, Deployed, StubSession, deploy
 from tests.state import file, ref
+from tests.support.aws import Aws, DeployedInstance
+from tests.support.commits import AddFiles, encode
 
 GOOD = encode(AddFiles(commit_id="good", table="t", files=(file("a", ref("a")),)), table_id=1)
 TOO_NEW = json.dumps({**json.loads(GOOD), "version": 999})

@@ -12,14 +12,12 @@ import pytest
 from state import query
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidProperties, InvalidQuery
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql.selects import SCANS_MAX, read_together
-from dormouse.reading.table_view import plan_query
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.writing import compaction_job, ingest
+from tests.support.api import Instance, Table
+from tests.support.reading import KeyRanges, plan_query
+from tests.support.state import LAYOUTS
 
 NAN = float("nan")
 SCHEMA = dm.Schema(

@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
 from dormouse.reading import changes, table_view
 from dormouse.reading.planner import QueryPlan, Reach
 from dormouse.reading.where import deletions_of
 from dormouse.state.files import deletions as files_deletions
-from dormouse.state.files.deletions import Deletions, Erasure
-from dormouse.state.files.store import FileReferenceStore, PlannedRows
+from dormouse.state.files.deletions import Deletions
+from dormouse.state.files.store import PlannedRows
 from dormouse.state.history.retention import PastDeletion
 from dormouse.writing import compaction_job, divided_compaction, looking
 from dormouse.writing.compaction_job import JobDeletions
 from tests.integration.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
 from tests.machines import finds_what_is_wrong
+from tests.support.api import Instance
+from tests.support.state import Erasure, FileReferenceStore
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 

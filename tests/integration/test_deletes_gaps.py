@@ -14,8 +14,9 @@ from dormouse.client import connect
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.postgres.migrate import settle
 from dormouse.reading.deleting import DeleteReport
-from dormouse.reading.where import CONDITION_BYTES_MAX, condition_of, question
+from dormouse.reading.where import CONDITION_BYTES_MAX, condition_of
 from tests.serving import serving
+from tests.support.reading import question
 from tests.texts import SCHEMA, data, keys, made
 
 HOSTILE = [

@@ -21,7 +21,6 @@ from hypothesis.stateful import (
 )
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import (
     CutExpired,
     FileReferenceAssignedToJob,
@@ -29,19 +28,16 @@ from dormouse.errors import (
     ObjectNotFound,
     ReplaceRequestsFailed,
 )
-from dormouse.model.cut import Cut
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.reading.sql import selects
-from dormouse.sources.source import open_source
-from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.compaction_jobs import CompactionJob
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.moments import record_cut
 from dormouse.writing import compaction_job as task
 from dormouse.writing.compaction_job import JobDeletions
-from dormouse.writing.ingest import commit_files, write_leaves
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
+from tests.support.api import Instance
+from tests.support.model import Cut
+from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
+from tests.support.writing import commit_files, open_source, write_leaves
 
 EXAMPLES, STEPS = 6, 15
 SCHEMA = dm.Schema(

@@ -15,16 +15,14 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.model.file_reference import FileWithReferences
-from dormouse.sources.source import open_source
-from dormouse.state.commits.requests import AddFiles
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.store import KeyBounds
-from dormouse.writing.ingest import write_leaves
 from tests.commits import assignment
 from tests.state import query, wait_until
+from tests.support.api import Instance, Table
+from tests.support.commits import AddFiles
+from tests.support.state import LAYOUTS
+from tests.support.writing import open_source, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("number", dm.LONG)])
 KEYS, INGESTS, DELETES, JOBS = 4, 12, 8, 6

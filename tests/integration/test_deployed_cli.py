@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from moto import mock_aws
 
-from dormouse.state.commits.requests import AddFiles, encode
 from tests.deployed import REGION, Deployed, deploy
 from tests.state import file, ref
+from tests.support.commits import AddFiles, encode
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -12,11 +12,11 @@ import pytest
 from moto import mock_aws
 
 from dormouse.aws import destroy as destruction
-from dormouse.aws.aws import Aws
 from dormouse.aws.destroy import Doomed, destroy, doomed
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.config_file import parse
 from dormouse.settings.deployment import DeploymentSettings
+from tests.support.aws import Aws
+from tests.support.settings import parse
 
 REGION = "eu-west-1"
 CONFIG = Path(__file__).parents[2] / "config"

@@ -11,13 +11,13 @@ import psycopg
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceReadOnly, InvalidCommitRequest, InvalidInput, TableNotFound
 from dormouse.postgres.queries import execute_each
 from dormouse.state.commits import apply
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, compaction, files_of, replacement
 from tests.state import at_once, query, wait_until
+from tests.support.api import Instance
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

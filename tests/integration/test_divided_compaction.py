@@ -11,14 +11,7 @@ from data_files import add_file, keys_in, objects_of
 from keyed_tables import delete_keys, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import JobFailed
-from dormouse.model.region import Region
-from dormouse.model.schema import Field
-from dormouse.model.types import LONG, STRING
-from dormouse.objects import ObjectStore
-from dormouse.state.context import TableContext
-from dormouse.state.files.compaction_jobs import CompactionJob
 from dormouse.writing.compaction_job import CompactionResult
 from dormouse.writing.divided_compaction import (
     CheckInputs,
@@ -27,6 +20,10 @@ from dormouse.writing.divided_compaction import (
     key_ranges,
     run_divided,
 )
+from tests.support.api import Instance
+from tests.support.model import LONG, STRING, Field, Region
+from tests.support.objects import ObjectStore
+from tests.support.state import CompactionJob, TableContext
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

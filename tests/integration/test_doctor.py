@@ -11,12 +11,12 @@ import pytest
 from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
-from dormouse.aws.aws import Aws
 from dormouse.aws.doctor import BOOTSTRAP, _Account, examine
 from dormouse.aws.machine_checks import Check, machine
-from dormouse.settings.config_file import parse
 from dormouse.settings.resources import state_parameter
 from tests.assembly import EXISTING_VPC
+from tests.support.aws import Aws
+from tests.support.settings import parse
 
 REGION = "eu-west-1"
 

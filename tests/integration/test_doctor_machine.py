@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dormouse.aws.machine_checks import image, machine, packages
-from dormouse.settings.config_file import parse
+from tests.support.settings import parse
 
 
 def results(checks: Any) -> list[tuple[str, str]]:

@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.durability.erasing import _Erasing
 from dormouse.writing.looking import look_at
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

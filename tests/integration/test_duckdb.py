@@ -22,14 +22,12 @@ from query_lake import COUNTS, NOON, SCHEMA, Lake, four_leaves, ordered, row
 
 import dormouse as dm
 from dormouse.errors import InvalidQuery
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, LONG, MAP, STRING, TIMESTAMP
-from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
 from dormouse.reading.sql import views
 from dormouse.reading.where import Where
+from tests.support.model import BOOLEAN, BYTES, DOUBLE, LONG, MAP, STRING, TIMESTAMP, Field, Range, Schema
+from tests.support.objects import ObjectStore
+from tests.support.reading import query
 
 NUMBERS = [None, -math.inf, -2.5, -0.0, 0.0, 1.0, 2.0, math.inf, math.nan]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError
+from tests.support.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.slow
 

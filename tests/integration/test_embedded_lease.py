@@ -19,8 +19,8 @@ from embedded import OTHER_PROCESS, ask, leave, other_process, postmaster, runs,
 
 from dormouse.embedded import postgres, running
 from dormouse.embedded import running as locks
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked
+from tests.support.embedded import EmbeddedPostgres
 
 ELSEWHERE = ["unshare", "--pid", "--ipc", "--mount", "--uts", "--fork", "--mount-proc"]
 

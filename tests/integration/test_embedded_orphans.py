@@ -17,9 +17,9 @@ import pytest
 from embedded import OTHER_PROCESS, ask, other_process, postmaster, runs, said
 
 from dormouse.embedded import running
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import Server
 from dormouse.errors import InstanceLocked
+from tests.support.embedded import EmbeddedPostgres
 
 SOON_SECONDS = 20
 """Far less than a test may take, and more than a recovery takes on a busy machine."""

@@ -18,10 +18,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded import server as server_log
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InstanceLocked, InstanceTooNew, NotAnInstance
 from dormouse.postgres import ConnectionSupplier
 from tests.state import wait_until
+from tests.support.embedded import EmbeddedPostgres
 
 
 def test_a_new_folder_gets_a_durable_server_of_version_18(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from embedded import NOBODY, as_ordinary_user, ask
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError
+from tests.support.embedded import EmbeddedPostgres
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="acts as several users")
 

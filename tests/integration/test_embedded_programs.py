@@ -14,9 +14,9 @@ from embedded import NOBODY, as_ordinary_user, ask
 
 from dormouse.embedded import owner
 from dormouse.embedded import server as embedded_server
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.running import close_lock, open_lock, try_lock
 from dormouse.errors import InstanceError
+from tests.support.embedded import EmbeddedPostgres
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="acts as several users"),

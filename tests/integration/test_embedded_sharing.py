@@ -19,12 +19,12 @@ from embedded import ask, leave, other_process, postmaster, runs, said
 from state import wait_until
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.embedded import server as embedded_server
 from dormouse.embedded.local import FORMAT, MARKER
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.embedded.server import Server
 from dormouse.errors import InstanceError
+from tests.support.api import Instance
+from tests.support.embedded import EmbeddedPostgres
 
 
 def lake(folder: Path) -> Instance:

@@ -12,10 +12,10 @@ from emr_runs import ARN, COMMON, LABEL, REGION, ROLE, new_run, set_credentials,
 from moto import mock_aws
 
 from dormouse.aws import emr
-from dormouse.aws.aws import Aws
 from dormouse.aws.spark_submit import Run
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings.lambdas import RunsEnvironment
+from tests.support.aws import Aws
+from tests.support.settings import RunsEnvironment
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from moto import mock_aws
 from state import at_once
 
 from dormouse.aws import emr, emr_clusters
-from dormouse.aws.aws import Aws
-from dormouse.settings.lambdas import RunsEnvironment
+from tests.support.aws import Aws
+from tests.support.settings import RunsEnvironment
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.durability.erasing import EraseReport, _Erasing
 from dormouse.errors import CutExpired, InvalidInput, InvalidQuery, JobFailed, ObjectNotFound, TableBusy
-from dormouse.sources.source import open_source
-from dormouse.state.files.deletions import Erasure
 from dormouse.state.files.holds import held
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.writing.ingest import commit_files, write_leaves
+from tests.support.api import Instance, Table
+from tests.support.state import LAYOUTS, Erasure
+from tests.support.writing import commit_files, open_source, write_leaves
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.STRING), dm.Field("v", dm.LONG)])
 GONE = "person 3"
@@ -109,7 +106,7 @@ def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Inst
         pass
     leaf = table.partitions.leaves()[0]
     table._context.jobs.create_of_shared([leaf.partition_id])
-    from dormouse.writing.compaction import compact
+    from tests.support.writing import compact
 
     compact(table._context, create=False)
     expected = [one for one in people(table) if one[1] != GONE]
@@ -146,7 +143,7 @@ def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: 
     report = quick(table)
     assert report.is_finished
     assert is_erased(tmp_path)
-    from dormouse.writing.compaction_job import run_compaction
+    from tests.support.writing import run_compaction
 
     assert run_compaction(context, job, 0).outcome == "superseded"
     assert is_erased(tmp_path)

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability.backups import MANIFEST
 from dormouse.durability.erasing import EraseReport
 from tests.state import query
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("who", dm.STRING)])
 

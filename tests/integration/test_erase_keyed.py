@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from keyed_tables import begun, delete_keys, keyed, seen, upsert
 
-from dormouse.api.instance import Instance
 from dormouse.durability.erasing import _Erasing
-from dormouse.state.files.deletions import Erasure
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.state import Erasure
 
 
 @pytest.mark.parametrize("seconds", [0, 60], ids=["before", "before the deletion was committed"])

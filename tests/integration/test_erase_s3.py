@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import connect
 from dormouse.aws.aws import AwsRefused
 from dormouse.aws.versions import Versions
 from dormouse.errors import InstanceError
+from tests.support.api import connect
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("who", dm.LONG)])
 GONE = 3

@@ -15,18 +15,16 @@ import pytest
 
 import dormouse as dm
 from dormouse import errors
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.client import Client, connect
 from dormouse.errors import DormouseError
 from dormouse.errors.base import Told
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
 from dormouse.objects.names import hiding
 from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
 from dormouse.verbs.long_work import functions
 from tests.serving import serving
+from tests.support.api import Instance, Table
+from tests.support.model import LONG, STRING, Field, Schema
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
 CLASSES = sorted(

@@ -13,16 +13,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import sorted_session, table_file
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import BOOLEAN, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
-from dormouse.objects import open_store
 from dormouse.writing import parquet_file
 from dormouse.writing.leaf_files import LeafFiles
-from dormouse.writing.merge import merge_sorted
 from dormouse.writing.parquet_file import SAMPLE_ROWS, FileShape
+from tests.support.model import (
+    BOOLEAN,
+    DOUBLE,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    TIMESTAMP,
+    Field,
+    Schema,
+    TableProperties,
+)
+from tests.support.objects import open_store
+from tests.support.reading import arrow_schema
+from tests.support.writing import merge_sorted
 
 SCHEMA = Schema(
     [Field("id", LONG)],

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from keyed_tables import keyed, seen, upsert
 
-from dormouse.api.instance import Instance
 from dormouse.errors import NotWhole
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.api import Instance
+from tests.support.state import LAYOUTS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -23,11 +23,10 @@ from state import (
     wait_until,
 )
 
-from dormouse.state.context import TableContext
 from dormouse.state.files import garbage, removal_log
-from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.garbage import GarbageCollector
 from dormouse.state.files.holds import lock_history
+from tests.support.state import FileChecks, TableContext
 
 
 @pytest.fixture(autouse=True)

@@ -12,18 +12,18 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.aws.schedules.garbage import FAILED_AGAIN_SECONDS, collect
 from dormouse.aws.schedules.work import Record, Schedule, Turn, utc_now
 from dormouse.durability import shares
 from dormouse.objects import store as store_module
 from dormouse.state.files import removal_log
 from dormouse.state.files.garbage import GarbageCollector
-from dormouse.state.files.layout import LAYOUTS
 from lambdas.garbage import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in
 from tests.state import file, query, wait_until
+from tests.support.api import Instance
+from tests.support.state import LAYOUTS
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 

@@ -14,10 +14,10 @@ import pytest
 from histories import Story, write
 
 import dormouse as dm
-from dormouse.model.region import Range, Region
-from dormouse.state.context import TableContext
 from dormouse.state.history.epochs import Epochs, keys_of
 from dormouse.state.history.epochs import page as page_of
+from tests.support.model import Range, Region
+from tests.support.state import TableContext
 
 Cli = Callable[..., tuple[int, str, str]]
 

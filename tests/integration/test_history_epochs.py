@@ -21,9 +21,9 @@ from dormouse.errors import (
     MetadataDamaged,
     PartitionNotFound,
 )
-from dormouse.state.context import TableContext
 from dormouse.state.history import epochs as module
 from dormouse.state.history.epochs import Epochs
+from tests.support.state import TableContext
 from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]
@@ -250,7 +250,7 @@ LONG_HISTORY = 12_000
 @pytest.fixture(scope="module")
 def long_history(new_table_in: Callable[..., TableContext], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Ten leaves, each of which is replaced by another in its turn; with running totals."""
-    from dormouse.objects import open_store
+    from tests.support.objects import open_store
 
     table = new_table_in(open_store(tmp_path_factory.mktemp("objects")))
     story = Story(points=range(1, 10))

@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from trees import below, partitions_of
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import CutExpired, EpochNotFound, InvalidCut, NotWhole
-from dormouse.model.cut import Cut
 from dormouse.state.files import garbage
-from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
+from tests.support.api import Instance
+from tests.support.model import Cut
+from tests.support.state import LAYOUTS
 
 KEYS = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 EXAMPLES, STEPS = 3, 20

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import CutExpired, InvalidCut, PartitionNotFound, TableNotFound
 from dormouse.reading import executor
 from dormouse.state.files.shapes import Shapes
 from dormouse.state.history.epochs import EpochRecord
+from tests.support.api import Instance
+from tests.support.reading import arrow_schema
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

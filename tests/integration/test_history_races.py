@@ -16,19 +16,16 @@ from state import assign, blocked, query, ref, remove, transaction, wait_until
 from state import replace as replace_by_none
 
 from dormouse.errors import CutExpired, InvalidCut
-from dormouse.model.region import Range
 from dormouse.reading.changes import Consumer
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.table_view import plan_query
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.history import changes, moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.changes import changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers
 from dormouse.state.history.moments import restore
 from dormouse.state.history.retention import truncate
+from tests.support.model import Range
+from tests.support.reading import KeyRanges, plan_query
+from tests.support.state import LAYOUTS, FileReferenceStore, TableContext
 
 NewTable = Callable[..., TableContext]
 

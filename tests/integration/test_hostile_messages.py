@@ -14,13 +14,13 @@ import pytest
 
 import dormouse as dm
 from dormouse import errors
-from dormouse.api.instance import Instance
 from dormouse.state.commits.outcomes import CommitOutcome
-from dormouse.state.commits.requests import encode
-from dormouse.state.files.layout import LAYOUTS
 from tests.commits import add, send_raw
 from tests.hostile_messages import Forger
 from tests.state import live, query
+from tests.support.api import Instance
+from tests.support.commits import encode
+from tests.support.state import LAYOUTS
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 OWN_ID = 57

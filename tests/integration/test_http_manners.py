@@ -11,11 +11,10 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.client import connect
 from dormouse.objects.names import hiding, without_paths
 from tests.serving import serving
+from tests.support.api import Instance, Table
 from tests.working import until
 
 

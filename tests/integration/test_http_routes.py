@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.service.app import create_app
-from dormouse.settings.service import load_service_settings
 from tests.serving import serving, stand_in
+from tests.support.api import Instance
+from tests.support.settings import load_service_settings
 from tests.working import until
 
 APP = create_app(stand_in(check_reachable=None), load_service_settings(sql_workers=0, job_threads=0))

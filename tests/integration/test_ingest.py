@@ -38,10 +38,10 @@ from dormouse.errors import (
     ObjectStoreError,
 )
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
-from dormouse.writing.ingest import ingest as ingest_anywhere
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.state import TableContext
+from tests.support.writing import ingest as ingest_anywhere
+from tests.support.writing import ingest_in_process as ingest
 
 WRITING = ["one_file_per_leaf", "one_reference_per_leaf"]
 NewTable = Callable[..., TableContext]

@@ -16,10 +16,10 @@ from ingested import check_untouched, flights, flights_table
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
 from dormouse.writing import leaf_files, parquet_file
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.state import TableContext
+from tests.support.writing import ingest_in_process as ingest
 
 
 @pytest.fixture(params=["one_file_per_leaf", "one_reference_per_leaf"])

@@ -15,12 +15,11 @@ from ingested import PLAIN, check_holds, check_untouched, flights, flights_table
 
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.model import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field, Schema
+from tests.support.state import TableContext
+from tests.support.writing import ingest_in_process as ingest
 
 KINDS = {
     "int": (INT, pa.array(range(-500, 500), pa.int32())),

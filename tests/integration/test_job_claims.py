@@ -14,13 +14,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from dormouse.errors import CommitOutcomeUnknown, JobCancelled, JobLost, PayloadUnavailable
-from dormouse.jobs import JobStore, Progress, claims
+from dormouse.jobs import claims
 from dormouse.jobs import worker as workers
-from dormouse.jobs.claims import Claims, Ending
+from dormouse.jobs.claims import Ending
 from dormouse.jobs.job import Claim, read_requests
 from dormouse.jobs.worker import Sight
 from dormouse.payloads.rows import write
 from dormouse.postgres import ConnectionSupplier
+from tests.support.jobs import Claims, JobStore, Progress
 from tests.working import PATIENCE_SECONDS, Working, job_store, until
 
 LEASE_SECONDS = 3_600.0

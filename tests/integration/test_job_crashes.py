@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from dormouse.jobs import JobStore, Progress, Worker
-from dormouse.jobs.claims import Claims, KindsBusy
+from dormouse.jobs import Worker
+from dormouse.jobs.claims import KindsBusy
 from dormouse.postgres import ConnectionSupplier
 from tests.job_worker import LEASE_SECONDS, hold, job_worker
+from tests.support.jobs import Claims, JobStore, Progress
 from tests.working import Working, job_store, until
 
 

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 import dormouse as dm
-from dormouse.jobs import JobStore, Progress
 from dormouse.jobs import runs as pulses
 from dormouse.jobs import worker as workers
-from dormouse.jobs.claims import DEATHS_MAX, Claims, Ending
+from dormouse.jobs.claims import DEATHS_MAX, Ending
 from dormouse.jobs.job import Claim
 from dormouse.postgres import ConnectionSupplier
 from tests.state import query
+from tests.support.jobs import Claims, JobStore, Progress
 from tests.working import Working, job_store, until
 
 LEASE_SECONDS = 3_600.0

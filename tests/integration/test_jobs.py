@@ -22,9 +22,9 @@ from dormouse.errors import (
     JobNotFound,
     PayloadNotFound,
 )
-from dormouse.jobs import JobStore, Progress
 from dormouse.jobs.runs import Run
 from dormouse.postgres import ConnectionSupplier
+from tests.support.jobs import JobStore, Progress
 from tests.working import Working, job_store, until
 
 UUID = "3f0c7f1e-9a5d-4b1e-8f53-0d5a5a7f6a01"

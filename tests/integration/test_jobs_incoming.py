@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import ObjectStoreError
 from dormouse.objects import folder as beneath
-from dormouse.objects import open_store
 from dormouse.objects.names import hiding
 from tests.serving import http_get, serving
+from tests.support.api import Instance
+from tests.support.objects import open_store
 from tests.working import until
 
 SECRET = "secret-line-of-another-file"  # noqa: S105

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 )
 
 from dormouse.errors import CommitIdReused
-from dormouse.jobs import JobStore
-from dormouse.jobs.claims import DEATHS_MAX, Claims, Ending
+from dormouse.jobs.claims import DEATHS_MAX, Ending
 from dormouse.jobs.job import Claim
 from dormouse.postgres import ConnectionSupplier
+from tests.support.jobs import Claims, JobStore
 from tests.working import job_store
 
 KINDS = ("a", "b")

@@ -14,18 +14,18 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn
 from dormouse.errors import InvalidData, InvalidInput, PayloadNotFound
-from dormouse.jobs import Job, JobStore, claims, worker
+from dormouse.jobs import Job, claims, worker
 from dormouse.jobs.claims import roll
 from dormouse.jobs.job import answer_name
-from dormouse.objects import ObjectStore
 from dormouse.objects.store import note_activity
-from dormouse.payloads import PayloadStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files import round_reports
+from tests.support.api import Instance
+from tests.support.jobs import JobStore, PayloadStore
+from tests.support.objects import ObjectStore
 from tests.working import PATIENCE_SECONDS, Working, until
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("k", dm.LONG)])

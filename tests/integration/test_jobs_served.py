@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import (
     InstanceReadOnly,
@@ -28,11 +27,12 @@ from dormouse.errors import (
     JobNotFound,
     TableNotFound,
 )
-from dormouse.jobs.claims import Claims
 from dormouse.jobs.job import answer_name
-from dormouse.objects import ObjectStore
 from dormouse.verbs.long_work import functions
 from tests.serving import serving
+from tests.support.api import Instance
+from tests.support.jobs import Claims
+from tests.support.objects import ObjectStore
 from tests.working import until
 
 ROWS = pa.table({"k": pa.array(range(1_000), pa.int64()), "v": [f"v{n}" for n in range(1_000)]})

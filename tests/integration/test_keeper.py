@@ -14,11 +14,11 @@ from moto import mock_aws
 
 from dormouse.aws.database import HOPELESS
 from dormouse.aws.keeper import keep
-from dormouse.aws.pause import pause, resume
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import state_parameter
 from lambdas.pause import handler
 from tests.deployed import PAUSED, REGION, RUNNING, Deployed, deploy
+from tests.support.aws import pause, resume
 from tests.weeks import DAY, HOUR, RULES, SLEEPERS, Fault, Weeks, refusal
 from tests.weeks_queue import Killed
 

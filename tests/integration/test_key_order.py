@@ -11,11 +11,21 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from dormouse.data.arrow_schema import arrow_schema
-from dormouse.model.region import decode_key, decode_value, encode_key, encode_value
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
 from dormouse.postgres import ConnectionSupplier
+from tests.support.model import (
+    BYTES,
+    INT,
+    LONG,
+    STRING,
+    DataType,
+    Field,
+    Schema,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
+)
+from tests.support.reading import arrow_schema
 
 ROWS = 2_000
 LETTERS = "\x00\x01aAzZ~\x7f\x80ßé\ud7ff\ue000\uffff\U00010000\U0001f42d\U0010ffff"

@@ -9,14 +9,13 @@ import pytest
 from keyed_tables import MARKS, SCHEMA, begun, data, delete_keys, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, QueryOvertaken
 from dormouse.reading.keyed import KeyedScans
 from dormouse.reading.scan_session import key_session
-from dormouse.reading.table_view import plan_query
-from dormouse.reading.where import question
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.writing import deleting
+from tests.support.api import Instance
+from tests.support.reading import plan_query, question
+from tests.support.state import LAYOUTS
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

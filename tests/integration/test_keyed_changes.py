@@ -10,10 +10,9 @@ import pytest
 from keyed_tables import data, delete_keys, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.data.newest import first_of_keys
 from dormouse.reading import keyed_changes
+from tests.support.api import Instance, Table
 
 
 def changed(table: Table, after: Any, till: Any = None) -> list[tuple[Any, ...]]:

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("id", dm.LONG)], values=[dm.Field("name", dm.STRING), dm.Field("n", dm.INT)])
 NEWEST = [(2, "B", 20, "q"), (3, "c", 3, "x"), (4, "D", 40, None)]

@@ -11,8 +11,8 @@ import pytest
 from keyed_tables import MARKS, data, keyed, seen, upsert
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, InvalidInput, InvalidProperties, InvalidQuery
+from tests.support.api import Instance
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from keyed_tables import MARKS
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.table_view import plan_tables
-from dormouse.writing.ingest import commit_files, keyed_rows, write_leaves
+from dormouse.writing.ingest import keyed_rows
+from tests.support.api import Instance, Table
+from tests.support.reading import KeyRanges
+from tests.support.writing import commit_files, write_leaves
 
 SCHEMA = dm.Schema(
     [dm.Field("place", dm.STRING), dm.Field("id", dm.LONG)],

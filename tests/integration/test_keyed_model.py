@@ -14,19 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from keyed_tables import MARKS, begun, data, keyed, seen
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.model.cut import Cut
 from dormouse.reading import keyed as keyed_queries
-from dormouse.state.files.attempts import WriteAttempt
-from dormouse.state.files.compaction_jobs import CompactionJob
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.moments import record_cut
 from dormouse.writing import compaction_job, keyed_merge
 from dormouse.writing import compaction_job as task
 from dormouse.writing import ingest as ingest_module
 from dormouse.writing.compaction_job import JobDeletions
 from tests.by_ranges import compact_by_ranges
 from tests.machines import finds_what_is_wrong, run_machine
+from tests.support.api import Instance
+from tests.support.model import Cut
+from tests.support.state import LAYOUTS, CompactionJob, WriteAttempt, record_cut
 
 EXAMPLES, STEPS = 6, 20
 KEYS = st.integers(0, 9)

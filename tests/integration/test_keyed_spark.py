@@ -10,9 +10,9 @@ import pytest
 from keyed_tables import MARKS, data, delete_keys, keyed, seen, upsert
 from pyspark.sql import SparkSession
 
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, JobFailed
 from dormouse.spark import frames, ingest
+from tests.support.api import Instance
 
 
 def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(

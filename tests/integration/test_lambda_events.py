@@ -16,7 +16,6 @@ from dormouse.settings.lambdas import (
     CompactionEnvironment,
     Environment,
     MigrateEnvironment,
-    RunsEnvironment,
     SwitchEnvironment,
 )
 from lambdas import commit, compaction, garbage, maintenance, migrate, pause, runs
@@ -24,6 +23,7 @@ from tests.aws_lambda import Context
 from tests.cloudformation import CloudFormation
 from tests.commits import add
 from tests.integration.test_commit_lambda import record
+from tests.support.settings import RunsEnvironment
 
 RUN = {"run_id": "0c2f1c0e-5a3d-4a58-9d0f-7f2c5f0e3b11", "kind": "compaction", "list": "s3://b/l", "jobs": 1}
 STEP = {"engine": "emr-ec2-steps", "cluster": "j-1", "id": "s-1"}

@@ -7,16 +7,12 @@ import threading
 import psycopg
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.state.commits import committer as in_flight
 from dormouse.state.commits import handling, pointers
-from dormouse.state.commits.apply import Tables
-from dormouse.state.commits.committer import Committer
-from dormouse.state.commits.pointers import PointerQueue
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.requests import AddFiles
 from tests.commits import add, files_of
 from tests.state import file, query, ref, wait_until
+from tests.support.api import Instance
+from tests.support.commits import AddFiles, Committer, PointerQueue, PostgresQueue, Tables
 
 pytestmark = pytest.mark.usefixtures("table_t")
 

@@ -17,17 +17,14 @@ from data_files import SKETCHES, add_file, as_a_user_without_rights
 from state import at_once, query, remove
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import CommitQueueFull, DormouseError, InvalidData
-from dormouse.objects import ObjectStore
 from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.round_reports import LastRound, LastRounds, rounds_failing
-from dormouse.writing.compaction import compact
-from dormouse.writing.splitting import split
+from tests.support.api import Instance
+from tests.support.objects import ObjectStore
+from tests.support.state import LAYOUTS, Catalog, TableContext
+from tests.support.writing import compact, split
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -16,21 +16,23 @@ from state import file, live, ref, split
 from trees import below, partitions_of
 
 from dormouse.errors import DormouseError, FileAlreadyExists, PartitionForgotten, SplitRequestsFailed
-from dormouse.model.partition_tree import PartitionTree
 from dormouse.postgres.transaction import run_transaction
-from dormouse.reading.executor import query as rows_of
-from dormouse.state.context import TableContext
 from dormouse.state.files import garbage
-from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.operations import Commit
-from dormouse.state.history.moments import record_cut
 from dormouse.state.history.retention import truncate
 from dormouse.state.partitions.scaling import Moves
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import tree_problems
-from dormouse.writing.ingest import ingest
-from dormouse.writing.splitting import split as split_round
+from tests.support.model import PartitionTree
+from tests.support.reading import query as rows_of
+from tests.support.state import (
+    LAYOUTS,
+    Commit,
+    FileChecks,
+    PartitionStore,
+    TableContext,
+    record_cut,
+    tree_problems,
+)
+from tests.support.writing import ingest
+from tests.support.writing import split as split_round
 
 NewTable = Callable[..., TableContext]
 SHARED: dict[str, Any] = {"only_contains_data_for_this_partition": False}

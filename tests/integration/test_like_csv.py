@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.sources import sniffing
+from tests.support.api import Instance
 
 TEXT = """id,name,at,day,x,big,flag,clock,nothing,code
 1,"a, b",2026-01-02 03:04:05,2026-01-02,1.5,12345678901,true,10:00:00,,007

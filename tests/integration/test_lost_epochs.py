@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from dormouse.reading.executor import query
-from dormouse.state.context import TableContext
-from dormouse.state.partitions.trees import TreeCache
-from dormouse.writing.ingest import ingest
+from tests.support.reading import query
+from tests.support.state import TableContext, TreeCache
+from tests.support.writing import ingest
 
 NewTable = Callable[..., TableContext]
 

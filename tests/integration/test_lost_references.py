@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.durability.maintaining import write_metrics
 from dormouse.errors import CheckFailed
 from dormouse.model.table import Problem
@@ -19,6 +18,7 @@ from dormouse.state.files import removal_log
 from dormouse.state.files.round_reports import rounds_failing
 from tests.checked import LAYOUTS, found, lake_of, names, names_of_leaves, rows, sql
 from tests.state import assign, query, replace
+from tests.support.api import Instance
 
 LIVE = "partition_id <> ''"
 SHARED = "not only_contains_data_for_this_partition"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import MetadataDamaged
 from tests.state import query
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 ROW_OF_FILE = {

@@ -18,8 +18,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.durability import metadata_backups
 from dormouse.durability.metadata_backups import KIND
 from dormouse.durability.ownership import Ownership
@@ -33,6 +31,7 @@ from dormouse.errors import (
     NotAnInstance,
 )
 from tests.state import query, wait_until
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(

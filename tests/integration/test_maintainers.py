@@ -10,11 +10,10 @@ import psycopg
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.durability.maintaining import InstanceRounds, Maintenance
 from dormouse.errors import InstanceLocked, MaintenanceTakenOver
 from tests.state import query, wait_until
+from tests.support.api import Instance, Table
 
 LOCKED = (
     "from pg_locks where locktype = 'advisory' and (classid::bigint << 32) + objid::bigint = 7236154098213003"

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.aws.schedules import work
 from dormouse.aws.schedules.runs import list_name, run_id_for
 from dormouse.aws.schedules.upkeep import keep_up
 from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.objects import store as store_module
 from dormouse.postgres.days import DAYS_AHEAD
-from dormouse.state.partitions.store import PartitionStore
 from lambdas.maintenance import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in
 from tests.state import assign, file, query, ref
+from tests.support.api import Instance
+from tests.support.state import PartitionStore
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 DAYS = "select count(*) from pg_inherits where inhparent = 'removal'::regclass"

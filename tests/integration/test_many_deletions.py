@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.reading.table_view import key_bounds
-from dormouse.reading.where import condition_of, question
+from dormouse.reading.where import condition_of
 from dormouse.writing.compaction_job import JobDeletions
+from tests.support.api import Instance, Table
+from tests.support.reading import question
 from tests.work_of import measured
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

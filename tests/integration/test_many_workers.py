@@ -22,13 +22,13 @@ from embedded import postmaster
 from psycopg.conninfo import make_conninfo
 from state import query, wait_until
 
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import ConnectionsExhausted, InstanceError
 from dormouse.postgres import (
     ConnectionSupplier,
     Supplier,
     run_statement,
 )
+from tests.support.embedded import EmbeddedPostgres
 
 Restartable = tuple[str, Callable[[], None], Callable[[], str]]
 WAIT_SECONDS_MAX = 120.0

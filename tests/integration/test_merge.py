@@ -19,17 +19,30 @@ import pytest
 from data_files import merge_plan, write_object
 from trees import Quantiles, quantile
 
-from dormouse.data.arrow_schema import arrow_schema, conform
-from dormouse.data.sketches import FileSketches
+from dormouse.data.arrow_schema import conform
 from dormouse.errors import InvalidData, JobFailed, ObjectNotFound
-from dormouse.model.region import Range, Region, encode_key
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP
-from dormouse.objects import open_store
 from dormouse.writing import merge
-from dormouse.writing.merge import merge_sorted
 from dormouse.writing.parquet_file import FileFacts
+from tests.support.model import (
+    BOOLEAN,
+    BYTES,
+    DOUBLE,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    TIMESTAMP,
+    Field,
+    Range,
+    Region,
+    Schema,
+    TableProperties,
+    encode_key,
+)
+from tests.support.objects import open_store
+from tests.support.reading import arrow_schema
+from tests.support.writing import FileSketches, merge_sorted
 
 SCHEMA = Schema(
     [Field("name", STRING), Field("id", LONG)],

@@ -10,15 +10,23 @@ import pyarrow.parquet as pq
 import pytest
 from data_files import write_object
 
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import JobFailed
-from dormouse.model.region import Range, Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
-from dormouse.objects import open_store
-from dormouse.writing.merge import merge_sorted
 from dormouse.writing.parquet_file import check_merges_by_all_keys
+from tests.support.model import (
+    BYTES,
+    INT,
+    LONG,
+    STRING,
+    DataType,
+    Field,
+    Range,
+    Region,
+    Schema,
+    TableProperties,
+)
+from tests.support.objects import open_store
+from tests.support.reading import arrow_schema
+from tests.support.writing import merge_sorted
 
 ABOVE: dict[DataType, list[Any]] = {
     INT: [3, 1, 2, 9],

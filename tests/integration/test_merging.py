@@ -10,13 +10,10 @@ import pytest
 from state import query
 
 from dormouse.errors import InvalidProperties
-from dormouse.reading.executor import query as rows_of
-from dormouse.state.context import TableContext
-from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.trees import tree_problems
-from dormouse.writing.ingest import ingest
-from dormouse.writing.splitting import merge, mergeable, split
+from dormouse.writing.splitting import merge, mergeable
+from tests.support.reading import query as rows_of
+from tests.support.state import LAYOUTS, FileChecks, TableContext, tree_problems
+from tests.support.writing import ingest, split
 
 NewTable = Callable[..., TableContext]
 

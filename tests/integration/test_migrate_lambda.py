@@ -17,17 +17,17 @@ from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dormouse.api.instance import Instance
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceTakenOver
-from dormouse.objects import open_store
-from dormouse.postgres.roles import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
-from dormouse.settings import load_settings
 from lambdas import answers, migrate
 from lambdas.migrate import PHYSICAL_ID, begin, handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, lambda_service
 from tests.cloudformation import Aws, CloudFormation, migration
+from tests.support.api import Instance
+from tests.support.aws import OWNER_ROLE, RUN_ROLE, SCHEMA_ROLE
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.objects import open_store
+from tests.support.settings import load_settings
 from tests.tls import CertificateAuthority, TlsFront
 
 PASSWORD = "s3cret-of-the-master"  # noqa: S105

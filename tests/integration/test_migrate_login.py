@@ -13,11 +13,11 @@ from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import session
 from lambdas.migrate import PHYSICAL_ID, handler
 from tests.aws_lambda import Context
 from tests.cloudformation import CloudFormation, migration
+from tests.support.embedded import EmbeddedPostgres
 from tests.tls import AskingFront, CertificateAuthority
 
 PASSWORD = "s3cret-of-the-master"  # noqa: S105

@@ -15,19 +15,19 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
+from dormouse.aws.schedules.migration import make_row_databases
 from dormouse.errors import DormouseError, InstanceError, InstanceTooNew
-from dormouse.model.text import narrow_id
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
-from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.postgres.session import SESSION_SETTINGS
 from dormouse.state.files import removal_log
-from dormouse.state.files.layout import LAYOUTS
 from tests.commits import add, compaction
 from tests.database_roles import ADMINISTRATOR, as_role, database_of_administrator, roles_of_aurora
 from tests.databases import Databases
+from tests.support.aws import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
+from tests.support.model import narrow_id
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 

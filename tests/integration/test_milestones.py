@@ -15,16 +15,17 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import ownership
 from dormouse.durability.incarnations import records
 from dormouse.durability.ownership import Milestones
-from dormouse.embedded.postgres import EmbeddedPostgres, extract
+from dormouse.embedded.postgres import extract
 from dormouse.errors import InstanceIsACopy, InstanceReadOnly, InstanceTakenOver, ObjectStoreError
-from dormouse.objects import open_store
 from dormouse.objects.folder import FolderStore
 from tests.embedded import postmaster
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.objects import open_store
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 COLUMNS = "number, milestone, milestone_id, passed_at, passed_in"

@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.errors import InvalidData, InvalidInput, InvalidSchema
 from dormouse.spark.frames import struct_of
+from tests.support.api import Instance, Table
+from tests.support.reading import arrow_schema
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
 FED = pa.table({"k": [1], "v": ["a"]})

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import connect
 from dormouse.datasource.options import StreamOptions, WriteOptions
 from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.spark.frames import struct_of
 from tests.serving import serving
+from tests.support.api import Instance
 from tests.working import until
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])

@@ -7,12 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
 from dormouse.state.history import changes, moments
 from tests.small_tables import add, clock, keys, made
 from tests.state import query
+from tests.support.api import Instance, Table
 
 
 class Ahead:

@@ -14,18 +14,15 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from state import query, wait_until
 
-from dormouse.api.instance import Instance, connect
-from dormouse.api.table import Table
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import CutExpired, DormouseError, InstanceReadOnly, InvalidCut
-from dormouse.model.schema import Field
-from dormouse.model.types import STRING
 from dormouse.postgres import ConnectionSupplier, Retries, run_statement
 from dormouse.reading import table_view
-from dormouse.sources.source import open_source
-from dormouse.writing.ingest import write_leaves
 from tests.small_tables import add, clock, keys, made
 from tests.standby import OPTIONS, Pair, streaming
+from tests.support.api import Instance, Table, connect
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.model import STRING, Field
+from tests.support.writing import open_source, write_leaves
 
 
 def change(table: Table, statement: str, *values: Any) -> None:

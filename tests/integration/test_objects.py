@@ -17,7 +17,7 @@ from datafusion import SessionContext
 
 from dormouse.data.object_access import open_parquet, register
 from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, ObjectStoreError
-from dormouse.objects import ObjectStore, open_store
+from tests.support.objects import ObjectStore, open_store
 
 # processes of a server that has imported what they need, and has never opened a store
 SERVED = multiprocessing.get_context("forkserver")

@@ -14,8 +14,8 @@ import pytest
 from data_files import as_a_user_without_rights
 
 from dormouse.errors import InstanceTakenOver, InvalidInput, ObjectStoreError
-from dormouse.objects import ObjectStore, open_store
 from dormouse.objects import store as store_module
+from tests.support.objects import ObjectStore, open_store
 
 MEBIBYTE = 2**20
 

@@ -14,8 +14,9 @@ from datafusion import SessionContext
 
 from dormouse.data.object_access import register
 from dormouse.errors import ObjectAlreadyExists, ObjectStoreError
-from dormouse.objects import ObjectStore, open_store, s3
+from dormouse.objects import s3
 from dormouse.objects.s3 import SINGLE_PUT_BYTES_MAX
+from tests.support.objects import ObjectStore, open_store
 
 MEBIBYTE = 2**20
 SPAWN = multiprocessing.get_context("spawn")

@@ -20,15 +20,12 @@ from dormouse.errors import (
     InvalidCut,
     PartitionNotFound,
 )
-from dormouse.model.partition_tree import PartitionTree
-from dormouse.state.context import TableContext
 from dormouse.state.files import garbage
-from dormouse.state.files.checks import FileChecks
 from dormouse.state.history.epochs import Epochs
-from dormouse.state.history.moments import cuts, record_cut
+from dormouse.state.history.moments import cuts
 from dormouse.state.history.retention import truncate
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import tree_problems
+from tests.support.model import PartitionTree
+from tests.support.state import FileChecks, PartitionStore, TableContext, record_cut, tree_problems
 from tests.work_of import measured
 
 NewTable = Callable[..., TableContext]

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.cli import main
 from dormouse.client import connect
 from tests.serving import serving
+from tests.support.api import Instance, Table
 
 PROPERTIES = dm.TableProperties(split_threshold_rows=10, split_min_rows=2)
 LINE = "is full and cannot be divided: all its rows have one key"

@@ -8,10 +8,10 @@ import pytest
 from test_deletes import NAN, SCHEMA, add, keys, made, row, seen
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidQuery
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.table_view import key_bounds
+from tests.support.api import Instance
+from tests.support.reading import KeyRanges
 
 OPEN: list[Any] = [
     {"v": dm.Range()},

@@ -15,12 +15,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability.shares import checks
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
-from dormouse.objects import ObjectStore
 from tests.databases import name_of
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.objects import ObjectStore
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 NOW = timedelta(0)

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.durability import incarnations, ownership
 from dormouse.durability.incarnations import NOW
 from dormouse.durability.ownership import Ownership
@@ -28,12 +27,13 @@ from dormouse.errors import (
     NotAnInstance,
     ObjectStoreIsNotOurs,
 )
-from dormouse.objects import open_store
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from tests.commits import add
 from tests.databases import Databases
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.objects import open_store
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 

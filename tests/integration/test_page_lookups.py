@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.transform import Transform
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import (
+from dormouse.reading import executor, page_reads
+from dormouse.reading.page_reads import looked_up, rows_of
+from dormouse.reading.planner import Scan
+from tests.support.api import Instance
+from tests.support.model import (
     BOOLEAN,
     BYTES,
     DATE,
@@ -31,14 +31,12 @@ from dormouse.model.types import (
     LONG,
     STRING,
     TIMESTAMP,
+    Field,
+    Range,
+    Schema,
 )
-from dormouse.objects import ObjectStore, open_store
-from dormouse.reading import executor, page_reads
-from dormouse.reading.executor import query
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.page_reads import looked_up, rows_of
-from dormouse.reading.planner import Scan
-from dormouse.reading.where import question
+from tests.support.objects import ObjectStore, open_store
+from tests.support.reading import KeyRanges, arrow_schema, query, question
 
 START = datetime(1999, 12, 31, tzinfo=UTC)
 VALUES = [

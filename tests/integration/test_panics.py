@@ -17,8 +17,8 @@ from datafusion import DataFrame, SessionContext
 
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import InvalidData, JobFailed
-from dormouse.state.context import TableContext
-from dormouse.writing.merge import merge_sorted
+from tests.support.state import TableContext
+from tests.support.writing import merge_sorted
 
 
 class PanicException(BaseException):

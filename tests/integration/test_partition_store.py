@@ -17,12 +17,8 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
-from dormouse.model.region import Range, Region
-from dormouse.model.schema import Field
-from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.partitions.store import PartitionStore
+from tests.support.model import BYTES, INT, LONG, STRING, Field, Range, Region
+from tests.support.state import Catalog, PartitionStore, TableContext
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]

@@ -11,9 +11,7 @@ from moto import mock_aws
 from moto.cloudformation.models import cloudformation_backends
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.keeper import keep
-from dormouse.aws.pause import pause, resume
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from tests.deployed import (
@@ -29,6 +27,7 @@ from tests.deployed import (
     start_emr_cluster,
     start_job_run,
 )
+from tests.support.aws import DeployedInstance, pause, resume
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from moto import mock_aws
 
 from dormouse.aws.cost import prices_of
-from dormouse.aws.status import QueueState, status
+from dormouse.aws.status import QueueState
 from dormouse.settings import resources
 from tests.deployed import (
     PAUSED,
@@ -26,6 +26,7 @@ from tests.deployed import (
     start_emr_cluster,
     start_job_run,
 )
+from tests.support.aws import status
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -15,11 +15,10 @@ from botocore.stub import ANY
 from moto import mock_aws
 
 from dormouse.aws import aws as aws_module
-from dormouse.aws.aws import Aws, AwsRefused, action, open_session
+from dormouse.aws.aws import AwsRefused, action, open_session
 from dormouse.aws.database import ASLEEP, HOPELESS, SERVES, StartDatabase, StopDatabase
 from dormouse.aws.drain import DrainRuns, StopSpark
-from dormouse.aws.instance import DeployedInstance, find
-from dormouse.aws.pause import resume
+from dormouse.aws.instance import find
 from dormouse.aws.steps import Run, Step, StepReport
 from dormouse.aws.switches import SwitchMappings
 from dormouse.errors import InstanceError, InvalidInput, NotAnInstance
@@ -32,6 +31,7 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from tests.deployed import REGION, FakeClock, StubSession, deploy
+from tests.support.aws import Aws, DeployedInstance, resume
 
 UUID = "6f2d3c0e-5a3d-4a58-9d0f-7f2c5f0e3b11"
 ARN = "arn:aws:emr-serverless:eu-west-1:123456789012:/applications/of/some/length"

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidPayload, PayloadNotFound
-from dormouse.payloads import PayloadStore
 from dormouse.payloads.keys import CONTENT_BYTES_MAX, NESTING_MAX
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore
 
 DAY = datetime(2026, 3, 5, 12, tzinfo=UTC)
 

@@ -13,18 +13,19 @@ import pytest
 from psycopg import errors as pg
 from psycopg.rows import dict_row
 
-from dormouse.api.instance import Instance
 from dormouse.errors import (
     InstanceForbidden,
     InvalidInput,
     PayloadExpired,
     PayloadNotFound,
 )
-from dormouse.payloads import PayloadKey, PayloadStore, cooling
+from dormouse.payloads import PayloadKey, cooling
 from dormouse.payloads.keys import NESTING_MAX
 from tests.applications import PUT, ROLE, application_of, requests
 from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore
 
 
 @pytest.fixture

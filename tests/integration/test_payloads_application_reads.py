@@ -15,12 +15,12 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 from psycopg.types.json import set_json_loads
 
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceForbidden, InvalidInput, InvalidPayload, PayloadExpired, PayloadNotFound
 from dormouse.payloads import cooling
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import AT, DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, tools
 from tests.state import query
+from tests.support.api import Instance
 
 ROLE = "application_that_reads_payloads"
 FUNCTIONS = "dormouse.put_payload, dormouse.put_payloads, dormouse.find_payloads, dormouse.delete_payloads"

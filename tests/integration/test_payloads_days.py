@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.errors import (
     InvalidInput,
     PayloadExpired,
@@ -29,6 +28,7 @@ from tests.cooling import (
     tools,
 )
 from tests.state import query
+from tests.support.api import Instance
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
@@ -21,8 +20,7 @@ from dormouse.errors import (
     PayloadsDiffer,
     PayloadUnavailable,
 )
-from dormouse.objects import ObjectStore
-from dormouse.payloads import PayloadStore, cooling
+from dormouse.payloads import cooling
 from dormouse.payloads.verifying import verify
 from tests.cooling import (
     AT,
@@ -38,6 +36,9 @@ from tests.cooling import (
     tools,
 )
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore
+from tests.support.objects import ObjectStore
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput, PayloadDayBusy
 from dormouse.payloads import cooling
 from tests.cooling import DAY, FOLD_STEPS, STEPS, Model, collect, key, known_objects, leftovers, stored, tools
 from tests.databases import Databases
 from tests.state import query
+from tests.support.api import Instance
 
 KEYS = [key(f"{kind}{number}") for kind in "ab" for number in range(8)]
 GIVEN = st.lists(st.sampled_from(KEYS), min_size=1, max_size=6, unique=True)

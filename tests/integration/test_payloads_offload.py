@@ -12,7 +12,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.errors import (
     InstanceError,
     InvalidInput,
@@ -35,6 +34,7 @@ from tests.cooling import (
     tools,
 )
 from tests.state import query
+from tests.support.api import Instance
 
 
 @pytest.fixture

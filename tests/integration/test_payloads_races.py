@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceError, PayloadDayBusy, PayloadsDiffer
 from dormouse.payloads import cooling, exchange, fold
 from dormouse.payloads.exchange import Exchange
 from tests.cooling import DAY, FOLD_STEPS, STEPS, WITHIN, Model, key, leftovers, locations, names, tools
 from tests.state import query
+from tests.support.api import Instance
 
 WRITES = ("insert", "replace", "delete", "delete and insert", "insert and delete", "replace twice")
 

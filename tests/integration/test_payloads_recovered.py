@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput, PayloadCorrupt, PayloadNotFound
-from dormouse.model.table import TableProperties
 from dormouse.payloads import PayloadKey, cooling
 from dormouse.payloads.pack import KEPT_SECONDS, written
 from tests.cooling import AT, DAY, Model, key, names, tools
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.model import TableProperties
 
 FOLDED_AT = AT - timedelta(days=1)
 FOLDED = FOLDED_AT.date()

@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.errors import InstanceForbidden, InvalidPayload, PayloadExpired, PayloadNotFound
 from tests.applications import PUT, ROLE, application_of, requests
 from tests.cooling import AT
 from tests.state import query
+from tests.support.api import Instance
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import boto3
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import PayloadCorrupt
-from dormouse.objects import ObjectStore
-from dormouse.payloads import PayloadStore, cooling
+from dormouse.payloads import cooling
 from tests.conftest import BUCKET
 from tests.cooling import DAY, Model, key, names, stored, tools
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore
+from tests.support.objects import ObjectStore
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from dormouse.api.instance import Instance
 from dormouse.client import connect
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidPayload, PayloadExpired, PayloadNotFound
-from dormouse.payloads import PayloadStore
 from dormouse.payloads.keys import checked
 from tests.cooling import AT
 from tests.serving import serving
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore
 
 PATH = "/v1/payloads/acme/17%2Fa/2026-03-05T12:00:00Z/request"
 KEY = {"tenant": "acme", "id": "17/a", "inserted_at": "2026-03-05T12:00:00Z", "kind": "request"}

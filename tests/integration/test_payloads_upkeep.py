@@ -14,12 +14,10 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.cli.payloads import figure
 from dormouse.durability.maintaining import payload_numbers
 from dormouse.errors import PayloadExpired
-from dormouse.jobs import Progress
-from dormouse.payloads import PayloadStore, cooling, days, exchange, store
+from dormouse.payloads import cooling, days, exchange, store
 from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres import ConnectionSupplier
@@ -28,6 +26,8 @@ from tests.aws_lambda import Context, metrics_in
 from tests.cooling import AT, DAY, Model, collect, key, known_objects, locations, names, stored, tools
 from tests.row_indexes import asked
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.jobs import PayloadStore, Progress
 
 Cli = Callable[..., tuple[int, str, str]]
 

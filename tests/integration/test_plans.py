@@ -14,21 +14,15 @@ import pytest
 from state import assign, check, clock, query, ref, replace, split
 
 from dormouse.errors import ReplaceRequestsFailed
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.text import narrow_id
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, queries, run_transaction
-from dormouse.state.catalog import Catalog
 from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, settle
 from dormouse.state.commits.pointers import sweep
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.queue import Message, TablesRenamed
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.store import FileReferenceStore, KeyBounds
+from dormouse.state.commits.queue import TablesRenamed
+from dormouse.state.files.store import KeyBounds
+from tests.support.commits import Message, PostgresQueue
+from tests.support.model import LONG, Field, Schema, TableProperties, narrow_id
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, TableContext, WriteAttempts
 from tests.work_of import measured
 
 Step = tuple[str, Callable[[], Any]]

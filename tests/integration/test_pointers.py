@@ -12,14 +12,14 @@ from queues import WAIT_SECONDS, bodies
 from state import query
 
 from dormouse.errors import InvalidCommitRequest, ObjectAlreadyExists, ObjectStoreError
-from dormouse.model.text import narrow_id
-from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.commits import pointers as module
-from dormouse.state.commits.pointers import PointerQueue, object_of
-from dormouse.state.commits.postgres_queue import PostgresQueue
-from dormouse.state.commits.requests import DeleteCollectedFiles, decode, encode
+from dormouse.state.commits.pointers import object_of
+from dormouse.state.commits.requests import decode
 from dormouse.state.commits.sqs_queue import SqsQueue
+from tests.support.commits import DeleteCollectedFiles, PointerQueue, PostgresQueue, encode
+from tests.support.model import narrow_id
+from tests.support.objects import ObjectStore, open_store
 
 SMALL_BYTES = 1_000
 

@@ -16,9 +16,8 @@ from state import at_once, blocked, query, wait_until
 from dormouse.errors import CommitQueueError, InvalidCommitRequest, InvalidInput
 from dormouse.postgres import ConnectionSupplier, Isolation
 from dormouse.state.commits import postgres_queue as module
-from dormouse.state.commits.postgres_queue import PostgresQueue, commit_key
-from dormouse.state.commits.queue import Message
-from dormouse.state.commits.requests import DeleteCollectedFiles, encode
+from dormouse.state.commits.postgres_queue import commit_key
+from tests.support.commits import DeleteCollectedFiles, Message, PostgresQueue, encode
 
 
 def expire(lender: ConnectionSupplier, number: int) -> None:

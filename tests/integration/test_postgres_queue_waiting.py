@@ -14,7 +14,7 @@ from state import query, wait_until
 from dormouse.errors import CommitQueueError
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.commits import postgres_queue as module
-from dormouse.state.commits.postgres_queue import PostgresQueue
+from tests.support.commits import PostgresQueue
 
 
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:

@@ -18,14 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from query_lake import COUNTS, NOON, SCHEMA, Lake, NewLake, expected, four_leaves, ordered, tuples
 
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import InvalidQuery, InvalidRange
-from dormouse.model.region import Range, Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, DOUBLE, INT, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
 from dormouse.reading.table_view import explain
+from tests.support.model import BYTES, DOUBLE, INT, LONG, STRING, Field, Range, Region, Schema
+from tests.support.reading import arrow_schema, query
 
 
 @pytest.fixture

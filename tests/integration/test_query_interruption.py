@@ -15,12 +15,11 @@ from datafusion import SessionConfig, SessionContext
 from query_lake import COUNTS, Lake
 
 from dormouse.errors import DormouseError
-from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import executor
-from dormouse.reading.executor import query
 from dormouse.reading.scan_session import interruptible
-from dormouse.reading.streams import Interruption
+from tests.support.model import Range
+from tests.support.reading import Interruption, query
 
 WAIT_SECONDS = 60
 _names = count()

@@ -18,12 +18,12 @@ from query_lake import Lake
 from state import assign, replace
 
 from dormouse.errors import ObjectNotFound, ObjectStoreError, QueryOvertaken
-from dormouse.model.region import Range
-from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier, run_transaction
 from dormouse.reading import executor, scan_session, streams
-from dormouse.reading.executor import query
 from dormouse.reading.key_order import HeldBack
+from tests.support.model import Range
+from tests.support.objects import ObjectStore
+from tests.support.reading import query
 
 _names = count()
 

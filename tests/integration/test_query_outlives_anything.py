@@ -15,8 +15,8 @@ from query_lake import Lake
 
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import scan_session, streams
-from dormouse.reading.executor import query
-from dormouse.writing.splitting import split
+from tests.support.reading import query
+from tests.support.writing import split
 
 _names = count()
 

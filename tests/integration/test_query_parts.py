@@ -9,11 +9,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.reading import executor
-from dormouse.reading.executor import query
 from dormouse.reading.planner import Scan
+from tests.support.api import Instance
+from tests.support.reading import arrow_schema, query
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG), dm.Field("l", dm.LONG)], values=[dm.Field("n", dm.LONG, nullable=True)]

@@ -14,10 +14,8 @@ from pruning import pruned
 from query_lake import Lake
 
 import dormouse as dm
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import INT, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
+from tests.support.model import INT, LONG, STRING, Field, Range, Schema
 
 READINGS = Schema(
     [Field("site", STRING), Field("device", LONG)],

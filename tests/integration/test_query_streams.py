@@ -20,11 +20,10 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.partition_tree import PartitionTree
-from dormouse.model.region import Range
-from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
-from dormouse.reading.executor import query
+from tests.support.model import PartitionTree, Range
+from tests.support.objects import ObjectStore
+from tests.support.reading import query
 
 
 @pytest.fixture

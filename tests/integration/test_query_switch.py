@@ -15,16 +15,13 @@ from moto import mock_aws
 from moto.cloudformation.models import cloudformation_backends
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from dormouse.aws.aws import Aws
-from dormouse.aws.instance import DeployedInstance
-from dormouse.aws.pause import pause, resume
 from dormouse.aws.query import SwitchStack, sleeper_state
-from dormouse.aws.status import status
 from dormouse.aws.steps import Run, StepReport
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.resources import QueryResources, Resources, resources_parameter, state_parameter
 from lambdas import pause as pause_lambda
 from tests.deployed import PAUSED, REGION, Deployed, FakeClock, StubSession, deploy
+from tests.support.aws import Aws, DeployedInstance, pause, resume, status
 
 STACK = "dormouse-dev-query"
 TOLD = QueryResources(

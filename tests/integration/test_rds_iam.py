@@ -17,10 +17,10 @@ from embedded import on_tcp
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.postgres import ConnectionSupplier, session
 from dormouse.postgres.session import Isolation, describe, session_conninfo
+from tests.support.embedded import EmbeddedPostgres
 from tests.tls import CertificateAuthority, TlsFront
 
 HOST = "db.example.com"

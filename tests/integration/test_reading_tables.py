@@ -10,12 +10,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery, TableAlreadyExists, TableNotFound
 from dormouse.reading.sql import parsed
 from dormouse.reading.sql import selects as together
 from dormouse.reading.sql.selects import Select
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

@@ -12,23 +12,17 @@ import pytest
 from state import assign, at_once, blocked, query, ref, remove, replace, transaction, wait_until
 
 from dormouse.errors import CutExpired
-from dormouse.model.cut import Position
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.days import DAYS_AHEAD
-from dormouse.state.catalog import Catalog
 from dormouse.state.commits import committer
-from dormouse.state.commits.apply import Tables
-from dormouse.state.commits.committer import Committer
-from dormouse.state.context import TableContext
 from dormouse.state.files import removal_log
-from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.holds import moment_held
 from dormouse.state.history import changes, consumers, ends, moments
 from dormouse.state.history import moments as cuts
+from tests.support.commits import Committer, Tables
+from tests.support.model import LONG, Field, Position, Schema, TableProperties
+from tests.support.objects import open_store
+from tests.support.state import Catalog, TableContext, WriteAttempts
 
 LONG_AGO = datetime.now(UTC).date() - timedelta(days=30)
 

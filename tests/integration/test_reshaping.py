@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.model.types import DataType
 from dormouse.objects.names import schema_version_of
-from dormouse.state.files.layout import LAYOUTS
 from tests.reshaped import (
     CHANGES,
     ROWS,
@@ -32,6 +29,9 @@ from tests.reshaped import (
     swap_names,
     widen,
 )
+from tests.support.api import Instance
+from tests.support.model import DataType
+from tests.support.state import LAYOUTS
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance, connect
-from dormouse.api.table import Table
 from dormouse.data.datafusion_session import key_order
 from dormouse.data.export import export
 from dormouse.data.transform import Transform
@@ -28,9 +26,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.objects.names import parquet_suffix, schema_version_of
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.scan_session import key_session, rows
-from dormouse.reading.table_view import plan_query
 from tests.by_ranges import compact_by_ranges
 from tests.reshaped import (
     ROWS,
@@ -47,6 +43,8 @@ from tests.reshaped import (
     swap_names,
     widen,
 )
+from tests.support.api import Instance, Table, connect
+from tests.support.reading import KeyRanges, plan_query
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.model.types import DataType
-from dormouse.state.files.layout import LAYOUTS
 from tests.by_ranges import compact_by_ranges
 from tests.machines import run_machine
 from tests.reshaped import Naive, Shaped
+from tests.support.api import Instance
+from tests.support.model import DataType
+from tests.support.state import LAYOUTS
 
 EXAMPLES, STEPS = 5, 18
 SCHEMA = dm.Schema(

@@ -13,17 +13,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from dormouse.api.instance import Instance
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.streams import StreamWriter, TableWriter
-from dormouse.sources.source import open_source
 from dormouse.spark.frames import struct_of
-from dormouse.state.commits.requests import AddFiles
 from dormouse.writing import ingest as ingests
-from dormouse.writing.ingest import write_leaves
 from tests.reshaped import CHANGES, SCHEMA, Row, Shaped, add_default, add_nullable, add_whole
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.commits import AddFiles
+from tests.support.reading import arrow_schema
+from tests.support.writing import open_source, write_leaves
 
 LATE: list[Row] = [
     {"k": 0, "s": "z", "t": 1, "i": 8, "note": "late", "f": 0.5, "d": Decimal("2.25")},

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import connect as connect_client
 from dormouse.errors import InvalidQuery
 from tests.reshaped import Shaped, ingest
 from tests.served import service
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)],

@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.objects import open_store
-from dormouse.settings import load_settings
 from dormouse.spark import ingest, tasks
 from dormouse.writing import compaction_job
-from dormouse.writing.merge import merge_sorted
 from tests.reshaped import Shaped
+from tests.support.api import Instance
+from tests.support.objects import open_store
+from tests.support.settings import load_settings
+from tests.support.writing import merge_sorted
 
 SCHEMA = dm.Schema(
     [dm.Field("k", dm.LONG)], values=[dm.Field("even", dm.LONG), dm.Field("odd", dm.LONG, nullable=True)]

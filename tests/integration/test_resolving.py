@@ -10,19 +10,17 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.aws.schedules import runs
 from dormouse.errors import ReplaceRequestsFailed
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.table_view import plan_query
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from dormouse.state.files.deletions import Noted
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.writing import compaction_job, looking
 from dormouse.writing.compaction_job import JobDeletions
 from dormouse.writing.looking import look_at
+from tests.support.api import Instance, Table
+from tests.support.reading import KeyRanges, plan_query
+from tests.support.state import LAYOUTS
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
 FILES = 5

@@ -12,13 +12,12 @@ import pytest
 from moto import mock_aws
 
 from dormouse.aws import database, restore_database
-from dormouse.aws.instance import DeployedInstance
-from dormouse.aws.pause import pause
 from dormouse.aws.restore_database import restore_deployment
 from dormouse.aws.steps import Clock
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
 from tests.deployed import REGION, Deployed, deploy
+from tests.support.aws import DeployedInstance, pause
 
 Cli = Callable[..., tuple[int, str, str]]
 SOON = Clock(sleep=lambda seconds: None)

@@ -11,12 +11,11 @@ import pytest
 from moto import mock_aws
 
 from dormouse.aws import restore
-from dormouse.aws.aws import Aws
-from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.restore import restore_objects
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
 from dormouse.objects.names import RECORDS
 from dormouse.settings.resources import Resources, StorageResources
+from tests.support.aws import Aws, DeployedInstance
 
 BUCKET = "data-bucket"
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import NotWhole, QueryOvertaken
 from dormouse.reading import table_view
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.table_view import Moment, plan_query
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.files.store import FileReferenceStore
+from dormouse.reading.table_view import Moment
 from dormouse.writing import compaction_job
 from tests.small_tables import add, clock, keys, made
+from tests.support.api import Instance, Table
+from tests.support.reading import KeyRanges, plan_query
+from tests.support.state import LAYOUTS, FileReferenceStore
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

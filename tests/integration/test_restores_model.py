@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from test_deletes_model import DeletesMachine, Row
 
-from dormouse.api.instance import Instance
 from dormouse.errors import CutExpired, DormouseError, NotWhole
-from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
+from tests.support.api import Instance
+from tests.support.state import LAYOUTS
 
 EXAMPLES, STEPS = 4, 25
 

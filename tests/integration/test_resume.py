@@ -9,11 +9,10 @@ import pytest
 from botocore.client import BaseClient
 from moto import mock_aws
 
-from dormouse.aws.pause import pause, resume
-from dormouse.aws.status import status
 from dormouse.errors import InstanceError
 from dormouse.settings import resources
 from tests.deployed import PAUSED, RUNNING, Deployed, FakeClock, deploy
+from tests.support.aws import pause, resume, status
 
 AWAKE = {**RUNNING, "spark": "STOPPED"}  # the application starts itself with the first run
 

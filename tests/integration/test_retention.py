@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
-from dormouse.model.cut import Cut
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.history.moments import cuts, record_cut
+from dormouse.state.history.moments import cuts
+from tests.support.api import Instance, Table
+from tests.support.model import Cut
+from tests.support.state import LAYOUTS, record_cut
 
 SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
 HOUR = 3_600

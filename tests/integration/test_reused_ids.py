@@ -13,15 +13,15 @@ import pytest
 from ingested import attempts, check_holds, flights, flights_table
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import connect
 from dormouse.errors import CommitIdReused, RowLockLost
 from dormouse.postgres import ConnectionSupplier
 from dormouse.rows.changes import Changed
-from dormouse.state.context import TableContext
-from dormouse.writing.ingest import ingest_in_process as ingest
 from tests.serving import http_post, serving
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.state import TableContext
+from tests.support.writing import ingest_in_process as ingest
 from tests.working import until
 
 

@@ -13,14 +13,12 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.aws.schedules.migration import bring_up_to_date, make_row_databases
+from dormouse.aws.schedules.migration import make_row_databases
 from dormouse.jobs import claims
 from dormouse.payloads import rows
 from dormouse.payloads.days import _reader_of
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
-from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from dormouse.state.files import removal_log
 from tests.database_roles import (
     ADMINISTRATOR,
@@ -31,6 +29,8 @@ from tests.database_roles import (
     roles_of_aurora,
 )
 from tests.databases import Databases, name_of
+from tests.support.api import Instance
+from tests.support.aws import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
 
 FUNCTIONS = """
 select p.oid::regprocedure::text,

@@ -10,10 +10,10 @@ from sqlglot import exp
 import dormouse as dm
 from documentation import row_sql
 from documentation.row_sql import COLUMNS, REFUSED, ROWS, Example, examples, render
-from dormouse.api.row_table import RowTable
 from dormouse.errors import InvalidQuery
 from dormouse.rows import binding, types
 from dormouse.rows.statements import statement_of
+from tests.support.rows import RowTable
 
 
 @pytest.fixture(scope="module")

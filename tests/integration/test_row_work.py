@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import InstanceError, SnapshotExists, SnapshotNotFound, TableAlreadyExists
-from dormouse.jobs import Progress
 from dormouse.verbs import row_work
 from dormouse.verbs.row_work import ChangeAsked, CreateAsked, SnapshotAsked
+from tests.support.api import Instance
+from tests.support.jobs import Progress
+from tests.support.rows import RowTable
 
 COLUMNS = [dm.Column("name", "STRING")]
 

@@ -13,9 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
-from dormouse.api.table import Table
 from dormouse.errors import (
     AmbiguousRows,
     InvalidColumn,
@@ -30,6 +27,8 @@ from dormouse.errors import (
 from dormouse.rows import batches
 from dormouse.rows.columns import to_jsonb
 from tests.row_indexes import asked
+from tests.support.api import Instance, Table
+from tests.support.rows import RowTable
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.cli import main
 from dormouse.client import connect
 from dormouse.client.rows import RemoteRowTable
 from dormouse.errors import CommitIdReused, DormouseError, InvalidData, InvalidInput, InvalidRow, RowNotFound
 from tests.serving import http_get, serving
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 COLUMNS = [dm.Column("name", "STRING"), dm.Column("x", "DOUBLE"), dm.Column("n", "INTEGER", default=3)]
 ROWS: list[dict[str, Any]] = [

@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.cli import main
 from dormouse.client import connect
 from dormouse.errors import InvalidQuery, InvalidRow, NotARowTable, RowNotFound, TableNotFound
 from dormouse.verbs.table_requests import description, parsed
 from tests.serving import http_get, serving
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 ANN = {"ROW_ID": 1, "ROW_VERSION": 2, "name": "ann", "pay": 100}
 EVE = {"ROW_ID": 3, "ROW_VERSION": 1, "name": "eve", "pay": 7}

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.api.row_table import RowTable
 from dormouse.client import connect
 from dormouse.errors import (
     BackupDamaged,
@@ -24,6 +23,7 @@ from dormouse.errors import (
 from dormouse.rows import cell_files
 from dormouse.rows.columns import ColumnType
 from tests.serving import serving
+from tests.support.rows import RowTable
 
 COLUMNS = [dm.Column("name", "STRING"), dm.Column("photo", "FILE")]
 BYTES = bytes(range(256)) * 9_000

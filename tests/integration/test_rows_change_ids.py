@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.client.rows import RemoteRowTable, run
 from dormouse.errors import CommitIdReused, InvalidInput
 from dormouse.rows.changes import Changed
 from tests.serving import serving
+from tests.support.api import Instance
 
 AT = datetime(2024, 1, 1, tzinfo=UTC)
 

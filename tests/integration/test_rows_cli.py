@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.row_table import RowTable
 from dormouse.cli import main
 from dormouse.errors import InvalidData
+from tests.support.rows import RowTable
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.rows import indexes, indexing
 from tests.row_indexes import all_pages, builds_of, indexing_of, is_as_the_files, made, same
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 from tests.working import until
 
 TEXT = "select row_id, name, n, x from t order by row_id"

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitFailed, CommitIdReused, CommitOutcomeUnknown
 from dormouse.rows.change import Asked, Found, RowChanges
 from dormouse.rows.changes import Changed
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import RowLocks, RowStore
-from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
 from tests.dying import dies_at
+from tests.support.api import Instance
+from tests.support.rows import RowTable
+from tests.support.state import TableContext
 
 LEASE_SECONDS = 0.2
 

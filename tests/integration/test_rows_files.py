@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import InvalidData, InvalidInput, InvalidQuery, InvalidRow, RowConflict
 from dormouse.rows.batches import BLOCK_ROWS_MAX
 from tests.serving import http_get, serving
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 COLUMNS = [
     dm.Column("name", "STRING", size_max=100),

@@ -17,8 +17,6 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import IndexNotReady, InstanceError, PageExpired
 from dormouse.rows import indexes
 from dormouse.rows.builds import Builds
@@ -35,6 +33,8 @@ from tests.row_indexes import (
     rows_of,
     same,
 )
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 TEXT = "select row_id, row_version, name, n, x, d, b from t"
 

@@ -15,15 +15,15 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import DormouseError, InvalidQuery, PageExpired
-from dormouse.reading.streams import Interruption
 from dormouse.rows import cluster, indexes
 from dormouse.rows import indexes as locating
 from dormouse.rows.builds import Builds
 from tests.embedded import postmaster
 from tests.row_indexes import COLUMNS, all_pages, asked, indexing_of, is_as_the_files, made, of_files, rows_of
+from tests.support.api import Instance
+from tests.support.reading import Interruption
+from tests.support.rows import RowTable
 
 TEXT = "select row_id, row_version, n from t"
 

@@ -11,10 +11,10 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import IndexNotReady, PageExpired
 from tests.row_indexes import indexing_of, made, rows_of
 from tests.serving import http_post, serving
+from tests.support.api import Instance
 
 TEXT = "select row_id, n from t order by row_id"
 

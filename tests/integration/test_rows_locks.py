@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import RowLockHeld, RowLockLost, TableNotFound
 from dormouse.rows.change import RowFiles
 from dormouse.rows.store import RowLocks
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 LEASE_SECONDS = 0.4
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidColumn, InvalidRow, RowConflict, RowNotFound
-from dormouse.state.files.layout import LAYOUTS
 from tests.machines import run_machine
 from tests.row_model import Known, RowModel
+from tests.support.api import Instance
+from tests.support.state import LAYOUTS
 
 EXAMPLES, STEPS = 5, 20
 NAMES = ["a", "b", "c", "d"]

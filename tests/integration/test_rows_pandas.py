@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitIdReused, InvalidData, InvalidQuery, InvalidRow
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 FRAME = pd.DataFrame({"name": ["a", "b"], "n": [5.0, None]})
 

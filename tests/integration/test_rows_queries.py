@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import InvalidInput, InvalidPage, InvalidQuery, SnapshotNotFound
-from dormouse.jobs import JobStore
 from dormouse.rows import pages
 from dormouse.verbs import row_work
 from dormouse.verbs.row_work import start_query
 from tests.row_indexes import COLUMNS, all_pages, asked, of_files, rows_of, same
 from tests.row_queries import grouped, plain
+from tests.support.api import Instance
+from tests.support.jobs import JobStore
+from tests.support.rows import RowTable
 
 _names = itertools.count(1)
 

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.client.rows import RemoteRowTable
 from dormouse.errors import (
@@ -35,6 +34,7 @@ from dormouse.errors import (
 )
 from dormouse.verbs import row_work
 from tests.serving import eventually, http_get, http_post, metric, serving
+from tests.support.api import Instance
 from tests.working import until
 
 COLUMNS = [

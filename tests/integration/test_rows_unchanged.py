@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import RowConflict
+from tests.support.api import Instance
+from tests.support.rows import RowTable
 
 COLUMNS = [
     dm.Column("s", "STRING"),

@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.row_table import RowTable
 from dormouse.errors import CommitOutcomeUnknown, InvalidData, ObjectNotFound, RowLockLost
-from dormouse.jobs import JobStore, Progress
 from dormouse.jobs.claims import roll
 from dormouse.jobs.job import upload_name
 from dormouse.objects.folder import FolderStore
@@ -21,6 +18,9 @@ from dormouse.state.files.holds import held
 from dormouse.verbs import row_work
 from dormouse.verbs.row_work import UploadAsked
 from tests.serving import eventually, http_post, serving
+from tests.support.api import Instance
+from tests.support.jobs import JobStore, Progress
+from tests.support.rows import RowTable
 
 CSV = b"name\na\n"
 SENT: dict[str, Any] = {"content": CSV, "headers": {"content-type": "text/csv"}}

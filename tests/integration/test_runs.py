@@ -17,12 +17,10 @@ from state import at_once, jobs_of, query, ref
 import dormouse as dm
 from dormouse.aws.schedules import runs
 from dormouse.errors import InstanceError, InvalidInput, ObjectNotFound
-from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJobs
+from tests.support.objects import ObjectStore, open_store
+from tests.support.state import Catalog, TableContext, WriteAttempts
 
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
 HOUR = 3600.0

@@ -8,7 +8,7 @@ import pytest
 from test_scaling import NewTable, everything, ids
 
 from dormouse.errors import InvalidRange
-from dormouse.state.context import TableContext
+from tests.support.state import TableContext
 
 
 @pytest.fixture

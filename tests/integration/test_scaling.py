@@ -21,15 +21,10 @@ from dormouse.errors import (
     PartitionNotActive,
     PartitionNotFound,
 )
-from dormouse.model.partition_tree import Partition, PartitionTree
-from dormouse.model.region import Range, Region, min_value
-from dormouse.model.schema import Field
-from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.state.context import TableContext
-from dormouse.state.files.checks import FileChecks
-from dormouse.state.files.layout import LAYOUTS
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import TreeReader, tree_problems
+from dormouse.model.region import min_value
+from dormouse.state.partitions.trees import TreeReader
+from tests.support.model import BYTES, INT, LONG, STRING, Field, Partition, PartitionTree, Range, Region
+from tests.support.state import LAYOUTS, FileChecks, PartitionStore, TableContext, tree_problems
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]

@@ -11,8 +11,6 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from dormouse.aws.schedules.migration import bring_up_to_date
-from dormouse.postgres.roles import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE
 from tests.database_roles import (
     ADMINISTRATOR,
     Deployment,
@@ -23,6 +21,7 @@ from tests.database_roles import (
 )
 from tests.databases import Databases
 from tests.role_probes import CAN, LARGE, OTHERWISE, PROBES, STRANGER, others_of
+from tests.support.aws import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 

@@ -20,10 +20,10 @@ import pytest
 from trees import partitions_of
 
 import dormouse as dm
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.types import json_value
 from tests.serving import ARROW, CSV, JSON_LINES, SCHEMA, http_get, http_post, serving
+from tests.support.model import json_value
+from tests.support.reading import arrow_schema
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 

@@ -13,8 +13,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.settings.service import load_service_settings
 from tests.serving import eventually, http_get, serving
+from tests.support.settings import load_service_settings
 
 TOKEN = "s3cret-token"  # noqa: S105
 

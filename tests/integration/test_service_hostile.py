@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidCut, InvalidInput
 from dormouse.jobs.job import job_key
 from tests.serving import SECONDS_MAX, connected, http_get, http_post, serving
+from tests.support.api import Instance
 
 JSON_TYPE = {"content-type": "application/json"}
 ODD_IDS = ["日本", "é", "a/b/../c", "x" * 200, "..", ".", "a b?c#d&e=f%2F", "%00", "a\\b", '"', "😀"]

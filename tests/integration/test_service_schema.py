@@ -15,8 +15,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import dormouse as dm
 from dormouse.service.app import create_app
-from dormouse.settings.service import load_service_settings
 from tests.serving import serving, stand_in
+from tests.support.settings import load_service_settings
 
 load_all_checks()
 FLIGHTS = dm.Schema(

@@ -14,8 +14,8 @@ import dormouse as dm
 from dormouse.service import protocol
 from dormouse.service.protocol import connections_possible
 from dormouse.service.supervisor import check
-from dormouse.settings.service import load_service_settings
 from tests.serving import connected, eventually, http_get, serving, stand_in
+from tests.support.settings import load_service_settings
 
 TOKEN = "s3cret-token"  # noqa: S105
 HOLDER = {"authorization": f"Bearer {TOKEN}"}

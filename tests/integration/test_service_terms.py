@@ -14,16 +14,16 @@ from fastapi import APIRouter, FastAPI, Response
 from fastapi.routing import APIRoute
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.rows import csv_preview
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.service import rows
 from dormouse.service.app import create_app
 from dormouse.service.declared import Served
 from dormouse.service.security import Place, Right, served
-from dormouse.settings.service import load_service_settings
 from dormouse.sources.rows_csv_reader import CsvFormat
 from tests.serving import SECONDS_MAX, connected, eventually, http_get, http_post, serving, stand_in
+from tests.support.api import Instance
+from tests.support.settings import load_service_settings
 
 CSV_TYPE = {"content-type": "text/csv"}
 SMALL = b"a,b\n1,2\n"

@@ -13,13 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 import dormouse as dm
 import dormouse.spark
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import ObjectStoreError
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.objects import open_store
 from dormouse.spark.worker import check_arrived
 from tests.small_tables import SCHEMA, add, keys, made
+from tests.support.api import Instance, Table
+from tests.support.objects import open_store
 
 Change = Callable[[Instance], object]
 SECONDS_MAX = 300

@@ -13,11 +13,11 @@ from data_files import add_file, keys_in, objects_of
 from pyspark.sql import SparkSession
 from state import assign
 
-from dormouse.model.schema import Field
-from dormouse.model.types import LONG
 from dormouse.spark import tasks
-from dormouse.state.context import TableContext
-from dormouse.writing.compaction import CompactionReport, compact
+from dormouse.writing.compaction import CompactionReport
+from tests.support.model import LONG, Field
+from tests.support.state import TableContext
+from tests.support.writing import compact
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

@@ -10,7 +10,7 @@ import pytest
 import dormouse as dm
 from dormouse.spark import tasks
 from dormouse.spark.ingest import ingest_with_spark
-from dormouse.writing.compaction import compact
+from tests.support.writing import compact
 from tests.texts import data, keys, made
 
 

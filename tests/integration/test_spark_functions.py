@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 
 import dormouse as dm
 import dormouse.spark
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
+from tests.support.api import Instance, Table
 
 POINT = dm.STRUCT([dm.Field("x", dm.DOUBLE)])
 

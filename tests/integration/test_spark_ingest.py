@@ -22,20 +22,19 @@ from ingested import (
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, expr, lit, when
 
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidData, JobFailed, ObjectStoreError
-from dormouse.model.region import KeyValue, encode_value
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
+from dormouse.model.region import KeyValue
 from dormouse.sources.data_files import find_files
 from dormouse.sources.source_files import prepared, read_file
 from dormouse.spark import ingest, shuffle
 from dormouse.spark.frames import rows_at
 from dormouse.spark.ingest import TASK_ROWS_DRAWN, Draw, ingest_with_spark, split_points
 from dormouse.spark.shuffle import keys_of_partitions
-from dormouse.state.context import TableContext
 from dormouse.writing import ingest as ingest_module
 from tests.small_tables import made
+from tests.support.api import Instance
+from tests.support.model import LONG, STRING, Field, Schema, encode_value
+from tests.support.state import TableContext
 
 NewTable = Callable[..., TableContext]
 

@@ -14,10 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.datasource import job
 from tests.small_tables import keys
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
 PROPERTIES = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)

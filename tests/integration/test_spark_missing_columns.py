@@ -16,10 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.datasource import job
 from dormouse.errors import InvalidData, JobFailed
+from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
 FED = pa.table({"k": [1], "v": ["a"]})

@@ -16,16 +16,12 @@ from pyspark.sql import SparkSession
 from state import query
 
 from dormouse.aws.schedules import runs
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.spark import run, tasks
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
+from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.objects import ObjectStore, open_store
+from tests.support.state import Catalog, TableContext, WriteAttempts
 
 HOUR = 3600.0
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}

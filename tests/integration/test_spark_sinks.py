@@ -12,15 +12,15 @@ import pytest
 from pyspark.sql.types import StructType
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.options import StreamOptions, TableOptions, WriteOptions
 from dormouse.datasource.streams import Load, StreamWriter, TableWriter
 from dormouse.errors import InvalidInput, NotARowTable
-from dormouse.model.schema import Schema
 from dormouse.spark.frames import struct_of
 from tests.small_tables import SCHEMA, keys
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.model import Schema
+from tests.support.reading import arrow_schema
 
 Of = Callable[[str], TableOptions]
 

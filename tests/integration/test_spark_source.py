@@ -17,12 +17,11 @@ from pyspark.sql.functions import col, lit, raise_error, when
 
 import dormouse as dm
 import dormouse.spark
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidCut
-from dormouse.model.types import json_value
 from tests.small_tables import clock
 from tests.state import query, wait_until
+from tests.support.api import Instance, Table
+from tests.support.model import json_value
 
 SCHEMA = dm.Schema(
     row_keys=[dm.Field("k", dm.LONG), dm.Field("name", dm.STRING)],

@@ -17,18 +17,17 @@ from pyspark.sql.types import StructType
 
 import dormouse as dm
 import dormouse.datasource.streams
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource.source import DormouseSource
 from dormouse.datasource.streams import ChangesStream, Load, files_of
 from dormouse.errors import InvalidData, InvalidInput
 from dormouse.spark.frames import struct_of
-from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.history.retention import lives
-from dormouse.writing.ingest import commit_files
 from tests.small_tables import add, keys, made
 from tests.state import query
+from tests.support.api import Instance, Table
+from tests.support.reading import arrow_schema
+from tests.support.state import WriteAttempts
+from tests.support.writing import commit_files
 
 CHANGES = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("_change", dm.STRING)])
 SECONDS_MAX = 300

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 import dormouse as dm
 import dormouse.spark
-from dormouse.api.instance import Instance
 from tests.flipped_bits import damage
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
 ROWS = 300

@@ -13,13 +13,11 @@ from data_files import SKETCHES, add_file, keys_in
 from state import assign, at_once
 from trees import ancestors, partitions_of
 
-from dormouse.model.partition_tree import Partition
-from dormouse.model.schema import Field
-from dormouse.model.types import LONG, STRING
-from dormouse.state.context import TableContext
 from dormouse.writing import splitting
-from dormouse.writing.compaction import compact
-from dormouse.writing.splitting import SplitReport, split
+from dormouse.writing.splitting import SplitReport
+from tests.support.model import LONG, STRING, Field, Partition
+from tests.support.state import TableContext
+from tests.support.writing import compact, split
 
 NewTable = Callable[..., TableContext]
 ROUNDS_MAX = 20

@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from query_lake import Lake, explain_sql, sql, tuples
 
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import table_view
 from dormouse.reading.sql import views
+from tests.support.model import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, STRING, Field, Schema
+from tests.support.reading import arrow_schema
 
 SCHEMA = Schema(
     [Field("Carrier", STRING), Field("flight", LONG), Field("code", BYTES), Field("leg", INT)],

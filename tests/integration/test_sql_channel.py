@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import EngineFailed, InvalidQuery
-from dormouse.model.region import Range, min_value
-from dormouse.model.types import KEY_TYPES, DataType
-from dormouse.objects import open_store
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.model.region import min_value
+from dormouse.model.types import KEY_TYPES
 from dormouse.reading.sql import worker
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.wanted import Wanted
 from dormouse.reading.sql.worker import BATCH, SCHEMA, VALUE, failed, plain_value
 from dormouse.reading.sql.workers import WorkerLimits, Workers
-from dormouse.reading.streams import Interruption
+from tests.support.model import DataType, Range
+from tests.support.objects import open_store
+from tests.support.reading import Interruption, KeyRanges
 
 GARBAGE = """
 import pickle, socket, struct, sys

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.objects import open_store
 from dormouse.reading.sql import engine as connection
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.results import ReadFailed
-from dormouse.reading.streams import Interruption
+from tests.support.objects import open_store
+from tests.support.reading import Interruption
 
 FILES = 5
 

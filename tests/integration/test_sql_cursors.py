@@ -11,13 +11,12 @@ import pyarrow as pa
 import pytest
 from query_lake import tuples
 
-from dormouse.api.instance import Instance, connect
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
-from dormouse.objects import open_store
 from dormouse.reading.sql.engine import Engine
-from dormouse.reading.streams import Interruption
+from tests.support.api import Instance, connect
+from tests.support.model import LONG, STRING, Field, Schema
+from tests.support.objects import open_store
+from tests.support.reading import Interruption
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("word", STRING)])
 T = {"t": "SELECT 1::BIGINT AS k"}

@@ -17,14 +17,13 @@ import pyarrow.compute as pc
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidQuery
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DOUBLE, LONG, STRING
 from tests.sql_fuzz import Create, Fuzz, Ingest, Lake, Split, merged
 from tests.sql_judges import Judges, Verdict
 from tests.sql_statements import Writer
 from tests.sql_values import TYPES, Statement
+from tests.support.api import Instance
+from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 
 SEED = 20
 """Of the quick tier; the slow one looks for what is new."""

@@ -20,8 +20,8 @@ import dormouse as dm
 from dormouse.errors import DormouseError
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import LocalSession
-from dormouse.reading.streams import Interruption
 from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
+from tests.support.reading import Interruption
 
 NUMBERS = "range(1000000)"
 # some thousand years of counting, before there is a row

@@ -14,15 +14,14 @@ import pyarrow as pa
 import pytest
 from query_lake import COUNTS, Lake, explain_sql, sql, tuples
 
-from dormouse.api.instance import Instance, connect
 from dormouse.api.tables import Tables
 from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
-from dormouse.objects import ObjectStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading.sql import statements
+from tests.support.api import Instance, connect
+from tests.support.model import LONG, STRING, Field, Schema
+from tests.support.objects import ObjectStore
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("v", STRING)])
 LEAVES = 40

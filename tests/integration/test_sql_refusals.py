@@ -11,9 +11,8 @@ import pytest
 from query_lake import Lake, explain_sql, sql, tuples
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DOUBLE, LONG, STRING
 from dormouse.postgres import ConnectionSupplier
+from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
 
 SCHEMA = Schema(
     [Field("Carrier", STRING), Field("flight", LONG)],

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dormouse.objects import open_store
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.workers import WorkerLimits, Workers
-from dormouse.reading.streams import Interruption
 from tests.serving import SECONDS_MAX
+from tests.support.objects import open_store
+from tests.support.reading import Interruption
 
 MEMORY = 512 * 1024**2
 SORTED = "SELECT range AS n FROM range(3_000_000) ORDER BY md5(range::VARCHAR) || repeat('x', 200)"

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery
 from dormouse.reading.sql import results
+from tests.support.api import Instance, Table
 
 LARGEST = 2**63 - 1
 

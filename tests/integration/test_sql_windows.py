@@ -9,8 +9,8 @@ import duckdb
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidQuery
+from tests.support.api import Instance
 
 ROWS = [
     {"k": n, "a": n % 3, "b": n % 2, "c": n % 4 or None, "five": 5, "v": n}

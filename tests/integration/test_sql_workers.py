@@ -21,14 +21,14 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, EngineFailed, InstanceError, InvalidQuery, QueryTooLarge
-from dormouse.model.region import Range, min_value
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, KEY_TYPES, LONG, DataType
-from dormouse.objects import open_store
+from dormouse.model.region import min_value
+from dormouse.model.types import KEY_TYPES
 from dormouse.reading.sql.engine import Engine, Session
 from dormouse.reading.sql.workers import WorkerLimits, Workers, WorkerSession
-from dormouse.reading.streams import Interruption
 from tests.serving import SECONDS_MAX, eventually
+from tests.support.model import BYTES, LONG, DataType, Field, Range, Schema
+from tests.support.objects import open_store
+from tests.support.reading import Interruption
 
 MEMORY = 512 * 1024**2
 MANY = "SELECT range AS n, range::VARCHAR AS text FROM range(20_000_000)"

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.model.types import INT, LIST, MAP, STRING
 from tests.sqllogic import Copies, Found, run, shown, type_of
 from tests.sqllogic_files import LeftOut, Record, records
+from tests.support.api import Instance
+from tests.support.model import INT, LIST, MAP, STRING
 
 SMALL = Path(__file__).parents[1] / "sqllogic_small.test"
 

@@ -12,8 +12,8 @@ import pytest
 
 from dormouse.errors import CommitQueueError, InvalidCommitRequest, InvalidInput
 from dormouse.state.commits import sqs_queue as module
-from dormouse.state.commits.queue import Message
 from dormouse.state.commits.sqs_queue import BATCH_BYTES_MAX, SqsQueue
+from tests.support.commits import Message
 
 NewQueue = Callable[..., str]
 Options = dict[str, str]

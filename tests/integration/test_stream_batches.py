@@ -8,9 +8,6 @@ from typing import Any
 import keyed_tables
 import pytest
 
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.datasource import streams
 from dormouse.datasource.options import StreamOptions
 from dormouse.datasource.streams import StreamWriter
@@ -18,6 +15,8 @@ from dormouse.errors import AttemptAbandoned, InvalidInput
 from dormouse.spark.frames import struct_of
 from dormouse.state.files.write_streams import StreamBatch, commit_batch
 from tests.small_tables import made
+from tests.support.api import Instance, Table
+from tests.support.reading import arrow_schema
 
 
 class OfAQuery:

@@ -9,15 +9,11 @@ import pytest
 from query_lake import sql
 
 from dormouse.errors import InvalidData
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.reading.executor import query
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.writing.compaction import compact
-from dormouse.writing.ingest import ingest_in_process as ingest
+from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.reading import query
+from tests.support.state import Catalog, TableContext, WriteAttempts
+from tests.support.writing import compact
+from tests.support.writing import ingest_in_process as ingest
 
 LARGEST = 2**63 - 1
 MESSAGE = r"^sum\(count\) of rows of equal key is 9223372036854775808, which LONG cannot hold"

@@ -8,14 +8,14 @@ from pathlib import Path
 import psycopg
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.model.table import TableRecord
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
-from dormouse.state.commits.requests import encode
 from tests.commits import add, files_of, send_raw
 from tests.databases import Databases, name_of
 from tests.state import query
+from tests.support.api import Instance
+from tests.support.commits import encode
+from tests.support.model import TableRecord
 
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 

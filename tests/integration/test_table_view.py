@@ -22,23 +22,17 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.model.region import Range, encode_key
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading import table_view
 from dormouse.reading.checked_files import FileGone
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.table_view import Moment, plan_query, plan_tables, summary
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
+from dormouse.reading.table_view import Moment, plan_tables, summary
 from dormouse.state.files import removal_log
-from dormouse.state.files.attempts import WriteAttempts
 from dormouse.state.history import moments
-from dormouse.state.partitions.trees import TreeCache
+from tests.support.model import LONG, Field, Range, Schema, TableProperties, encode_key
+from tests.support.objects import open_store
+from tests.support.reading import KeyRanges, plan_query
+from tests.support.state import Catalog, TableContext, TreeCache, WriteAttempts
 
 SCHEMA = Schema([Field("key", LONG)])
 LEAVES = 40

@@ -13,14 +13,13 @@ from moto import mock_aws
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.aws.aws import Aws
-from dormouse.aws.schedules.migration import bring_up_to_date
 from dormouse.errors import InstanceError
 from dormouse.settings.lambdas import DatabaseEnvironment
 from dormouse.settings.resources import TablesResources, resources_parameter, state_parameter
 from lambdas import tables
 from tests.aws_lambda import Context, waking_server
 from tests.deployed import REGION, Deployed, deploy
+from tests.support.aws import Aws, bring_up_to_date
 
 Cli = Callable[..., tuple[int, str, str]]
 CREATE = (

@@ -14,17 +14,17 @@ import pytest
 from served import service
 from state import query
 
-from dormouse.api.instance import Instance
 from dormouse.cli import main
 from dormouse.client import connect as connect_client
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput, ObjectNotFound, TableNotFound
-from dormouse.model.cut import Cut
 from dormouse.reading.executor import parts
-from dormouse.reading.where import question
 from dormouse.state.files import holds
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.history import moments
 from tests.small_tables import add, clock, keys, made
+from tests.support.api import Instance
+from tests.support.model import Cut
+from tests.support.reading import question
+from tests.support.state import LAYOUTS
 
 
 def summed(instance: Instance, statement: str, as_of: Any = None) -> Any:

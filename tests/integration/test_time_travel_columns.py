@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
 from dormouse.errors import InvalidCut
 from tests.small_tables import clock
+from tests.support.api import Instance
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
 STATEMENTS = {

@@ -17,10 +17,9 @@ import pyarrow as pa
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidRange, PartitionError
 from dormouse.state.files import holds
+from tests.support.api import Instance, Table
 
 INGESTS, CUTS, READS = 24, 5, 12
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("ingest", dm.LONG)])

@@ -23,14 +23,21 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
-from dormouse.model.partition_tree import Partition, PartitionTree, TreeArrays
-from dormouse.model.region import Range, Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, INT, LONG, STRING
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.partitions.store import PartitionStore
-from dormouse.state.partitions.trees import TreeCache, TreeReader
+from dormouse.state.partitions.trees import TreeReader
+from tests.support.model import (
+    BYTES,
+    INT,
+    LONG,
+    STRING,
+    Field,
+    Partition,
+    PartitionTree,
+    Range,
+    Region,
+    Schema,
+    TreeArrays,
+)
+from tests.support.state import Catalog, PartitionStore, TableContext, TreeCache
 
 NewTable = Callable[..., TableContext]
 KEYS = [Field("i", INT), Field("l", LONG), Field("s", STRING), Field("b", BYTES)]

@@ -13,18 +13,12 @@ from psycopg import errors as pg
 from state import assign, live, query, ref, replace
 
 from dormouse.errors import CheckFailed
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.text import narrow_id
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
 from dormouse.state.files.totals import Totals
+from tests.support.model import LONG, Field, Schema, TableProperties, narrow_id
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, TableContext, WriteAttempts
 
 NewTable = Callable[..., TableContext]
 PROPERTIES: dict[str, Any] = {

@@ -14,10 +14,10 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
-from dormouse.embedded.postgres import EmbeddedPostgres
 from dormouse.postgres import ConnectionSupplier, listening
 from dormouse.postgres.session import PEER_SECONDS_MAX
 from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy
+from tests.support.embedded import EmbeddedPostgres
 from tests.working import PATIENCE_SECONDS, until
 
 SEEN_BY_SERVER = {

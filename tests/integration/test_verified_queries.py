@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import InvalidQuery, ObjectDamaged
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
 from dormouse.reading import checked_files
 from tests.flipped_bits import damage, flipped, path_of, written
+from tests.support.api import Instance, Table
+from tests.support.model import LONG, STRING, Field, Schema
 
 SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
 FLIPS = 40

@@ -13,16 +13,14 @@ import pytest
 
 import dormouse as dm
 import dormouse.client
-from dormouse.api.instance import Instance
-from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InvalidQuery, ObjectDamaged
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DOUBLE, LONG, STRING
 from dormouse.objects.folder import FolderStore
-from dormouse.reading.streams import Interruption
 from dormouse.verbs.long_work import functions
 from tests.flipped_bits import damage, flipped, path_of, written
 from tests.serving import http_post, serving
+from tests.support.api import Instance, Table
+from tests.support.model import DOUBLE, LONG, STRING, Field, Schema
+from tests.support.reading import Interruption
 
 SCHEMA = Schema(
     [Field("k", LONG)], values=[Field("v", DOUBLE, nullable=True), Field("s", STRING, nullable=True)]

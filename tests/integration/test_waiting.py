@@ -12,10 +12,9 @@ import pytest
 from moto import mock_aws
 from moto.sqs.models import sqs_backends
 
-from dormouse.aws.pause import pause
 from dormouse.aws.renewal import renew
-from dormouse.aws.status import status
 from tests.deployed import REGION, Deployed, FakeClock, deploy
+from tests.support.aws import pause, status
 
 DAY = 86_400
 Cli = Callable[..., tuple[int, str, str]]

@@ -18,12 +18,9 @@ from test_compaction_jobs import basic, size_ratio
 from trees import partitions_of
 
 import dormouse as dm
-from dormouse.model.partition_tree import Partition
-from dormouse.model.table import TableProperties
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.context import TableContext
-from dormouse.state.files.compaction_jobs import CompactionJob
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.model import Partition, TableProperties
+from tests.support.state import LAYOUTS, CompactionJob, TableContext
 
 NewTable = Callable[..., TableContext]
 

@@ -12,12 +12,9 @@ from moto.emr.models import emr_backends
 from moto.rds.models import rds_backends
 
 from dormouse.aws import destroy as destruction
-from dormouse.aws.aws import Aws
 from dormouse.aws.destroy import Listed, destroy, doomed, wind_down
-from dormouse.aws.pause import pause
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
-from dormouse.settings.config_file import parse
 from tests.deployed import (
     REGION,
     Deployed,
@@ -28,6 +25,8 @@ from tests.deployed import (
     start_emr_cluster,
     start_job_run,
 )
+from tests.support.aws import Aws, pause
+from tests.support.settings import parse
 
 ACCOUNT = "123456789012"
 NAME = "dormouse-dev"

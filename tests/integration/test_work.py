@@ -12,9 +12,9 @@ import pytest
 import dormouse as dm
 from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectStoreError
-from dormouse.objects import ObjectStore, open_store
 from dormouse.objects import store as store_module
 from tests.commits import add
+from tests.support.objects import ObjectStore, open_store
 
 MINUTE = timedelta(minutes=1)
 

@@ -9,10 +9,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.data.arrow_schema import arrow_schema, arrow_type, check_columns, conform
+from dormouse.data.arrow_schema import arrow_type, check_columns, conform
 from dormouse.errors import InvalidData
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DOUBLE, INT, LIST, LONG, MAP, STRING, TIMESTAMP, DataType
+from tests.support.model import (
+    BOOLEAN,
+    BYTES,
+    DOUBLE,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    TIMESTAMP,
+    DataType,
+    Field,
+    Schema,
+)
+from tests.support.reading import arrow_schema
 
 SCHEMA = Schema([Field("key", STRING)], [Field("time", LONG)], [Field("delay", INT, nullable=True)])
 GOOD: dict[str, Any] = {"key": ["a"], "time": [1], "delay": pa.array([2], pa.int32())}

@@ -8,7 +8,7 @@ import pytest
 
 from dormouse.aws.cost import Assumptions, Line, estimate, key_count
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import parse
+from tests.support.settings import parse
 
 HOME: dict[str, Any] = {"id": "one", "account": "123456789012", "region": "eu-west-1"}
 

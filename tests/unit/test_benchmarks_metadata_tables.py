@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.state_tables import KEYS_PER_LEAF, SCHEMA, StateTable, Tables, open_tables, spread
-from dormouse.model.region import decode_value
-from dormouse.model.table import TableProperties
-from dormouse.model.types import LONG
-from dormouse.objects import open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.state.catalog import Catalog
-from dormouse.state.context import TableContext
-from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.model import LONG, TableProperties, decode_value
+from tests.support.objects import open_store
+from tests.support.state import LAYOUTS, Catalog, TableContext, WriteAttempts
 
 LEAVES = 11
 

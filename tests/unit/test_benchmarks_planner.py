@@ -14,8 +14,8 @@ from benchmarks.planner.__main__ import BENCHMARK, _named
 from benchmarks.planner.load import Load, load
 from benchmarks.planner.planning import Probe, keys_of, planning
 from benchmarks.state_tables import KEYS_PER_LEAF, open_tables
-from dormouse.model.region import Range
 from dormouse.postgres import ConnectionSupplier
+from tests.support.model import Range
 
 PROBE = Probe(3, "new", ("old_1", "old_2"))
 

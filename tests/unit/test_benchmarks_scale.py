@@ -11,7 +11,7 @@ from benchmarks.harness.report import flat
 from benchmarks.scale import growth, operations
 from benchmarks.scale.__main__ import BENCHMARK
 from benchmarks.state_tables import open_tables
-from dormouse.state.files.layout import LAYOUTS
+from tests.support.state import LAYOUTS
 
 
 def figures(seconds: float, rss_mb: float) -> dict[str, Any]:

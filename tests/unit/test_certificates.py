@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dormouse.errors import InvalidInput
 from dormouse.settings import section
-from dormouse.settings.config_file import parse
 from dormouse.settings.section import no_certificates
+from tests.support.settings import parse
 
 LATER = [
     "ap-southeast-5", "ap-southeast-7", "ca-west-1", "il-central-1", "mx-central-1",

@@ -16,16 +16,13 @@ from dormouse.model.file_reference import (
     ReplaceFileReferencesRequest,
     SplitFileReferenceRequest,
 )
-from dormouse.state.commits.requests import (
+from dormouse.state.commits.requests import AssignJobIds, SplitFileReferences, SplitPartition, decode
+from tests.support.commits import (
     AddFiles,
-    AssignJobIds,
     CommitRequest,
     DeleteCollectedFiles,
     Envelope,
     ReplaceFileReferences,
-    SplitFileReferences,
-    SplitPartition,
-    decode,
     encode,
 )
 

@@ -23,16 +23,18 @@ from dormouse.model.file_reference import (
 from dormouse.state.commits.queue import queue_number
 from dormouse.state.commits.requests import (
     BODY_BYTES_MAX,
-    AddFiles,
     AssignJobIds,
-    CommitRequest,
-    DeleteCollectedFiles,
-    Envelope,
-    ReplaceFileReferences,
     SplitFileReferences,
     SplitPartition,
     commit_id_of,
     decode,
+)
+from tests.support.commits import (
+    AddFiles,
+    CommitRequest,
+    DeleteCollectedFiles,
+    Envelope,
+    ReplaceFileReferences,
     encode,
 )
 

@@ -23,7 +23,7 @@ from dormouse.aws.cost import (
     prices_of,
 )
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import load, parse
+from dormouse.settings.config_file import load
 from dormouse.settings.resources import (
     DatabaseResources,
     QueryResources,
@@ -32,6 +32,7 @@ from dormouse.settings.resources import (
     StorageResources,
 )
 from tests.infrastructure.reviewed import reviewed
+from tests.support.settings import parse
 
 CONFIG = Path(__file__).parents[2] / "config"
 PRICES = Path(__file__).parents[2] / "dormouse/aws/prices.toml"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from dormouse.aws.environment import environment
-from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import InstanceError
 from dormouse.postgres.session import parameters
 from dormouse.rows.cluster import addresses
-from dormouse.settings import load_settings
 from dormouse.settings.resources import CommitResources, DatabaseResources, Resources, StorageResources
+from tests.support.aws import DeployedInstance
+from tests.support.settings import load_settings
 
 STORAGE = StorageResources(data_bucket="d", payload_bucket="p", objects="s3://d/data")
 DATABASE: dict[str, Any] = {

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from dormouse.errors import InvalidInput
 from dormouse.settings import config_file
-from dormouse.settings.config_file import BYTES_MAX, load, parse, tables
+from dormouse.settings.config_file import BYTES_MAX, load, tables
 from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.section import has_instance_store
+from tests.support.settings import parse
 
 ROOT = Path(__file__).parents[2]
 VPC = """[network]

@@ -15,9 +15,8 @@ from dormouse.data.arrow_schema import is_ascending
 from dormouse.data.file_checks import FileReader, Written, _coded_texts, _Columns
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
-from dormouse.objects import open_store
+from tests.support.model import LONG, STRING, Field, Schema
+from tests.support.objects import open_store
 
 KINDS: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int64(), [1, 2, 3]),

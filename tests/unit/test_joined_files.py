@@ -16,12 +16,11 @@ from datafusion import SessionContext
 from dormouse.data.arrow_schema import data_type
 from dormouse.data.file_checks import digest_of_file
 from dormouse.errors import JobFailed
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG
 from dormouse.reading import page_index
 from dormouse.reading.page_index import Reading, written
 from dormouse.writing.divided_compaction import join_files
 from dormouse.writing.parquet_file import FileShape
+from tests.support.model import LONG, Field, Schema
 
 ROWS = 9_000
 

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidQuery
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import DOUBLE, LONG
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.where import VALUES_MAX, parse_where, question
+from dormouse.reading.where import VALUES_MAX, parse_where
+from tests.support.model import DOUBLE, LONG, Field, Range, Schema
+from tests.support.reading import KeyRanges, question
 
 ENDS = st.none() | st.integers(0, 12)
 RANGES = st.builds(Range, ENDS, ENDS, st.booleans(), st.booleans()).filter(lambda one: not one._is_empty())

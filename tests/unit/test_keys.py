@@ -9,16 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidKey
-from dormouse.model.region import (
-    check_key,
+from dormouse.model.region import check_key, min_value
+from tests.support.model import (
+    BYTES,
+    INT,
+    LONG,
+    STRING,
+    DataType,
+    Field,
     decode_key,
     decode_value,
     encode_key,
     encode_value,
-    min_value,
 )
-from dormouse.model.schema import Field
-from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
 
 ALPHABET = st.sampled_from(
     ["\x00", "\x01", "a", "b", "\x7f", "ß", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"]

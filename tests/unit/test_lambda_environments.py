@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.lambdas import CommitEnvironment, CompactionEnvironment, load_environment
+from dormouse.settings.lambdas import CommitEnvironment, CompactionEnvironment
+from tests.support.settings import load_environment
 
 
 @pytest.fixture(autouse=True)

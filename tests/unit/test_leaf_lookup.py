@@ -15,17 +15,22 @@ from trees import leaf_of, tree_of
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidRange
-from dormouse.model.partition_tree import (
+from tests.large_tree import balanced_arrays
+from tests.support.model import (
+    BYTES,
+    INT,
+    LONG,
+    STRING,
+    DataType,
+    Field,
     Partition,
     PartitionTree,
+    Region,
+    Schema,
     Split,
     split_partition,
     tree_from_split_points,
 )
-from dormouse.model.region import Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, INT, LONG, STRING, DataType
-from tests.large_tree import balanced_arrays
 
 _VALUES: dict[DataType, st.SearchStrategy[Any]] = {
     INT: st.integers(-(1 << 31), (1 << 31) - 1) | st.integers(-2, 2),

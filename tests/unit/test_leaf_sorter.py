@@ -12,8 +12,7 @@ import pytest
 
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.errors import JobFailed
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
+from tests.support.model import LONG, STRING, Field, Schema
 
 SCHEMA = Schema([Field("k", STRING)], [Field("n", LONG)], [Field("v", LONG)])
 KEYS = ["", "a", "a\0", "b", "é", "\uffff", "\U00010000"]

@@ -1,8 +1,8 @@
 import pytest
 
 from dormouse.errors import InvalidInput, InvalidName
-from dormouse.objects import open_store
 from dormouse.objects.names import check_file_name, check_name, check_prefix
+from tests.support.objects import open_store
 
 OWN = (f"data/{'7' * 32}/", "data/t7/")
 

@@ -18,20 +18,23 @@ from trees import ancestors, leaf_of, leaves_in, overlap, partitions_of, stored_
 
 from dormouse.cli.console import partition_tree
 from dormouse.errors import InvalidRange, PartitionNotFound
-from dormouse.model.partition_tree import (
+from dormouse.model.partition_tree import PartitionRow
+from tests.large_tree import balanced_arrays, columns_of
+from tests.support.model import (
+    LONG,
     ROOT,
+    Field,
     Partition,
-    PartitionRow,
     PartitionTree,
+    Range,
+    Region,
+    Schema,
     Split,
     TreeArrays,
+    encode_value,
     split_partition,
     tree_from_split_points,
 )
-from dormouse.model.region import Range, Region, encode_value
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG
-from tests.large_tree import balanced_arrays, columns_of
 
 SCHEMA = Schema([Field("x", LONG), Field("y", LONG)])
 GRID = list(itertools.product(range(-1, 7), range(-1, 7)))

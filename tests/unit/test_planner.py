@@ -14,11 +14,8 @@ from hypothesis import strategies as st
 from trees import holds, tree_of
 
 from dormouse.model.file_reference import FileReference, FileWithReferences
-from dormouse.model.partition_tree import Partition, PartitionTree, Split, split_partition
-from dormouse.model.region import KeyValue, Range, Region, encode_key
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, LONG, STRING
-from dormouse.reading.key_ranges import KeyRanges, united
+from dormouse.model.region import KeyValue
+from dormouse.reading.key_ranges import united
 from dormouse.reading.planner import (
     Page,
     PlannedReference,
@@ -29,6 +26,21 @@ from dormouse.reading.planner import (
     plan,
     whole_page,
 )
+from tests.support.model import (
+    BYTES,
+    LONG,
+    STRING,
+    Field,
+    Partition,
+    PartitionTree,
+    Range,
+    Region,
+    Schema,
+    Split,
+    encode_key,
+    split_partition,
+)
+from tests.support.reading import KeyRanges
 
 SCHEMA = Schema([Field("a", LONG), Field("b", STRING), Field("c", BYTES)])
 VALUES: dict[str, list[Any]] = {

@@ -13,10 +13,10 @@ import pytest
 from embedded import NOBODY, as_ordinary_user
 
 from dormouse.durability.backups import BackupWriter
-from dormouse.objects import open_store
 from dormouse.objects import staging as private_folders_module
 from dormouse.objects.s3 import S3Store
 from dormouse.objects.staging import StagingArea, private_folder, private_folders
+from tests.support.objects import open_store
 
 NAME = "dormouse-test"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dormouse.errors import InvalidProperties
-from dormouse.model.table import TableProperties
+from tests.support.model import TableProperties
 
 
 def test_the_defaults_are_those_of_the_documentation() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import parse
 from dormouse.settings.database import CPU_MEMORY_GB, QuerySettings
 from tests.assembly import EXISTING_VPC
+from tests.support.settings import parse
 
 CERTIFICATE = "arn:aws:acm:eu-west-1:123456789012:certificate/12345678-1234-1234-1234-123456789012"
 

@@ -11,8 +11,8 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.sources import sniffing
-from dormouse.sources.infer import columns_of, infer
-from dormouse.sources.source import open_source
+from dormouse.sources.infer import columns_of
+from tests.support.writing import infer, open_source
 
 
 def written(folder: Path, name: str, text: str | bytes) -> str:

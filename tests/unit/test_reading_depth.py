@@ -10,9 +10,8 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.sources import json_files
-from dormouse.sources.infer import infer
 from dormouse.sources.json_files import JSON_DEPTH_MAX
-from dormouse.sources.source import open_source
+from tests.support.writing import infer, open_source
 
 K = dm.Field("k", dm.LONG)
 OBJECTS, LISTS = ('{"a":', "1", "}"), ("[", "", "]")

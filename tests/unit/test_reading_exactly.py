@@ -17,8 +17,7 @@ import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.model import types as number_rule
 from dormouse.sources import csv_files, odd_numbers, sniffing, text_format
-from dormouse.sources.infer import infer
-from dormouse.sources.source import open_source
+from tests.support.writing import infer, open_source
 
 K = dm.Field("k", dm.LONG)
 

@@ -12,10 +12,9 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData
-from dormouse.model.types import DataType
-from dormouse.sources.infer import infer
-from dormouse.sources.source import open_source
 from dormouse.sources.text_values import UnfitText, value_column
+from tests.support.model import DataType
+from tests.support.writing import infer, open_source
 
 K = dm.Field("k", dm.LONG)
 

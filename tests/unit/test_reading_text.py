@@ -16,9 +16,8 @@ import dormouse as dm
 from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.sources import json_files, sniffing
 from dormouse.sources.data_files import find_files
-from dormouse.sources.infer import infer
 from dormouse.sources.json_files import json_batches
-from dormouse.sources.source import open_source
+from tests.support.writing import infer, open_source
 
 
 def read(data: Any, *keys: str, types: dict[str, dm.Field] | None = None) -> tuple[dict[str, str], list[Any]]:

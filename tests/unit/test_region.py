@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidKey, InvalidQuery, InvalidRange
-from dormouse.model.region import Range, Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, LONG, STRING
+from tests.support.model import BYTES, LONG, STRING, Field, Range, Region, Schema
 
 SCHEMA = Schema([Field("a", LONG), Field("s", STRING), Field("b", BYTES)])
 POINTS = range(-1, 7)

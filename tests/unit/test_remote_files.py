@@ -15,10 +15,10 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InvalidData
-from dormouse.objects import open_store
 from dormouse.sources import data_files
 from dormouse.sources.data_files import _is_name_of_data, find_files, staged
-from dormouse.sources.source import open_source
+from tests.support.objects import open_store
+from tests.support.writing import open_source
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
 

@@ -8,11 +8,18 @@ from trees import tree_of
 
 from dormouse.errors import NotWhole
 from dormouse.model.file_reference import FileReference
-from dormouse.model.partition_tree import ROOT, Partition, PartitionTree, Split, split_partition
-from dormouse.model.region import Region
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG
 from dormouse.state.history.moments import placed
+from tests.support.model import (
+    LONG,
+    ROOT,
+    Field,
+    Partition,
+    PartitionTree,
+    Region,
+    Schema,
+    Split,
+    split_partition,
+)
 
 SCHEMA = Schema([Field("key", LONG)])
 Trees = tuple[PartitionTree, PartitionTree]

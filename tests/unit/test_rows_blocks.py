@@ -9,7 +9,7 @@ import pytest
 
 from dormouse.rows import applying, csv_loads
 from dormouse.rows.changes import LoadCsv
-from dormouse.rows.columns import Column
+from tests.support.rows import Column
 
 COLUMNS = (Column("n", "INTEGER", column_id=4), Column("j", "JSON", column_id=5))
 TEXT_BYTES = 50_000

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
 from dormouse.rows.batches import BLOCK_ROWS_MAX, RowBatch
 from dormouse.rows.changes import LoadCsv
-from dormouse.rows.columns import Column
 from dormouse.rows.csv_loads import loads
 from dormouse.sources import rows_csv_reader
 from dormouse.sources.rows_csv_reader import CsvFile, CsvFormat
+from tests.support.rows import Column
 
 COLUMNS = (Column("name", "STRING"), Column("n", "INTEGER", default=7), Column("x", "DOUBLE"))
 Write = Callable[[bytes], Path]

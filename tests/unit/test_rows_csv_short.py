@@ -8,9 +8,9 @@ import pytest
 
 from dormouse.errors import InvalidData
 from dormouse.rows.changes import LoadCsv
-from dormouse.rows.columns import Column
 from dormouse.rows.csv_loads import loads
 from dormouse.sources import rows_csv_reader
+from tests.support.rows import Column
 
 COLUMNS = (Column("name", "STRING"),)
 HEAD = b"ROW_ID,ROW_VERSION,name\n"

@@ -15,9 +15,8 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData, InvalidKey, InvalidQuery
 from dormouse.model.region import check_key
-from dormouse.reading.where import question
-from dormouse.sources.infer import infer
-from dormouse.sources.source import open_source
+from tests.support.reading import question
+from tests.support.writing import infer, open_source
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("s", dm.STRING, nullable=True)])
 ROWS = [{"k": 1, "s": "a"}, {"k": 2, "s": None}]

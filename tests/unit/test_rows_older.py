@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery, QueryTooLarge
-from dormouse.reading.streams import Interruption
 from dormouse.rows import reading
 from dormouse.rows.reading import OlderRows
+from tests.support.reading import Interruption
 
 ENDLESS = "select count(*) from range(10000000) a, range(10000000) b where a.range % 7 = b.range % 3"
 

@@ -18,10 +18,11 @@ import dormouse as dm
 from dormouse.cli.rows import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
 from dormouse.rows.changes import parse_changes
-from dormouse.rows.columns import TYPES, Column, check_columns, text_value, value_of
+from dormouse.rows.columns import TYPES, check_columns, text_value, value_of
 from dormouse.rows.values import array_of, of_text, to_python, with_default
 from dormouse.service.declared import parse_json
 from dormouse.sources.rows_csv_reader import CsvFormat
+from tests.support.rows import Column
 
 ZONE = timezone(timedelta(hours=2))
 FILE = f"file:{'0' * 32}:12:{'a' * 64}:Föto 1.jpg"

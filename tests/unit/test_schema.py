@@ -9,8 +9,22 @@ from typing import Any
 import pytest
 
 from dormouse.errors import InvalidSchema
-from dormouse.model.schema import FIELDS_MAX, Field, Schema
-from dormouse.model.types import BOOLEAN, BYTES, DECIMAL, DOUBLE, FLOAT, INT, LIST, LONG, MAP, STRING, STRUCT
+from dormouse.model.schema import FIELDS_MAX
+from tests.support.model import (
+    BOOLEAN,
+    BYTES,
+    DECIMAL,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    STRUCT,
+    Field,
+    Schema,
+)
 
 SCHEMA = Schema(
     row_keys=[Field("carrier", STRING), Field("flight", LONG)],

@@ -10,7 +10,7 @@ import pytest
 
 import dormouse.settings
 from dormouse.errors import InvalidInput
-from dormouse.settings import load_settings
+from tests.support.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ROOT / "dormouse" / "settings"

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from dormouse.errors import InvalidInput
-from dormouse.settings.config_file import parse
+from tests.support.settings import parse
 
 UUID = "12345678-1234-1234-1234-123456789012"
 HERE = 'account = "123456789012"\nregion = "eu-west-1"\n'

@@ -13,12 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import Quantiles, quantile
 
-from dormouse.data.arrow_schema import arrow_schema
-from dormouse.data.sketches import FileSketches
 from dormouse.errors import InvalidData
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import BYTES, LONG, STRING
+from tests.support.model import BYTES, LONG, STRING, Field, Range, Schema
+from tests.support.reading import arrow_schema
+from tests.support.writing import FileSketches
 
 LONGS = Schema([Field("key", LONG), Field("other", LONG)])
 RANK_ERROR_MAX = 0.01

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from dormouse.reading.streams import Interruption, _read, batches_ahead, in_thread, undisturbed
+from dormouse.reading.streams import _read, batches_ahead, in_thread, undisturbed
+from tests.support.reading import Interruption
 
 STREAMS = {"ahead": batches_ahead, "in a thread": in_thread, "here": undisturbed}
 BATCHES = [pa.record_batch({"n": [number]}) for number in range(10)]

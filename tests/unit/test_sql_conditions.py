@@ -6,9 +6,8 @@ from decimal import Decimal
 
 import duckdb
 
-from dormouse.model.schema import Field
-from dormouse.model.types import DECIMAL
 from dormouse.reading.sql.conditions import literal
+from tests.support.model import DECIMAL, Field
 
 
 def test_decimals_of_any_digits_are_what_they_are() -> None:

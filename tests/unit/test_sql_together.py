@@ -13,15 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dormouse.data.transform import quoted
-from dormouse.model.region import Range
 from dormouse.model.reshaping import added, dropped
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG
-from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
 from dormouse.reading.sql import selects as together
 from dormouse.reading.sql.conditions import all_of
-from dormouse.reading.where import Deletion, question
+from dormouse.reading.where import Deletion
+from tests.support.model import LONG, Field, Range, Schema
+from tests.support.reading import KeyRanges, question
 
 SCHEMA = Schema([Field("k", LONG)], [], [Field("v", LONG, nullable=True)])
 KEYS = 30

@@ -6,9 +6,7 @@ import pytest
 
 from dormouse.data.transform import AgeOff, Transform
 from dormouse.errors import InvalidProperties
-from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties
-from dormouse.model.types import DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP
+from tests.support.model import DOUBLE, INT, LIST, LONG, STRING, TIMESTAMP, Field, Schema, TableProperties
 
 SCHEMA = Schema(
     [Field("key", STRING)],

@@ -7,9 +7,10 @@ import random
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
-from dormouse.model.partition_tree import PartitionRow, TreeArrays
-from dormouse.state.partitions.trees import TreeCache
+from dormouse.model.partition_tree import PartitionRow
 from tests.large_tree import balanced_arrays
+from tests.support.model import TreeArrays
+from tests.support.state import TreeCache
 
 SMALL = balanced_arrays(1).byte_size
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dormouse.cli.parsing import parse_type
 from dormouse.data.arrow_schema import arrow_type, data_type
 from dormouse.errors import InvalidSchema
-from dormouse.model.types import (
+from dormouse.model.types import NESTING_DEPTH_MAX, Field
+from tests.support.model import (
     BOOLEAN,
     BYTES,
     DATE,
@@ -24,12 +25,10 @@ from dormouse.model.types import (
     LIST,
     LONG,
     MAP,
-    NESTING_DEPTH_MAX,
     STRING,
     STRUCT,
     TIMESTAMP,
     DataType,
-    Field,
 )
 
 KEY_TYPES = [INT, LONG, STRING, BYTES, TIMESTAMP, DATE]

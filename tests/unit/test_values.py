@@ -25,10 +25,12 @@ from dormouse.cli.console import rows_table
 from dormouse.cli.data import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.data import export as value_columns
-from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.export import export, json_rows
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import (
+from dormouse.reading.where import parse_where, where_json
+from dormouse.service.formats import CSV, JSON_LINES, preferred_format
+from dormouse.sources.data_files import find_files
+from dormouse.sources.source_files import read_file
+from tests.support.model import (
     BOOLEAN,
     BYTES,
     DOUBLE,
@@ -39,12 +41,11 @@ from dormouse.model.types import (
     STRING,
     TIMESTAMP,
     DataType,
+    Field,
+    Schema,
     json_value,
 )
-from dormouse.reading.where import parse_where, question, where_json
-from dormouse.service.formats import CSV, JSON_LINES, preferred_format
-from dormouse.sources.data_files import find_files
-from dormouse.sources.source_files import read_file
+from tests.support.reading import arrow_schema, question
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 # type, value, in JSON, in CSV, on the terminal

@@ -14,14 +14,12 @@ import duckdb
 import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.region import Range
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import STRING
 from dormouse.reading.sql import wanted as wanted_module
 from dormouse.reading.sql.parsed import parsed
 from dormouse.reading.sql.scans import Enough
 from dormouse.reading.sql.wanted import TOGETHER, Wanted, placed
-from dormouse.reading.streams import Interruption
+from tests.support.model import STRING, Field, Range, Schema
+from tests.support.reading import Interruption
 from tests.wanted_ranges import SCHEMAS, of, shown, wanted
 
 

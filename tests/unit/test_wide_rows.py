@@ -13,10 +13,10 @@ from dormouse.data import (
     leaf_sorter,
 )
 from dormouse.data.leaf_sorter import LeafSorter
-from dormouse.model.schema import Field, Schema
-from dormouse.model.types import LONG, STRING
 from dormouse.sources import source, source_files
-from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
+from dormouse.state.files.compaction_jobs import CompactionInput
+from tests.support.model import LONG, STRING, Field, Schema
+from tests.support.state import CompactionJob
 
 MEBIBYTE = 1 << 20
 

@@ -1,0 +1,73 @@
+"""The domain, as tests name it: types, schemas, ranges of keys, partition trees, properties."""
+
+from __future__ import annotations
+
+from dormouse.model.cut import Cut, Position
+from dormouse.model.partition_tree import (
+    ROOT,
+    Partition,
+    PartitionTree,
+    Split,
+    TreeArrays,
+    split_partition,
+    tree_from_split_points,
+)
+from dormouse.model.region import Range, Region, decode_key, decode_value, encode_key, encode_value
+from dormouse.model.schema import Field, Schema
+from dormouse.model.table import TableProperties, TableRecord
+from dormouse.model.text import narrow_id
+from dormouse.model.types import (
+    BOOLEAN,
+    BYTES,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LIST,
+    LONG,
+    MAP,
+    STRING,
+    STRUCT,
+    TIMESTAMP,
+    DataType,
+    json_value,
+)
+
+__all__ = [
+    "BOOLEAN",
+    "BYTES",
+    "DATE",
+    "DECIMAL",
+    "DOUBLE",
+    "FLOAT",
+    "INT",
+    "LIST",
+    "LONG",
+    "MAP",
+    "ROOT",
+    "STRING",
+    "STRUCT",
+    "TIMESTAMP",
+    "Cut",
+    "DataType",
+    "Field",
+    "Partition",
+    "PartitionTree",
+    "Position",
+    "Range",
+    "Region",
+    "Schema",
+    "Split",
+    "TableProperties",
+    "TableRecord",
+    "TreeArrays",
+    "decode_key",
+    "decode_value",
+    "encode_key",
+    "encode_value",
+    "json_value",
+    "narrow_id",
+    "split_partition",
+    "tree_from_split_points",
+]

@@ -1,0 +1,33 @@
+"""The stores of a table"s state in PostgreSQL, and what they hand out."""
+
+from __future__ import annotations
+
+from dormouse.state.catalog import Catalog
+from dormouse.state.context import TableContext
+from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
+from dormouse.state.files.checks import FileChecks
+from dormouse.state.files.compaction_jobs import CompactionJob
+from dormouse.state.files.deletions import Erasure
+from dormouse.state.files.layout import LAYOUTS
+from dormouse.state.files.operations import Commit
+from dormouse.state.files.store import FileReferenceStore
+from dormouse.state.history.moments import record_cut
+from dormouse.state.partitions.store import PartitionStore
+from dormouse.state.partitions.trees import TreeCache, tree_problems
+
+__all__ = [
+    "LAYOUTS",
+    "Catalog",
+    "Commit",
+    "CompactionJob",
+    "Erasure",
+    "FileChecks",
+    "FileReferenceStore",
+    "PartitionStore",
+    "TableContext",
+    "TreeCache",
+    "WriteAttempt",
+    "WriteAttempts",
+    "record_cut",
+    "tree_problems",
+]

@@ -1,0 +1,36 @@
+"""Tests import internals through `tests.support`, so that the move of a module changes one line."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+SUPPORT = TESTS / "support"
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields the module and the name of each import of a name."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from ((node.module, one.name) for one in node.names)
+
+
+def test_tests_import_internals_through_their_support() -> None:
+    """Modules that a process of its own runs may import what they need directly."""
+    homes = {found: path.stem for path in SUPPORT.glob("*.py") for found in imports(path)}
+    paths = [*TESTS.rglob("test_*.py"), *TESTS.rglob("conftest.py")]
+    wrong = [
+        f"{path.relative_to(TESTS)}: import {name} from tests.support.{homes[module, name]}"
+        for path in paths
+        for module, name in imports(path)
+        if (module, name) in homes and module != "__future__"
+    ]
+    assert wrong == []
+
+
+def test_all_that_the_support_has_is_used() -> None:
+    used = {found for path in TESTS.rglob("*.py") for found in imports(path)}
+    has = {(f"tests.support.{path.stem}", name) for path in SUPPORT.glob("*.py") for _, name in imports(path)}
+    assert {one for one in has if one[1] != "annotations"} <= used
