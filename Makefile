@@ -32,14 +32,11 @@ test-all: $(VENV)/.installed ## All tests
 	@$(RUN_TESTS)
 
 # What lambdas run, and what is written in SQL.
-OF_LAMBDAS = tests/conformance tests/integration/test_*_lambda.py \
-	$(addprefix tests/integration/test_,lambda_events.py keeper.py waiting.py desired_state.py) \
-	$(addprefix tests/integration/test_,committer_sqs.py emr.py emr_clusters.py rds_iam.py) \
-	$(addprefix tests/unit/test_,lambda_environments.py certificates.py deployment_settings.py)
-OF_POSTGRES = tests/conformance $(addprefix tests/integration/test_,migrat*.py rds_iam.py committer*.py \
-	removal_log.py compaction_*.py state/catalog.py convert_layout.py garbage*.py watermarks.py payloads*.py)
-
-OF_SPARK = $(addprefix tests/integration/test_,spark_*.py keyed_spark.py key_order_spark.py)
+OF_LAMBDAS = tests/conformance $(filter-out %/test_lambda_packages.py,$(wildcard tests/aws/schedules/test_*.py)) \
+	$(wildcard tests/aws/test_emr*.py) tests/state/commits/test_committer_sqs.py tests/postgres/test_rds_iam.py \
+	tests/settings/test_certificates.py tests/settings/test_deployment_settings.py
+OF_POSTGRES = tests/conformance tests/postgres tests/state tests/payloads $(wildcard tests/writing/test_compaction_*.py)
+OF_SPARK = tests/spark
 
 .PHONY: test-lambdas
 test-lambdas: $(VENV)/.installed ## The tests of what lambdas run, on their Python
@@ -49,7 +46,7 @@ test-lambdas: $(VENV)/.installed ## The tests of what lambdas run, on their Pyth
 .PHONY: tests-of-lambdas
 tests-of-lambdas: $(VENV)/.installed
 	@$(RUN_TESTS) -m "not slow" $(OF_LAMBDAS)
-	@$(BIN)/python -m pytest tests/acceptance/test_lambda_packages.py
+	@$(BIN)/python -m pytest tests/aws/schedules/test_lambda_packages.py
 
 .PHONY: test-postgres-17
 test-postgres-17: $(VENV)/.installed .postgres-17/.installed ## The tests of statements on PostgreSQL 17, as Aurora is

@@ -9,7 +9,7 @@ from typing import Any
 
 from dormouse.state.commits.outcomes import CommitOutcome
 from dormouse.state.commits.requests import AssignJobIds
-from tests.state import assign, file, live, query, ref, replace, wait_until
+from tests.stored import assign, file, live, query, ref, replace, wait_until
 from tests.support.api import Instance
 from tests.support.commits import AddFiles, CommitRequest, ReplaceFileReferences
 

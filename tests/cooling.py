@@ -12,7 +12,7 @@ from dormouse.errors import PayloadNotFound
 from dormouse.payloads import PayloadKey
 from dormouse.payloads.copying import PayloadOptions
 from dormouse.payloads.exchange import Tools
-from tests.state import query
+from tests.stored import query
 from tests.support.api import Instance
 from tests.support.jobs import PayloadStore
 from tests.support.objects import ObjectStore

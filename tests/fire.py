@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from state import assign, ref, replace
-
 from dormouse.errors import CommitOutcomeUnknown, TooManyRetries
 from dormouse.model.table import TableRecord
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files.store import FileReferenceStore
+from tests.stored import assign, ref, replace
 
 STEPS = 15
 ROWS = 10

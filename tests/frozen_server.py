@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from dormouse.postgres import ConnectionSupplier
-from tests.state import query
+from tests.stored import query
 
 OTHERS = """
 select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()

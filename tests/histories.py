@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from state import query
 from trees import below, partitions_of
 
 from dormouse.model.partition_tree import PartitionTree
@@ -20,6 +19,7 @@ from dormouse.model.region import Range, Region, encode_value
 from dormouse.model.types import LONG
 from dormouse.state.context import TableContext
 from dormouse.state.partitions.store import PartitionStore
+from tests.stored import query
 
 BEGAN = datetime(2026, 11, 1, tzinfo=UTC)
 Bounds = tuple[int | None, int | None]

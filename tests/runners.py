@@ -10,9 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from state import query
-
 from dormouse.state.context import TableContext
+from tests.stored import query
 
 # At the moment named a runner says so, and waits to be killed, or by SIGUSR1 to be told to go on.
 STOPPING = """

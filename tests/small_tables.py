@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 import dormouse as dm
-from tests.state import query
+from tests.stored import query
 from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])

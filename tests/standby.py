@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.embedded.owner import system_user
 from dormouse.embedded.server import _binaries
-from tests.state import wait_until
+from tests.stored import wait_until
 from tests.support.embedded import EmbeddedPostgres
 
 OPTIONS = {"fsync": "off", "shared_buffers": "32MB", "autovacuum": "off"}

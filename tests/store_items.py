@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from state import assign, file, ref, remove, replace, split
-
 from dormouse.errors import (
     FileAlreadyExists,
     FileHasReferences,
@@ -17,6 +15,7 @@ from dormouse.errors import (
 )
 from dormouse.state.files.operations import Kind
 from dormouse.state.files.store import FileReferenceStore
+from tests.stored import assign, file, ref, remove, replace, split
 
 KINDS: tuple[Kind, ...] = (
     "add_files",

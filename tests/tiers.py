@@ -16,7 +16,6 @@ import pytest
 
 from dormouse.state.files.layout import LAYOUTS
 
-ROOMS = ("acceptance", "integration")
 MATRIX_MIN = 8
 
 
@@ -24,13 +23,18 @@ def leave_layouts_to_the_slow_tier(items: list[pytest.Item]) -> None:
     """Which layout a test keeps follows from its name and its other parameters: each has its share."""
     twins: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
     for item in items:
-        layouts = [*_layouts(item)] if item.path.parent.name in ROOMS or _is_serializable(item) else []
+        layouts = [*_layouts(item)] if _uses_database(item) or _is_serializable(item) else []
         if len(layouts) == 1:
             twins[item.nodeid.replace(layouts[0], "")][layouts[0]] = item
     for name, on in twins.items():
         for layout, item in on.items():
             if layout != _kept(name) and len(on) == len(LAYOUTS):
                 item.add_marker(pytest.mark.slow)
+
+
+def _uses_database(item: pytest.Item) -> bool:
+    """Returns whether a test, other than of the store's contract, runs against PostgreSQL."""
+    return "databases" in getattr(item, "fixturenames", ()) and item.path.parent.name != "conformance"
 
 
 def _kept(name: str) -> str:
@@ -54,7 +58,7 @@ def leave_matrices_to_the_slow_tier(items: list[pytest.Item]) -> None:
     """Of tests of each case by each other case, the fast tier has a diagonal: each case at least once."""
     matrices: dict[str, list[Any]] = defaultdict(list)
     for item in items:
-        if item.path.parent.name in ROOMS and not item.get_closest_marker("slow"):
+        if _uses_database(item) and not item.get_closest_marker("slow"):
             matrices[item.nodeid.partition("[")[0]].append(item)
     for tests in matrices.values():
         marks = [mark.args[0] for mark in tests[0].iter_markers("parametrize")]

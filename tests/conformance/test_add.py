@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from state import clock, file, live, ref, remove, replace, unreferenced
 
 from dormouse.errors import FileAlreadyExists, FileReferenceAlreadyExists, InvalidInput
 from dormouse.state.partitions.store import LeafRows
+from tests.stored import clock, file, live, ref, remove, replace, unreferenced
 from tests.support.state import FileReferenceStore, TableContext
 
 ODD_NAMES = [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from state import assign, check, clock, jobs_of, live, ref, replace, split
 
 from dormouse.errors import FileReferenceAssignedToJob, FileReferenceNotFound, InvalidInput
+from tests.stored import assign, check, clock, jobs_of, live, ref, replace, split
 from tests.support.state import FileReferenceStore
 
 

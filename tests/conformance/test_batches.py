@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from state import assign, at_once, file, jobs_of, live, query, ref, replace, split, unreferenced
 from store_items import KINDS, bad_ones, prepared
 
 from dormouse.errors import (
@@ -22,6 +21,7 @@ from dormouse.errors import (
 )
 from dormouse.postgres.queries import Statement, _Pipeline
 from dormouse.state.files.operations import CommitResult, Kind
+from tests.stored import assign, at_once, file, jobs_of, live, query, ref, replace, split, unreferenced
 from tests.support.state import Commit, FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from state import assign, clock, file, jobs_of, ref, remove, replace, split, transaction, unreferenced
 
 from dormouse.errors import FileHasReferences, FileNotFound
 from dormouse.state.files import store as store_module
+from tests.stored import assign, clock, file, jobs_of, ref, remove, replace, split, transaction, unreferenced
 from tests.support.state import FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from state import assign, at_once, file, jobs_of, live, ref, remove, replace, split, unreferenced
 
 from dormouse.errors import BatchFailed, DormouseError, InvalidInput
+from tests.stored import assign, at_once, file, jobs_of, live, ref, remove, replace, split, unreferenced
 from tests.support.state import FileReferenceStore
 
 pytestmark = pytest.mark.at_each_isolation

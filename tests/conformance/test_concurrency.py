@@ -8,21 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from state import (
-    assign,
-    at_once,
-    blocked,
-    clock,
-    file,
-    jobs_of,
-    live,
-    ref,
-    replace,
-    split,
-    transaction,
-    unreferenced,
-    wait_until,
-)
 
 from dormouse.errors import (
     DormouseError,
@@ -38,6 +23,21 @@ from dormouse.errors import (
 )
 from dormouse.postgres.transaction import RETRIES
 from dormouse.state.files.operations import CommitResult
+from tests.stored import (
+    assign,
+    at_once,
+    blocked,
+    clock,
+    file,
+    jobs_of,
+    live,
+    ref,
+    replace,
+    split,
+    transaction,
+    unreferenced,
+    wait_until,
+)
 from tests.support.state import Commit, FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation

@@ -10,7 +10,11 @@ from random import Random
 from typing import Any
 
 import pytest
-from state import (
+
+from dormouse.errors import FileHasReferences, FileNotFound, InvalidInput
+from dormouse.model.file_reference import AssignJobIdRequest, SplitFileReferenceRequest
+from dormouse.state.files.layout import layout as known_layout
+from tests.stored import (
     assign,
     at_once,
     case,
@@ -25,10 +29,6 @@ from state import (
     split,
     unreferenced,
 )
-
-from dormouse.errors import FileHasReferences, FileNotFound, InvalidInput
-from dormouse.model.file_reference import AssignJobIdRequest, SplitFileReferenceRequest
-from dormouse.state.files.layout import layout as known_layout
 from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, FileReferenceStore, TableContext
 

@@ -19,7 +19,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from state import clock, query
 from store_model import Expected, StoreModel, counted
 
 from dormouse.errors import BatchFailed, DormouseError
@@ -32,6 +31,7 @@ from dormouse.model.file_reference import (
     SplitFileReferenceRequest,
 )
 from dormouse.state.files.operations import CommitResult, Kind
+from tests.stored import clock, query
 from tests.support.state import LAYOUTS, Catalog, Commit, TableContext
 
 pytestmark = pytest.mark.at_each_isolation

@@ -6,11 +6,22 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from state import CountingSupplier, assign, file, live, query, ref, remove, replace, split, unreferenced
 
 from dormouse.errors import TableNotFound
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files import store as store_module
+from tests.stored import (
+    CountingSupplier,
+    assign,
+    file,
+    live,
+    query,
+    ref,
+    remove,
+    replace,
+    split,
+    unreferenced,
+)
 from tests.support.state import FileReferenceStore, TableContext
 
 REFERENCES = 10_000

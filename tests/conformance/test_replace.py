@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace as changed
 
 import pytest
-from state import assign, file, jobs_of, live, ref, replace, split, unreferenced
 
 from dormouse.errors import (
     DeletionsNotApplied,
@@ -20,6 +19,7 @@ from dormouse.errors import (
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
 from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.store import KeyBounds
+from tests.stored import assign, file, jobs_of, live, ref, replace, split, unreferenced
 from tests.support.state import FileReferenceStore
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace as changed
 
 import pytest
-from state import assign, file, jobs_of, live, ref, split, unreferenced
 
 from dormouse.errors import (
     FileNotFound,
@@ -17,6 +16,7 @@ from dormouse.errors import (
     SplitRequestsFailed,
 )
 from dormouse.model.file_reference import SplitFileReferenceRequest
+from tests.stored import assign, file, jobs_of, live, ref, split, unreferenced
 from tests.support.state import FileReferenceStore, TableContext
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
-from state import assign, at_once, clock, file, live, ref, replace, split
 
 from dormouse.errors import BatchFailed, FileReferenceError, TooManyRetries
 from dormouse.model.file_reference import FileReference
 from dormouse.postgres.transaction import RETRIES
+from tests.stored import assign, at_once, clock, file, live, ref, replace, split
 from tests.support.state import FileReferenceStore, TableContext
 
 pytestmark = pytest.mark.at_each_isolation

@@ -12,7 +12,7 @@ from dormouse.settings.resources import CommitResources
 from tests.commits import add, assignment, replacement
 from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.processes import RunFailed
-from tests.state import file, live, ref
+from tests.stored import file, live, ref
 from tests.support.api import Instance
 from tests.support.commits import AddFiles, CommitRequest, encode
 

@@ -15,7 +15,7 @@ from tests.deploy_local.cloud import Cloud
 from tests.deploy_local.commits import wait, wait_for
 from tests.deploy_local.packages import migration_folders
 from tests.deploy_local.processes import RunFailed, sign
-from tests.state import live
+from tests.stored import live
 from tests.support.api import Instance
 
 INGESTS = 13

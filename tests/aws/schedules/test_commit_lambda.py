@@ -1,0 +1,257 @@
+"""The commit lambda: a batch of SQS records, answered record by record, with nothing kept between calls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+import dormouse as dm
+from dormouse.errors import InstanceError, InvalidCommitRequest, InvalidInput
+from dormouse.objects import store as store_module
+from dormouse.settings.deployment import RECEIVES_LEAST
+from dormouse.state.commits.pointers import object_of
+from lambdas.commit import handler
+from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
+from tests.commits import add, assignment, compaction, replacement
+from tests.stored import at_once, live, query, wait_until
+from tests.support.api import Instance
+from tests.support.commits import CommitRequest, PointerQueue, PostgresQueue, encode
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """The instance of the lambda's environment."""
+    url = (tmp_path / "objects").as_uri()
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    monkeypatch.setenv("DORMOUSE_OBJECTS", url)
+    monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "0")
+    with dm.connect(dsn, url) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        yield instance
+
+
+def record(message_id: str, body: CommitRequest | str, receives: int = 1) -> dict[str, Any]:
+    return {
+        "messageId": message_id,
+        "body": body if isinstance(body, str) else encode(body),
+        "attributes": {"ApproximateReceiveCount": str(receives), "SentTimestamp": "1700000000000"},
+        "eventSource": "aws:sqs",
+    }
+
+
+def again(*records: dict[str, Any]) -> list[str]:
+    """The records that the lambda wants to see again."""
+    return [item["itemIdentifier"] for item in handler({"Records": list(records)}, None)["batchItemFailures"]]
+
+
+def test_only_what_must_be_tried_later_comes_again(instance: Instance) -> None:
+    assert again(
+        record("1", replacement("t", "j", ["none"], "x")),
+        record("2", add("t", "a")),
+        record("3", add("t", "a", "taken")),
+        record("4", add("nowhere", "b")),
+    ) == ["1"]
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["a"]
+    assert instance.commit_status("taken").state == "rejected"
+    assert instance.commit_status("add b").state == "rejected"
+
+
+def test_what_is_for_a_table_of_another_timeline_goes_to_the_dead_letters(instance: Instance) -> None:
+    """Who goes back to that timeline may want it."""
+    known = instance.table("t").files.table
+    bodies = [
+        encode(add("t", name), table_id=known.table_id, table_uuid=uuid)
+        for name, uuid in (("theirs", uuid4().hex), ("ours", known.uuid))
+    ]
+    assert again(record("1", bodies[0]), record("2", bodies[1])) == ["1"]
+    assert instance.commit_status("add theirs").state == "rejected"
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["ours"]
+
+
+@pytest.mark.parametrize(("is_adopted", "left"), [(True, ["1"]), (False, [])])
+def test_what_is_for_a_table_that_a_restored_database_never_had_goes_to_the_dead_letters(
+    instance: Instance, is_adopted: bool, left: list[str]
+) -> None:
+    """With its body. A table that another database lacks was dropped."""
+    if is_adopted:
+        query(instance._supplier, "update incarnation set reason = 'adoption'")
+    queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
+    queue.send([encode(add("made later", "x" * 500, "c"), table_id=99, table_uuid=uuid4().hex)])
+    [message] = queue._queue.receive(1)
+    queue._queue.delete([message])  # it is in SQS
+    assert again(record("1", message.body)) == left
+    assert [name for name, _ in instance._objects.list("commits/")] == [object_of(message.body)][: len(left)]
+    assert instance.commit_status("c").state == "rejected"
+    unmarked = encode(add("made later", "y", "d"), table_id=99)
+    assert again(record("2", unmarked)) == [], "of an older Dormouse"
+
+
+def test_what_another_lambda_applies_meanwhile_is_waited_for(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQS would hide the record for six times the lambda's timeout."""
+    monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "60")
+    replaced, assigned, added = compaction("t", 1)
+    waiting, other = record("1", replaced), [record("2", assigned), record("3", added)]
+    outcomes = at_once(lambda: again(waiting), lambda: time.sleep(0.3) or again(*other))
+    assert outcomes == [[], []]
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["new 1"]
+
+
+def test_a_record_delivered_twice_is_applied_once(instance: Instance) -> None:
+    assert again(record("1", add("t", "a")), record("2", add("t", "a"))) == []
+    assert again(record("1", add("t", "a"), 2)) == []
+    assert instance.commit_status("add a").error is None
+
+
+def test_records_that_need_each_other_are_applied_together(instance: Instance) -> None:
+    assert again(*(record(str(n), request) for n, request in enumerate(compaction("t", 1)))) == []
+    assert [name for _, name, _, _ in live(instance.table("t").files)] == ["new 1"]
+
+
+def test_what_never_gets_what_it_needs_is_rejected_and_left_to_the_dead_letters(instance: Instance) -> None:
+    """In time, before SQS takes it for dead; until then it may only have waited for a database."""
+    assert again(record("1", assignment("t", "j", "none"), 9)) == ["1"]
+    assert instance.commit_status("assign j").state == "unknown"
+    assert again(record("1", assignment("t", "j", "none"), 40)) == ["1"]
+    assert RECEIVES_LEAST > 40
+    status = instance.commit_status("assign j")
+    assert status.state == "rejected" and "tried 40 times" in str(status.error)
+    assert again(record("1", assignment("t", "j", "a"), 41), record("2", add("t", "a"))) == []
+    assert instance.commit_status("assign j").state == "applied", "what it needs has come after all"
+
+
+def test_what_cannot_be_read_is_left_to_the_dead_letter_queue(
+    instance: Instance, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it names a commit, whose refusal is found, or none."""
+    wrong = encode(add("t", "a")).replace('"version":1', '"version":0')
+    assert again(record("1", "nonsense"), record("2", wrong), record("3", add("t", "b"))) == ["1", "2"]
+    assert instance.commit_status("add a").state == "rejected"
+    assert "a message without an id is rejected: " in caplog.text and "commit ''" not in caplog.text
+
+
+def test_what_was_refused_keeps_its_reason_when_it_is_delivered_again_without_its_object(
+    instance: Instance,
+) -> None:
+    """SQS delivers at least once. What was never answered is a dead letter."""
+    assert again(record("1", add("t", "a" * 500, "first"))) == []
+    known = instance.table("t").files.table
+    queue = PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
+    sent = add("t", "a" * 500, "refused"), add("t", "b" * 500, "lost")
+    queue.send([encode(request, table_id=known.table_id) for request in sent])
+    refused, lost = queue._queue.receive(2)
+    queue._queue.delete([refused, lost])  # they are in SQS
+    assert again(record("1", refused.body)) == []
+    why = instance.commit_status("refused")
+    for name, _ in instance._objects.list("commits/"):
+        instance._objects.delete([name])
+    for receives in (2, 3):
+        assert again(record("1", refused.body, receives), record("2", lost.body, receives)) == ["2"]
+    assert instance.commit_status("refused") == why and why.state == "rejected" and why.error
+    assert "is gone" in str(instance.commit_status("lost").error)
+    kept = query(instance._supplier, "select table_id from rejected_commit where commit_id = 'refused'")
+    assert kept == [(known.table_id,)]
+
+
+def test_what_a_newer_dormouse_wrote_comes_again(instance: Instance) -> None:
+    unknown = encode(add("t", "a")).replace('"add_files"', '"odd"')
+    assert again(record("1", unknown, 49), record("2", add("t", "b"))) == ["1"]
+    assert instance.commit_status("add a").state == "unknown"
+
+
+def test_no_connection_outlives_the_call(instance: Instance) -> None:
+    """The server needs a moment to notice that one was closed."""
+    assert again(record("1", add("t", "a"))) == []
+    text = "select count(*) from pg_stat_activity where application_name = 'dormouse-commit'"
+    wait_until(lambda: query(instance._supplier, text) == [(0,)], seconds_max=60)
+
+
+def test_a_database_that_is_away_has_every_record_come_again(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All records of a call that raises are delivered again, and the error is one of the lambda's metrics."""
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.3")
+    with pytest.raises(InstanceError, match=r"cannot connect to PostgreSQL at 127\.0\.0\.1:1"):
+        again(record("1", add("t", "a"), 50), record("2", add("t", "b")))
+
+
+def test_a_database_that_wakes_is_waited_for(
+    instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses first, then holds connections until it can answer them."""
+    given = conninfo_to_dict(dsn)
+    path = f"{given['host']}/.s.PGSQL.{given.get('port') or 5432}"
+    with waking_server(path, 0.5) as port:
+        monkeypatch.setenv("DORMOUSE_DSN", make_conninfo(dsn, host="127.0.0.1", port=port))
+        assert again(record("1", add("t", "a"))) == []
+    assert instance.commit_status("add a").state == "applied"
+
+
+def test_what_it_did_is_in_metrics(instance: Instance, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [
+        record("1", replacement("t", "j", ["none"], "x")),
+        record("2", add("t", "a")),
+        record("3", add("t", "a")),
+        record("4", add("t", "a", "taken")),
+        record("5", "nonsense"),
+    ]
+    assert again(*records) == ["1", "5"]
+    assert metrics_in(capsys.readouterr().out) == {
+        "CommitsApplied": 2,
+        "CommitsRejected": 1,
+        "CommitsLater": 1,
+        "CommitsDead": 1,
+    }
+
+
+def test_its_log_is_json_with_table_and_commit(
+    instance: Instance, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lambda_service(monkeypatch):
+        handler({"Records": [record("1", add("t", "a")), record("2", add("t", "a", "taken"))]}, Context())
+    warnings = [line for line in json_lines(capsys.readouterr().out) if line.get("level") == "WARNING"]
+    assert [(line["table"], line["commit_id"], line["error_class"]) for line in warnings] == [
+        ("t", "taken", "FileAlreadyExists")
+    ]
+    assert warnings[0]["function"] == "commit" and warnings[0]["request_id"] == "request-1"
+
+
+def test_it_notes_activity(instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_noted", {})
+    again(record("1", add("nowhere", "a")))
+    assert not (tmp_path / "objects" / "activity").exists()
+    again(record("2", add("t", "a")))
+    assert len(list((tmp_path / "objects" / "activity").rglob("*"))) == 2
+
+
+def test_what_is_not_an_event_of_sqs_is_refused(instance: Instance) -> None:
+    with pytest.raises(InvalidCommitRequest, match="not an event of SQS"):
+        handler({"Records": [{"body": "x"}]}, None)
+
+
+def test_a_missing_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DORMOUSE_OBJECTS", raising=False)
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://h/d")
+    with pytest.raises(InvalidInput, match="DORMOUSE_OBJECTS"):
+        handler({"Records": []}, None)
+
+
+def test_the_lambda_loads_no_heavy_library() -> None:
+    heavy = {"pyarrow", "datafusion", "pyspark", "numpy", "boto3"}
+    script = f"import lambdas.commit, sys; print(*{heavy!r} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

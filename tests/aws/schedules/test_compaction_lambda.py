@@ -1,0 +1,253 @@
+"""The lambdas of runs: jobs are made once for an execution, submitted once, and released when it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+import dormouse as dm
+from dormouse.aws.schedules import runs as system_runs
+from dormouse.aws.schedules.runs import RunList, RunTable
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.objects import store as store_module
+from dormouse.settings.lambdas import CompactionEnvironment
+from dormouse.state.files.compaction_jobs import CompactionJobs
+from lambdas import compaction, runs
+from tests.aws_lambda import Context, lambda_service, metrics_in
+from tests.stored import jobs_of, ref
+from tests.support.api import Instance
+from tests.support.objects import open_store
+from tests.support.settings import RunsEnvironment
+
+EXECUTION = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:one"}
+OTHER = {"execution": "arn:aws:states:eu-west-1:123456789012:execution:compaction:two"}
+SUCCEEDED = {"state": "SUCCEEDED", "reason": None}
+FAILED = {"state": "FAILED", "reason": "exit code 1"}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return (tmp_path / "objects").as_uri()
+
+
+@pytest.fixture
+def instance(dsn: str, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
+    """The instance of the lambda's environment, with a table of three jobs."""
+    given = {"instance_id": "dev", "dsn": dsn, "objects": url, "jobs_max": 3}
+    for name, value in CompactionEnvironment.variables(**given).items():
+        monkeypatch.setenv(name, value)
+    with dm.connect(dsn, url) as instance:
+        properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
+        table = instance.create_table(
+            "t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]), properties=properties
+        )
+        table.files.add_files(ref(f"{n}", rows=10) for n in range(4))
+        yield instance
+
+
+def test_jobs_are_made_once_for_an_execution(instance: Instance, url: str) -> None:
+    created = compaction.create(EXECUTION, Context())
+    assert created == {
+        "run_id": created["run_id"],
+        "kind": "compaction",
+        "list": f"{url.removeprefix('file://')}/runs/{created['run_id']}.json",
+        "jobs": 2,
+        "tables": 1,
+    }
+    assert compaction.create(EXECUTION, Context()) == created
+
+
+def test_without_work_the_database_is_not_asked(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    created = compaction.create(EXECUTION, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.1")
+    assert compaction.create(OTHER, Context()) == {"jobs": 0}
+    # and the run that there is, is found without it
+    assert compaction.create(EXECUTION, Context()) == created
+
+
+def test_more_jobs_than_a_run_gets_wait_for_the_next_schedule(instance: Instance) -> None:
+    instance.table("t").files.add_files(ref(f"more {n}", rows=10) for n in range(6))
+    assert compaction.create(EXECUTION, Context())["jobs"] == 3
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_nothing_to_do_is_no_run(instance: Instance) -> None:
+    instance.drop_table("t")
+    assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
+
+
+def test_a_run_that_failed_gives_its_jobs_back_and_says_so(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    created = compaction.create(EXECUTION, Context())
+    before = open_store(url)
+    cause = json.dumps({"errorMessage": "Application gone", "errorType": "AwsRefused"})
+    with lambda_service(monkeypatch):
+        reported = compaction.report(
+            {"run": created, "status": {"Error": "AwsRefused", "Cause": cause}}, Context()
+        )
+    assert reported == {
+        "run_id": created["run_id"],
+        "state": "FAILED",
+        "reason": "AwsRefused: Application gone",
+        "jobs": 2,
+        "finished": 0,
+        "released": 2,
+        "files_released": 4,
+        "given_up": 0,
+    }
+    assert metrics_in(capsys.readouterr().out) == {
+        "RunsFailed": 1,
+        "RunJobsFinished": 0,
+        "RunJobsReleased": 2,
+        "RunJobsGivenUp": 0,
+        "RoundsFailing": 1,
+    }
+    # the run died before it could say so itself
+    [told] = instance.table("t").status().rounds
+    assert (told.kind, told.failures) == ("compaction", 1)
+    assert told.error == f"the run {created['run_id']} failed: AwsRefused: Application gone"
+    assert set(jobs_of(instance.table("t").files).values()) == {None}
+    assert list(before.list("runs")) == []
+    assert [name for name, _ in before.list("activity")]
+    # what was released is work for the next
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_a_run_that_succeeded_releases_nothing(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    created = compaction.create(EXECUTION, Context())
+    for job in instance.table("t")._context.jobs.take(10, run_id=created["run_id"]):
+        instance.table("t").files.unassign_job(job.job_id)
+    with lambda_service(monkeypatch):
+        reported = compaction.report({"run": created, "status": SUCCEEDED}, Context())
+    assert (reported["finished"], reported["released"]) == (2, 0)
+    assert metrics_in(capsys.readouterr().out) == {
+        "RunJobsFinished": 2, "RunJobsReleased": 0, "RunJobsGivenUp": 0, "RoundsFailing": 0,
+    }  # fmt: skip
+
+
+def test_a_run_that_told_how_a_round_ended_or_was_cancelled_is_not_told_of_again(instance: Instance) -> None:
+    table = instance.table("t")
+    for event, status in ((EXECUTION, {"state": "CANCELLED", "reason": "paused"}), (OTHER, FAILED)):
+        created = compaction.create(event, Context())
+        if status == FAILED:
+            with pytest.raises(dm.DormouseError), table._context.last_rounds.round("compaction"):
+                raise dm.DormouseError("no executors")
+        assert compaction.report({"run": created, "status": status}, Context())["released"] == 2
+        told = [(one.error, one.failures) for one in table.status().rounds]
+        assert told == ([("no executors", 1)] if status == FAILED else [])
+
+
+def test_jobs_that_a_run_gives_up_are_counted_once(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = instance.table("t")
+    table.set_properties(compaction_attempts_max=1)
+    for event, jobs in ((EXECUTION, 1), (OTHER, 2)):
+        created = compaction.create(event, Context())
+        for job in table._context.jobs.take(jobs, run_id=created["run_id"]):
+            assert table._context.jobs.fail(job, "bad") == "given_up"
+        capsys.readouterr()
+        with lambda_service(monkeypatch):
+            reported = compaction.report({"run": created, "status": FAILED}, Context())
+        assert (reported["given_up"], reported["released"]) == (jobs, 2 - jobs)
+        told = metrics_in(capsys.readouterr().out)
+        assert (told["RunJobsGivenUp"], told["RoundsFailing"]) == (jobs, 1)
+        monkeypatch.setattr(store_module, "_noted", {})
+        store_module.note_activity(instance._objects)
+    assert compaction.report({"run": created, "status": FAILED}, Context())["given_up"] == 0
+
+
+def test_a_table_whose_jobs_cannot_be_made_is_told(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    table = instance.table("t")
+    with monkeypatch.context() as broken:
+        broken.setattr(CompactionJobs, "create", lambda *_: 1 / 0)
+        assert compaction.create(EXECUTION, Context()) == {"jobs": 0}
+    [found] = table.status().rounds
+    assert (found.kind, found.error, found.failures) == ("compaction", "division by zero", 1)
+    monkeypatch.setattr(store_module, "_noted", {})
+    store_module.note_activity(open_store(url))
+    # jobs are made: how the round ends is told by the run that has them
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+    assert table.status().rounds == (found,)
+
+
+def test_the_report_of_a_run_of_splits_needs_no_database(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = open_store(url)
+    run = RunList(system_runs.run_id_for("x"), "split", (RunTable("t", 1),))
+    system_runs.write_list(objects, run)
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    for _ in range(2):
+        reported = compaction.report({"run": run.summary(objects), "status": SUCCEEDED}, Context())
+        assert reported["state"] == "SUCCEEDED"
+    assert list(objects.list("runs")) == []
+
+
+@pytest.mark.parametrize("event", [{}, {"execution": ""}])
+def test_an_event_without_an_execution_is_refused(instance: Instance, event: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="'execution'"):
+        compaction.create(event, Context())
+
+
+def test_a_database_that_is_away_leaves_the_work_for_the_next(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    monkeypatch.setenv("DORMOUSE_DSN", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setenv("DORMOUSE_CONNECT_SECONDS_MAX", "0.1")
+    with pytest.raises(InstanceError):
+        compaction.create(EXECUTION, Context())
+    monkeypatch.setenv("DORMOUSE_DSN", dsn)
+    assert compaction.create(OTHER, Context())["jobs"] == 2
+
+
+def test_a_run_is_submitted_followed_and_cancelled(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    created = compaction.create(EXECUTION, Context())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with mock_aws():
+        client = boto3.client("emr-serverless", region_name="eu-west-1")
+        made = client.create_application(name="x", releaseLabel="emr-7.13.0", type="SPARK")
+        given = {
+            "instance_id": "dev",
+            "engine": "emr-serverless",
+            "dsn": "rds-iam://dormouse_run@db/dormouse?region=eu-west-1",
+            "objects": url,
+            "archive": "s3://assets/a.tar.gz",
+            "entry": "s3://assets/compact.py",
+            "application_id": made["applicationId"],
+            "execution_role": "arn:aws:iam::123456789012:role/run",
+        }
+        for name, value in RunsEnvironment.variables(**given).items():
+            monkeypatch.setenv(name, value)
+        submitted = json.loads(json.dumps(runs.submit(created, Context())))
+        assert submitted["run_id"] == created["run_id"]
+        assert runs.follow(submitted, Context()) == {"state": "SUCCEEDED", "reason": None}
+        assert runs.cancel(submitted, Context()) == {}
+        assert runs.follow(submitted, Context())["state"] == "CANCELLED"
+
+
+def test_activity_is_not_noted_when_nothing_was_released(
+    instance: Instance, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_noted", {})
+    objects = open_store(url)
+    run = RunList(system_runs.run_id_for("x"), "compaction").summary(objects)
+    compaction.report({"run": run, "status": {"state": "CANCELLED", "reason": "paused"}}, Context())
+    assert list(objects.list("activity")) == []

@@ -1,0 +1,151 @@
+"""The host for access of a deployed instance: how it is reached, when it sleeps, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from moto import mock_aws
+from psycopg.conninfo import conninfo_to_dict
+
+from dormouse.aws.cost import Assumptions, estimate
+from dormouse.aws.keeper import keep
+from dormouse.aws.query import sleeper_state
+from dormouse.postgres import session
+from dormouse.settings.resources import AccessResources, resources_parameter
+from tests.aws.schedules.test_query_switch import asked, described, ran, step
+from tests.deployed import REGION, Deployed, FakeClock, StubSession, deploy
+from tests.support.aws import pause, resume, status
+from tests.support.settings import parse
+
+STACK = "dormouse-dev-access"
+TOLD = AccessResources(stack=STACK, host="i-0123456789abcdef0", endpoints=2)
+TEMPLATE = {
+    "Parameters": {"Running": {"Type": "String", "Default": "true"}},
+    "Resources": {"Kept": {"Type": "AWS::SQS::Queue"}},
+}
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with mock_aws(config={"lambda": {"use_docker": False}}):
+        found = deploy()
+        found.client("cloudformation").create_stack(StackName=STACK, TemplateBody=json.dumps(TEMPLATE))
+        tell(found, TOLD)
+        yield found
+
+
+def tell(deployed: Deployed, told: AccessResources) -> None:
+    name = resources_parameter("dev", "access")
+    value = told.model_dump_json()
+    deployed.client("ssm").put_parameter(Name=name, Value=value, Type="String", Overwrite=True)
+
+
+def running(deployed: Deployed) -> str:
+    [stack] = deployed.client("cloudformation").describe_stacks(StackName=STACK)["Stacks"]
+    return {one["ParameterKey"]: one["ParameterValue"] for one in stack["Parameters"]}["Running"]
+
+
+@pytest.mark.slow
+def test_it_sleeps_and_wakes_with_the_rest(deployed: Deployed) -> None:
+    clock = FakeClock().clock
+    assert (status(deployed.find()).access, status(deployed.find()).summary) == ("running", "running")
+    report = pause(deployed.find(), wait=True, clock=clock)
+    assert "stop the host for access" in [one.step for one in report.steps]
+    assert running(deployed) == "false"
+    found = status(deployed.find())
+    assert (found.access, found.summary) == ("asleep", "paused")
+    assert dict(found.usd_hour)["host for access and endpoints"] == 0.0
+    resume(deployed.find(), clock=clock)
+    assert running(deployed) == "true"
+    assert dict(status(deployed.find()).usd_hour)["host for access and endpoints"] > 0.02
+
+
+@pytest.mark.slow
+def test_one_that_runs_though_it_should_sleep_is_told(deployed: Deployed) -> None:
+    pause(deployed.find(), wait=True, clock=FakeClock().clock)
+    deployed.client("cloudformation").update_stack(
+        StackName=STACK,
+        UsePreviousTemplate=True,
+        Parameters=[{"ParameterKey": "Running", "ParameterValue": "true"}],
+    )
+    assert status(deployed.find()).summary == "should be paused, but is not wholly: pause it again"
+    assert keep(deployed.find()).left == ("the host for access is running: pause dev again",)
+
+
+def test_one_that_was_made_while_the_instance_slept_sleeps_until_it_wakes() -> None:
+    """Though its parameter is true from the beginning: an update reads the desired state anew."""
+    stubs = StubSession()
+    described(stubs, *[("CREATE_COMPLETE", "true", 1)] * 3, desired="paused")
+    asked(stubs, "true")
+    described(stubs, ("UPDATE_IN_PROGRESS", "true", 2), ("UPDATE_COMPLETE", "true", 2))
+    sleeper = step(stubs, runs=False)
+    assert sleeper_state(sleeper.instance, sleeper.told) == "asleep"
+    assert ran(sleeper).outcome == "already"
+    assert ran(step(stubs, runs=True)).outcome == "done"
+    stubs.assert_all_were_asked()
+
+
+def test_the_command_that_forwards_the_port_is_printed(deployed: Deployed, cli: Cli) -> None:
+    code, out, err = cli("access", "--instance", "dev", "--region", REGION)
+    assert (code, err) == (0, "")
+    [line] = [line for line in out.splitlines() if "start-session" in line]
+    assert f"dormouse env --instance dev --region {REGION} --forwarded" in out
+    found = json.loads(cli("access", "--instance", "dev", "--region", REGION, "--json")[1])
+    assert found["command"] == line.strip()
+    words = shlex.split(found["command"])
+    assert words[:7] == ["aws", "ssm", "start-session", "--region", REGION, "--target", TOLD.host]
+    assert words[7:10] == ["--document-name", "AWS-StartPortForwardingSessionToRemoteHost", "--parameters"]
+    assert json.loads(words[10]) == {"host": ["db"], "portNumber": ["5432"], "localPortNumber": ["5432"]}
+
+
+def test_what_is_forwarded_is_still_checked_by_its_name(
+    deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate and the token are for the database, whatever the address is."""
+    given = json.loads(cli("env", "--instance", "dev", "--region", REGION, "--forwarded", "--json")[1])
+    signed: list[Any] = []
+    monkeypatch.setattr(session, "_token", lambda *what: signed.append(what) or "token")
+    found = conninfo_to_dict(session.with_token(session.to_conninfo(given["DORMOUSE_DSN"])))
+    assert (found["host"], found["hostaddr"], found["sslmode"]) == ("db", "127.0.0.1", "verify-full")
+    assert signed == [("db", "5432", "dormouse_owner", REGION)]
+    assert "hostaddr" not in cli("env", "--instance", "dev", "--region", REGION)[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (TOLD.model_copy(update={"host": ""}), "the host for access sleeps: dormouse resume --instance dev"),
+        (None, "dev has no host for access: give it the table [access], and deploy it"),
+    ],
+)
+def test_without_a_host_it_is_one_line(
+    told: AccessResources | None, said: str, deployed: Deployed, cli: Cli
+) -> None:
+    if told is None:
+        deployed.client("ssm").delete_parameter(Name=resources_parameter("dev", "access"))
+    else:
+        tell(deployed, told)
+    assert cli("access", "--instance", "dev", "--region", REGION) == (1, "", f"dormouse: {said}\n")
+
+
+@pytest.mark.parametrize(("given", "usd"), [({}, 3.066 + 0.64 + 14.6), ({"endpoints": "existing"}, 3.706)])
+def test_a_month_costs_while_it_runs_and_nothing_paused(given: dict[str, str], usd: float) -> None:
+    found = estimate(parse({"id": "dev", "access": given}), "us-east-1", Assumptions())
+    lines = [line for line in found.lines if line.stack == "access"]
+    assert sum(line.running for line in lines) == pytest.approx(usd, abs=0.01)
+    assert sum(line.paused for line in lines) == 0
+
+
+def test_an_existing_vpc_needs_a_word() -> None:
+    from dormouse.errors import InvalidInput
+    from tests.assembly import EXISTING_VPC
+
+    with pytest.raises(InvalidInput, match=r'access\.endpoints: it must be "create" or "existing"'):
+        parse({"id": "dev", "network": EXISTING_VPC, "access": {}})

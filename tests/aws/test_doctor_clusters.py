@@ -1,0 +1,150 @@
+"""The doctor names what a restore has left, and what a deploy would lose."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from dormouse.settings.resources import CommitResources, DatabaseResources, resources_parameter
+from tests.aws.test_doctor import REGION, account, results, stubbed
+
+SNAPSHOT = "arn:aws:rds:eu-west-1:123456789012:cluster-snapshot:newer"
+
+
+@mock_aws
+def test_clusters_that_a_restore_has_replaced_are_named() -> None:
+    session = boto3.session.Session(region_name=REGION)
+    ssm, rds = session.client("ssm"), session.client("rds")
+
+    def made(name: str, instance: str) -> str:
+        given = {"MasterUsername": "a", "MasterUserPassword": "secret-secret"}
+        tags = [{"Key": "dormouse:instance", "Value": instance}]
+        cluster = rds.create_db_cluster(
+            DBClusterIdentifier=name, Engine="aurora-postgresql", Tags=tags, **given
+        )
+        return str(cluster["DBCluster"]["Endpoint"])
+
+    subject = account(session)
+    assert results(subject._other_clusters()) == []
+    rows = made("rows-of-it", "dev")
+    made("the-database", "dev")
+    made("of-another", "prod")
+    told = DatabaseResources(
+        cluster="the-database",
+        kind="serverless",
+        endpoint="db",
+        port=5433,
+        name="dormouse",
+        row_indexes=(f"{rows}:5433/rows",),
+    )
+    where = resources_parameter("dev", "database")
+    ssm.put_parameter(Name=where, Value=told.model_dump_json(), Type="String")
+    assert results(subject._other_clusters()) == [("other clusters", "ok")]
+    made("the-former", "dev")
+    (check,) = dict(subject._looks())["other clusters"]()
+    assert check.result == "warning" and check.found.startswith("the-former, which the instance no longer")
+
+
+@mock_aws
+@pytest.mark.parametrize(
+    ("settings", "made_of", "result"),
+    [(None, "arn:old", "wrong"), (None, None, None), (SNAPSHOT, SNAPSHOT, None)],
+)
+def test_a_snapshot_that_is_left_out_is_told_before_the_deploy(
+    settings: str | None, made_of: str | None, result: str | None
+) -> None:
+    database = {"kind": "serverless"} | ({"snapshot": settings} if settings else {})
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    properties: dict[str, Any] = {"SnapshotIdentifier": made_of} if made_of else {}
+    template = {"Resources": {"Cluster": {"Properties": properties}, "Other": {}}}
+    now = datetime.now(UTC)
+    described = {"Stacks": [{"StackName": "n", "CreationTime": now, "StackStatus": "CREATE_COMPLETE"}]}
+    stubber = stubbed(subject, "cloudformation", "describe_stacks", described)
+    stubber.add_response("get_template", {"TemplateBody": json.dumps(template)})
+    found = list(dict(subject._looks())["snapshot"]())
+    assert [one.result for one in found] == ([result] if result else [])
+    assert all(one.mend == 'keep database.snapshot = "arn:old", or name a newer one' for one in found)
+
+
+@mock_aws
+@pytest.mark.parametrize(
+    ("wanted", "version", "said"),
+    [
+        ("17.7", "17.9", 'set database.engine_version = "17.9"'),
+        ("17.9", "17.10", 'set database.engine_version = "17.10"'),
+        ("17.10", "17.9", ""),
+        ("17.9", "17.9", ""),
+        ("17.9", None, "correct database.snapshot"),
+    ],
+)
+def test_a_snapshot_that_aws_does_not_restore_is_told_before_the_deploy(
+    wanted: str, version: str | None, said: str
+) -> None:
+    """AWS restores none as an earlier version, and upgrades clusters by itself."""
+    database = {"kind": "serverless", "snapshot": SNAPSHOT, "engine_version": wanted}
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")
+    asked = {"DBClusterSnapshotIdentifier": "newer"}
+    if version is None:
+        stubber.add_client_error("describe_db_cluster_snapshots", "DBClusterSnapshotNotFoundFault")
+    else:
+        answer = {"DBClusterSnapshots": [{"EngineVersion": version}]}
+        stubber.add_response("describe_db_cluster_snapshots", answer, asked)
+    (check,) = dict(subject._looks())["snapshot"]()
+    assert (check.mend, check.result) == (said, "wrong" if said else "ok")
+    assert version is None or version in check.found
+
+
+@mock_aws
+def test_a_snapshot_of_aws_backup_is_found_by_its_name_and_one_of_another_account_is_not_asked_for() -> None:
+    database = {"kind": "serverless", "snapshot": f"{SNAPSHOT.rpartition(':')[0]}:awsbackup:job-1"}
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    asked = {"DBClusterSnapshotIdentifier": "awsbackup:job-1", "SnapshotType": "awsbackup"}
+    stubber = stubbed(subject, "rds", "describe_db_cluster_snapshots")
+    found = {"DBClusterSnapshots": [{"EngineVersion": "17.7"}]}
+    stubber.add_response("describe_db_cluster_snapshots", found, asked)
+    assert results(subject._snapshot()) == [("snapshot", "ok")]
+    database["snapshot"] = SNAPSHOT.replace("123456789012", "999999999999")
+    subject = account(boto3.session.Session(region_name=REGION), database=database)
+    assert results(subject._snapshot()) == [("snapshot", "warning")]
+
+
+@mock_aws
+def test_snapshots_of_restores_are_named_but_that_of_the_settings() -> None:
+    session = boto3.session.Session(region_name=REGION)
+    rds = session.client("rds")
+    given = {"MasterUsername": "a", "MasterUserPassword": "secret-secret"}
+    rds.create_db_cluster(DBClusterIdentifier="it", Engine="aurora-postgresql", **given)
+    first, second = (f"dormouse-dev-at-2026112014000{n}-0123abcd" for n in (0, 1))
+    for name in (first, second, "dormouse-dev-at-20261120140000-mine", f"x-{first}", "of-people"):
+        rds.create_db_cluster_snapshot(DBClusterIdentifier="it", DBClusterSnapshotIdentifier=name)
+    [check] = dict(account(session)._looks())["other snapshots"]()
+    assert check.result == "warning" and check.found.startswith(f"{first}, {second}, which")
+    database = {"kind": "serverless", "snapshot": SNAPSHOT.replace("newer", second)}
+    [check] = dict(account(session, database=database)._looks())["other snapshots"]()
+    assert check.result == "warning" and check.found.startswith(f"{first}, which")
+    rds.delete_db_cluster_snapshot(DBClusterSnapshotIdentifier=first)
+    assert results(dict(account(session, database=database)._looks())["other snapshots"]()) == [
+        ("other snapshots", "ok")
+    ]
+
+
+@mock_aws
+def test_queues_that_are_left_out_with_messages_are_told_before_the_deploy() -> None:
+    session = boto3.session.Session(region_name=REGION)
+    sqs, subject = session.client("sqs"), account(session, commit={"queues": 1})
+    assert results(subject._queues()) == []
+    urls = [sqs.create_queue(QueueName=name)["QueueUrl"] for name in ("q1", "q2", "d1", "d2")]
+    told = CommitResources(queues=tuple(urls[:2]), dead_letters=tuple(urls[2:]), mappings=(), function="f")
+    name = resources_parameter("dev", "commit")
+    session.client("ssm").put_parameter(Name=name, Value=told.model_dump_json(), Type="String")
+    sqs.send_message(QueueUrl=urls[0], MessageBody="stays")
+    assert results(dict(subject._looks())["queues"]()) == [("queues", "ok")]
+    sqs.send_message(QueueUrl=urls[3], MessageBody="lost")
+    (check,) = subject._queues()
+    assert check.result == "wrong" and check.found.endswith("about 1 in d2")

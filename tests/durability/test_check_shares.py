@@ -1,0 +1,138 @@
+"""Checks by shares: what one misses is told until it is there again, whatever the day."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse.durability import shares
+from dormouse.errors import DormouseError
+from tests.cooling import Model, key
+from tests.stored import query
+from tests.support.api import Instance
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+MONDAY = datetime(2026, 1, 5, 12, tzinfo=UTC)
+"""The share of Sundays is 0."""
+
+
+@pytest.fixture
+def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    """With eight tables, each of a file."""
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        for number in range(8):
+            instance.create_table(f"t{number}", SCHEMA).ingest(pa.table({"key": [number]}))
+        yield instance
+
+
+class Days:
+    """Maintains the instance on days that it is told."""
+
+    def __init__(self, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._instance = instance
+        self._monkeypatch = monkeypatch
+
+    def on(self, now: datetime) -> dict[str, str]:
+        """Errors of checks by their kinds, after a cycle on that day."""
+        self.is_on(now)
+        text = "update instance_round set ended_at = ended_at - interval '25 hours' returning 1"
+        query(self._instance._supplier, text)
+        self._instance.maintain(once=True, tell=lambda line: None)
+        rounds = [one for one in self._instance.rounds() if one.kind.startswith("check")]
+        return {one.kind: one.error for one in rounds if one.error is not None}
+
+    def is_on(self, now: datetime) -> None:
+        class Clock:
+            @staticmethod
+            def now(zone: object) -> datetime:
+                return now
+
+        self._monkeypatch.setattr(shares, "datetime", Clock)
+
+
+@pytest.fixture
+def days(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> Days:
+    return Days(instance, monkeypatch)
+
+
+def lose_a_file(instance: Instance, table: str) -> tuple[str, bytes]:
+    [reference] = instance.table(table).files.file_references()
+    data = instance.objects.get(reference.filename)
+    instance.objects.delete([reference.filename])
+    return reference.filename, data
+
+
+def day_of(instance: Instance, table: str) -> datetime:
+    """The first from Monday on on which the table is checked."""
+    share = int(instance.table(table).files.table.uuid, 16) % 7
+    return next(day for day in map(_after, range(7)) if day.toordinal() % 7 == share)
+
+
+def _after(days: int) -> datetime:
+    return MONDAY + timedelta(days)
+
+
+def test_a_lost_object_is_told_until_it_is_there_again(instance: Instance, days: Days) -> None:
+    lost, data = lose_a_file(instance, "t3")
+    day = day_of(instance, "t3")
+    for later in range(3):
+        [error] = days.on(day + timedelta(later)).values()
+        assert lost in error
+    instance.objects.put(lost, data)
+    assert days.on(day + timedelta(3)) == {}
+
+
+def test_a_lost_object_of_payloads_is_told_until_it_is_there_again(instance: Instance, days: Days) -> None:
+    day = _after(6)
+    Model(instance.payloads).put(key("a"))
+    instance.payloads.maintain()
+    [lost] = [name for name, _ in instance.objects.list("payloads")]
+    data = instance.objects.get(lost)
+    instance.objects.delete([lost])
+    for later in range(2):
+        [error] = days.on(day + timedelta(later)).values()
+        assert lost in error
+    instance.objects.put(lost, data)
+    assert days.on(day + timedelta(2)) == {}
+
+
+def test_what_no_time_is_left_for_is_no_round_that_went_well(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "SHARES", 1)
+    lost, _ = lose_a_file(instance, "t3")
+    how = instance._supplier, instance._catalog, instance._objects, instance._durability.known
+    none = shares.checks(*how, seconds_left=lambda: 0.0)
+    with pytest.raises(DormouseError, match="only 0 of 8 tables in the time"):
+        none["check 0"]()
+    with pytest.raises(DormouseError, match="no time was left"):
+        none["check rest"]()
+    with pytest.raises(DormouseError, match=lost):
+        shares.checks(*how)["check 0"]()
+
+
+def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Instance, days: Days) -> None:
+    text = "insert into instance_round values ('check 3', now(), now(), 'lost', null) returning 1"
+    query(instance._supplier, text)
+    how = instance._supplier, instance._catalog, instance._objects, instance._durability.known
+    days.is_on(_after(6))
+    assert len({next(iter(shares.checks(*how))) for _ in range(40)}) > 1
+
+
+@pytest.mark.slow
+def test_a_round_of_before_there_were_shares_is_divided(instance: Instance, days: Days) -> None:
+    """One that failed had each of them fail, until it is done."""
+    text = "insert into instance_round values ('check', now(), now(), %s, null) returning 1"
+    query(instance._supplier, text, "it was so")
+    lost, _ = lose_a_file(instance, "t3")
+    [error] = days.on(day_of(instance, "t3") + timedelta(1)).values()
+    assert lost in error
+    assert len(instance.rounds()) == len({one.kind for one in instance.rounds()} - {"check"})
+    query(instance._supplier, text, None)
+    assert len(days.on(MONDAY)) == 1
+    assert "check" not in {one.kind for one in instance.rounds()}

@@ -1,0 +1,88 @@
+"""Erasures of keyed tables: also of rows that loads bring which began before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from keyed_tables import begun, delete_keys, keyed, seen, upsert
+
+from dormouse.durability.erasing import _Erasing
+from tests.stored import query
+from tests.support.api import Instance
+from tests.support.state import Erasure
+
+
+@pytest.mark.parametrize("seconds", [0, 60], ids=["before", "before the deletion was committed"])
+def test_a_load_that_began_before_and_ends_while_it_is_waited_for(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, seconds: int
+) -> None:
+    """It has its place before the deletion: no reader shows its rows, which are in its file."""
+    table = keyed(instance)
+    upsert(table, (1, 1), (3, 1))
+    commit = begun(table, (3, 2), (4, 2))
+    query(
+        instance._supplier,
+        "update write_attempt set started_at = started_at + make_interval(secs => %s) returning 1",
+        seconds,
+    )
+    asked = Erasure.writers
+
+    def meanwhile(self: Erasure) -> list[tuple[str, str]]:
+        found = asked(self)
+        if found:
+            commit()
+        return found
+
+    monkeypatch.setattr(Erasure, "writers", meanwhile)
+    report = table.erase({"k": 3}, wait_seconds=10.0)
+    assert report.is_finished
+    assert table.erase({"k": 3}, dry_run=True).rows == 0
+    assert report.rows == 2
+    assert seen(table, instance) == {1: 1, 4: 2}
+
+
+def test_with_newest_by_an_older_row_is_there_as_soon_as_it_comes_after_the_deletion(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also before the erasure has merged the file with the newer one, which hides nothing any more."""
+    table, rewrite = keyed(instance, newest_by="v"), _Erasing.rewrite
+    upsert(table, (1, 1), (3, 5))
+    told: list[dict[str, Any]] = []
+
+    def after_an_upsert(self: _Erasing) -> None:
+        monkeypatch.setattr(_Erasing, "rewrite", rewrite)
+        cut = table.history.record_cut()
+        upsert(table, (3, 2))
+        assert seen(table, instance) == {1: 1, 3: 2}
+        told.extend(table.changes(after=cut).read_all().to_pylist())
+        rewrite(self)
+
+    monkeypatch.setattr(_Erasing, "rewrite", after_an_upsert)
+    assert table.erase({"k": 3}).is_finished
+    assert seen(table, instance) == {1: 1, 3: 2}
+    assert told == [{"k": 3, "v": 2, "s": None, "_change": "upsert"}]
+
+
+@pytest.mark.parametrize("compacts", [False, True])
+def test_with_newest_by_nothing_of_a_key_is_left_either(
+    instance: Instance, monkeypatch: pytest.MonkeyPatch, *, compacts: bool
+) -> None:
+    """Not as a mark of deletion, also where a round of compaction comes before the erasure's own jobs."""
+    table = keyed(instance, newest_by="v")
+    upsert(table, (1, 1), (3, 1))
+    upsert(table, (3, 5), (4, 2))
+    delete_keys(table, 5, v=3)
+    if compacts:
+        looked = _Erasing.rewrite
+
+        def after_a_round(self: _Erasing) -> None:
+            table.compact()
+            looked(self)
+
+        monkeypatch.setattr(_Erasing, "rewrite", after_a_round)
+    assert table.erase({"k": [3, 5]}).is_finished
+    assert table.erase({"k": [3, 5]}, dry_run=True).rows == 0
+    assert seen(table, instance) == {1: 1, 4: 2}
+    upsert(table, (3, 2))
+    assert seen(table, instance) == {1: 1, 3: 2, 4: 2}, "no mark hides an older row"

@@ -1,0 +1,76 @@
+"""One process maintains an instance, also when the session that this depends on is lost."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import dormouse as dm
+from dormouse.durability.maintaining import InstanceRounds, Maintenance
+from dormouse.errors import InstanceLocked, MaintenanceTakenOver
+from tests.stored import query, wait_until
+from tests.support.api import Instance, Table
+
+LOCKED = (
+    "from pg_locks where locktype = 'advisory' and (classid::bigint << 32) + objid::bigint = 7236154098213003"
+)
+
+
+def end_session(instance: Instance) -> None:
+    """Ends the session that the right to maintain the instance depends on."""
+    query(instance._supplier, f"select pg_terminate_backend(pid, 5000) {LOCKED}")
+
+
+def test_a_maintainer_that_loses_its_session_takes_the_right_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    stop, done = threading.Event(), list[Maintenance]()
+    with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other:
+        thread = threading.Thread(
+            target=lambda: done.append(instance.maintain(stop=stop, cycle_seconds=0.05, tell=told.append))
+        )
+        thread.start()
+        try:
+            wait_until(lambda: query(other._supplier, f"select pid {LOCKED}"))
+            end_session(other)
+            wait_until(lambda: query(other._supplier, f"select pid {LOCKED}"))
+            with pytest.raises(InstanceLocked, match="one is enough"):
+                other.maintain(once=True)
+        finally:
+            stop.set()
+            thread.join(30)
+        assert done[0].cycles, "the report is there"
+
+
+def test_a_maintainer_ends_when_another_has_taken_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other, ExitStack() as taken:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        tables, looks = instance.tables, iter(range(1))
+
+        def listed() -> list[Table]:
+            if next(looks, None) is None:
+                end_session(other)
+                taken.enter_context(InstanceRounds(other._supplier).alone())
+            return tables()
+
+        monkeypatch.setattr(instance, "tables", listed)
+        with pytest.raises(MaintenanceTakenOver, match="another process maintains this instance") as raised:
+            instance.maintain(cycle_seconds=0.01)
+        assert raised.value.report.cycles == 1
+
+
+def test_a_lost_session_that_the_server_still_keeps_is_no_other_maintainer(tmp_path: Path) -> None:
+    with dm.local(tmp_path / "lake") as instance:
+        with InstanceRounds(instance._supplier).alone() as alone:
+            lost = alone._lock._conn
+            assert lost is not None
+            alone._lock._conn = None  # as after an error of the network that only this side has noticed
+            alone.check()
+            alone.check()
+        with pytest.raises(psycopg.OperationalError):
+            lost.execute("select")

@@ -1,0 +1,235 @@
+"""Orphans: what the database does not know is listed, and deleted when told to; nothing else ever is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import dormouse as dm
+from dormouse.durability.shares import checks
+from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
+from tests.databases import name_of
+from tests.stored import query
+from tests.support.api import Instance
+from tests.support.objects import ObjectStore
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+NOW = timedelta(0)
+FOREIGN = ["data/t9/1/x.parquet", "data/" + "0" * 32 + "/1/x.parquet", "mine/y"]
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Path:
+    return tmp_path / "objects"
+
+
+@pytest.fixture
+def url(objects: Path) -> str:
+    return objects.as_uri()
+
+
+@pytest.fixture
+def instance(instance: Instance) -> Instance:
+    """With a table `t`."""
+    instance.create_table("t", SCHEMA)
+    return instance
+
+
+@pytest.fixture
+def copy(dsn: str, url: str) -> Iterator[str]:
+    """A copy of a database with a table `t`."""
+    with dm.connect(dsn, url) as instance:
+        instance.create_table("t", SCHEMA, properties=dm.TableProperties(gc_delay_seconds=0))
+        add(instance, 1)
+    name = f"{name_of(dsn)}_copy"
+    with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+        conn.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = %s", [name_of(dsn)]
+        )
+        conn.execute(f"create database {name} template {name_of(dsn)}")
+    yield make_conninfo(dsn, dbname=name)
+    with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+        conn.execute(f"drop database {name} with (force)")
+
+
+def add(instance: Instance, key: int) -> None:
+    instance.table("t").ingest(pa.table({"key": [key]}))
+
+
+def keys(instance: Instance) -> list[int]:
+    return sorted(instance.table("t").query().read_all()["key"].to_pylist())
+
+
+def put(objects: Path, *names: str, days: float = 0) -> None:
+    """Objects of other programs, so many days old."""
+    for name in names:
+        (objects / name).parent.mkdir(parents=True, exist_ok=True)
+        (objects / name).write_bytes(b"strange")
+        os.utime(objects / name, times=(time.time() - days * 86_400,) * 2)
+
+
+def orphans(instance: Instance, older_than: timedelta = NOW) -> list[str]:
+    return sorted(orphan.name for orphan in instance.orphans(older_than))
+
+
+def files(objects: Path) -> set[str]:
+    return {str(path.relative_to(objects)) for path in objects.rglob("*") if path.is_file()}
+
+
+def test_what_is_known_is_no_orphan(instance: Instance, objects: Path) -> None:
+    """Files, sketches, what is being written, what waits for collection, and records."""
+    for key in (1, 2):
+        add(instance, key)
+    instance.table("t").set_properties(compaction_strategy="basic", compaction_batch_files=2)
+    instance.table("t").compact()  # whose inputs wait for collection
+    put(objects, "activity/20200101/0000", "commits/x", "backups/1/x", "runs/x", "work/x")
+    with instance._attempts.attempt(instance.table("t").files.table) as attempt:
+        instance._objects.put(attempt.object_name("root"), b"x")
+        assert orphans(instance) == []
+    instance.create_table("gone", SCHEMA).ingest(pa.table({"key": [1]}))
+    query(instance._supplier, "insert into hold (holder, since, until) values ('me', now(), 'infinity')")
+    instance.drop_table("gone")
+    assert orphans(instance) == []
+    before = files(objects)
+    assert instance.delete_orphans(NOW).objects == 0
+    assert files(objects) == before
+
+
+def test_a_page_of_names_is_looked_up_among_many_attempts(instance: Instance) -> None:
+    """A stream of Spark leaves one a batch, for a day."""
+    query(
+        instance._supplier,
+        """insert into write_attempt (table_id, attempt_id, object_prefix, finished_at)
+           select 1, gen_random_uuid(), concat('data/', repeat('0', 32), '/1/', n, '/'), clock_timestamp()
+           from generate_series(1, 20000) n""",
+    )
+    names = [f"data/{'0' * 32}/1/{number}/x.parquet" for number in range(15_001, 25_001)]
+    began = time.monotonic()
+    assert sorted(instance._attempts.of_none(names)) == names[5_000:]
+    assert time.monotonic() - began < 3
+
+
+def test_orphans_are_listed_with_what_is_known_of_them(instance: Instance, objects: Path) -> None:
+    own = instance.table("t").files.table.object_prefix
+    put(objects, *FOREIGN, f"{own}1/x.parquet", days=8)
+    put(objects, "young/x", days=6)
+    found = {orphan.name: orphan for orphan in instance.orphans()}
+    assert sorted(found) == sorted([*FOREIGN, f"{own}1/x.parquet"])
+    one = found["mine/y"]
+    assert (one.byte_count, one.quarantined) == (7, False)
+    assert abs(datetime.now(UTC) - one.written_at - timedelta(days=8)) < timedelta(minutes=5)
+    assert orphans(instance, timedelta(days=9)) == []
+    assert "young/x" in orphans(instance, timedelta(days=5))
+
+
+def test_orphans_are_deleted_when_they_are_old(instance: Instance, objects: Path) -> None:
+    add(instance, 1)
+    put(objects, *FOREIGN, days=8)
+    put(objects, "mine/young", days=6)
+    before = files(objects)
+    done = instance.delete_orphans()
+    assert (done.objects, done.bytes, done.failures) == (3, 21, 0)
+    assert before - files(objects) == set(FOREIGN)
+    assert keys(instance) == [1]
+    with pytest.raises(InvalidInput):
+        instance.delete_orphans(timedelta(days=-1))
+
+
+def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> None:
+    """What it does not know may be the owner's."""
+    with dm.connect(dsn, url) as owner:
+        add(owner, 2)
+    before = files(objects)
+    with dm.connect(copy, url) as instance:
+        assert [one.quarantined for one in instance.orphans(NOW)] == [True, True]  # a file and its sketches
+        report = instance.check(deep=True)
+        assert (report.problems, report.quarantined) == ((), 2)
+        with pytest.raises(InstanceIsACopy):
+            instance.delete_orphans(NOW)
+    assert files(objects) == before
+
+
+def test_what_another_timeline_wrote_is_quarantined(
+    dsn: str, url: str, copy: str, objects: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    with dm.connect(dsn, url) as former, dm.connect(copy, url) as instance:
+        add(former, 2)
+        instance.adopt()
+        add(instance, 3)
+        put(objects, instance.table("t").files.table.object_prefix + "2/x.parquet", "mine/y")
+        found = {orphan.name: orphan.quarantined for orphan in instance.orphans(NOW)}
+        assert sorted(found.values()) == [False, False, True, True]
+        assert {name.split("/")[2] for name, quarantined in found.items() if quarantined} == {"1"}
+        others = sorted(name for name, quarantined in found.items() if not quarantined)
+        report = instance.check()
+        assert sorted(str(one.filename) for one in report.problems) == others
+        assert {one.kind for one in report.problems} == {"object_unknown"}
+        assert report.quarantined == 2
+        for name in others:
+            (objects / name).unlink()
+        for check in checks(
+            instance._supplier, instance._catalog, instance._objects, instance._durability.known
+        ).values():
+            check()
+        code, out, _ = cli("check", "--dsn", copy, "--objects", url)
+        assert (code, "quarantined: 2 objects, see dormouse orphans" in out) == (0, True)
+        assert json.loads(cli("check", "--dsn", copy, "--objects", url, "--json")[1])["quarantined"] == 2
+        for _ in range(2):
+            instance.table("t").collect_garbage()
+        assert set(found) - set(others) <= files(objects)
+        with pytest.raises(InstanceTakenOver):
+            former.delete_orphans(NOW)
+    # there is a way back, as nobody deleted
+    with dm.connect(dsn, url) as former:
+        former.adopt()
+        assert keys(former) == [1, 2]
+    with dm.connect(copy, url) as instance:
+        instance.adopt()
+        instance.delete_orphans(NOW)
+        assert keys(instance) == [1, 3]
+        assert orphans(instance) == []
+        assert instance.check(deep=True).problems == ()
+
+
+def test_the_command_lists_and_deletes_when_it_is_told_to(
+    cli: Callable[..., tuple[int, str, str]], instance: Instance, dsn: str, url: str, objects: Path
+) -> None:
+    put(objects, *FOREIGN, days=8)
+    where = ("--dsn", dsn, "--objects", url)
+    code, out, _ = cli("orphans", *where)
+    assert (code, out.splitlines()[-1]) == (0, "3 orphans, 21 B")
+    assert all(name in out for name in FOREIGN)
+    found = json.loads(cli("orphans", *where, "--json")[1])
+    assert (found["objects"], found["bytes"], len(found["orphans"])) == (3, 21, 3)
+    assert cli("orphans", *where, "--older-than", "9d")[1] == "0 orphans, 0 B\n"
+    assert cli("orphans", *where, "--older-than", "week")[0] == 2
+    code, _, err = cli("orphans", *where, "--delete")
+    assert (code, err) == (2, "dormouse: --yes is needed to delete them, as nobody can be asked here\n")
+    assert set(FOREIGN) <= files(objects)
+    assert cli("orphans", *where, "--delete", "--yes")[:2] == (0, "deleted 3 objects, 21 B\n")
+    assert not set(FOREIGN) & files(objects)
+
+
+def test_a_store_in_s3_is_checked_as_a_folder_is(dsn: str, s3_store: ObjectStore) -> None:
+    with dm.connect(dsn, s3_store.url, **s3_store.options) as instance:
+        instance.create_table("t", SCHEMA)
+        for key in (1, 2):
+            add(instance, key)
+        s3_store.put("mine/y", b"x")
+        assert [problem.filename for problem in instance.check(deep=True).problems] == ["mine/y"]
+        assert orphans(instance, timedelta(days=7)) == []
+        assert orphans(instance) == ["mine/y"]
+        assert instance.delete_orphans(NOW).objects == 1
+        lost = next(instance.table("t").files.file_references()).filename
+        s3_store.delete([lost])
+        [problem] = instance.check(deep=True).problems
+        assert (problem.kind, problem.filename) == ("object_missing", lost)

@@ -1,0 +1,211 @@
+"""A recorded history, and the database restored to each of its commits beside a store that went on.
+
+All messages that were ever sent come again to each of the restored databases, as SQS delivers those that were
+pending, or whose acknowledgement was lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg.conninfo import make_conninfo
+
+import dormouse as dm
+from dormouse.errors import InstanceIsACopy, InstanceTakenOver
+from dormouse.model.file_reference import FileReference, FileWithReferences
+from tests.data_files import rows_of, write_object
+from tests.databases import name_of
+from tests.stored import query
+from tests.support.api import Instance
+from tests.support.commits import AddFiles, encode
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+PROPERTIES = dm.TableProperties(
+    compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=12, split_min_rows=2
+)
+"""Files are collected later than any of this lasts: a database brings back no object."""
+
+Rows = dict[str, list[int]]
+"""The keys of each table, by name, in order."""
+
+ACTS = {"ingest": 6, "send": 5, "drain": 3, "compact": 3, "split": 2, "create": 2, "drop": 1, "rename": 1}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message, the table that it is for, and its rows."""
+
+    body: str
+    table_uuid: str
+    keys: list[int]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A commit of the history: the database then, what was there, and the UUIDs of the tables."""
+
+    database: str
+    rows: Rows
+    uuids: dict[str, str]
+
+
+@dataclass
+class Actor:
+    """Does something, and knows what should be there then."""
+
+    dice: random.Random
+    rows: Rows = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
+    drained: int = 0
+    numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 1_000_000)))
+
+    def act(self, instance: Instance) -> None:
+        what = self.dice.choices(list(ACTS), list(ACTS.values()))[0]
+        if what == "create" or not self.rows:
+            name = self.dice.choice("abc")
+            if name not in self.rows:
+                instance.create_table(name, SCHEMA, properties=PROPERTIES)
+                self.rows[name] = []
+            return
+        if what == "drain":
+            self.drain(instance)
+            return
+        getattr(self, what)(instance, self.dice.choice(sorted(self.rows)))
+
+    def ingest(self, instance: Instance, name: str) -> None:
+        keys = self.keys()
+        instance.table(name).ingest(pa.table({"key": keys}))
+        self.rows[name] = sorted(self.rows[name] + keys)
+
+    def send(self, instance: Instance, name: str) -> None:
+        """A request that waits, whose file is there."""
+        context, keys = instance.table(name)._context, self.keys()
+        filename = f"mine/{keys[0]}.parquet"
+        facts = write_object(context.objects, SCHEMA, filename, rows_of(context, keys))
+        root = instance.table(name).partitions.root().partition_id
+        reference = FileReference(filename=filename, partition_id=root, row_count=len(keys))
+        file = FileWithReferences(filename=filename, references=(reference,), byte_count=facts.byte_count)
+        request = AddFiles(commit_id=f"send {keys[0]}", table=name, files=(file,))
+        instance.submit([request])
+        record = context.table
+        body = encode(request, table_id=record.table_id, table_uuid=record.uuid)
+        self.sent.append(Sent(body, record.uuid, keys))
+
+    def drain(self, instance: Instance) -> None:
+        instance.committer().drain()
+        tables = {table._context.table.uuid: table.name for table in instance.tables()}
+        for one in self.sent[self.drained :]:
+            if (name := tables.get(one.table_uuid)) is not None:
+                self.rows[name] = sorted(self.rows[name] + one.keys)
+        self.drained = len(self.sent)
+
+    def compact(self, instance: Instance, name: str) -> None:
+        assert not instance.table(name).compact().errors
+
+    def split(self, instance: Instance, name: str) -> None:
+        assert not instance.table(name).split().errors
+
+    def drop(self, instance: Instance, name: str) -> None:
+        instance.drop_table(name)
+        del self.rows[name]
+
+    def rename(self, instance: Instance, name: str) -> None:
+        other = self.dice.choice("abc")
+        if other not in self.rows:
+            instance.rename_table(name, other)
+            self.rows[other] = self.rows.pop(name)
+
+    def keys(self) -> list[int]:
+        first = next(self.numbers)
+        return [first, first + 1_000_000, first + 2_000_000]
+
+
+def rows(instance: Instance) -> Rows:
+    found = {table.name: table.query().read_all()["key"].to_pylist() for table in instance.tables()}
+    return {name: sorted(keys) for name, keys in found.items()}
+
+
+@pytest.fixture
+def copies(dsn: str) -> Iterator[list[str]]:
+    names: list[str] = []
+    yield names
+    with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+        for name in names:
+            conn.execute(f"drop database if exists {name} with (force)")
+
+
+def recorded(dsn: str, url: str, copies: list[str], actor: Actor, commits: int) -> list[Moment]:
+    """What happened, with a copy of the database after each commit.
+
+    The objects of dropped tables are held: they would be gone, and no database brings back an object.
+    """
+    moments = []
+    hold = "insert into hold (holder, since, until) values ('history', clock_timestamp(), 'infinity')"
+    for number in range(commits):
+        with dm.connect(dsn, url) as instance:
+            if number == 0:
+                query(instance._supplier, hold)
+            actor.act(instance)
+            assert rows(instance) == actor.rows
+            uuids = {table.name: table._context.table.uuid for table in instance.tables()}
+        copies.append(f"{name_of(dsn)}_at_{number}")
+        with psycopg.connect(dsn, dbname="postgres", autocommit=True) as conn:
+            conn.execute(f"create database {copies[-1]} template {name_of(dsn)}")
+        moments.append(Moment(copies[-1], {name: list(keys) for name, keys in actor.rows.items()}, uuids))
+    return moments
+
+
+@pytest.mark.slow
+def test_each_commit_of_a_history_can_be_restored(dsn: str, tmp_path: Path, copies: list[str]) -> None:
+    url, actor = (tmp_path / "objects").as_uri(), Actor(random.Random(0))
+    moments = recorded(dsn, url, copies, actor, commits=25)
+    former = dsn
+    for moment in actor.dice.sample(moments, len(moments)):
+        there = make_conninfo(dsn, dbname=moment.database)
+        with dm.connect(there, url) as instance:
+            assert isinstance(instance.refusal, InstanceIsACopy)
+            assert rows(instance) == moment.rows
+            instance.adopt()
+        with dm.connect(former, url) as instance:
+            assert isinstance(instance.refusal, InstanceTakenOver)
+        with dm.connect(there, url) as instance:
+            check(instance, moment, actor)
+        former = there
+    # the newest is still whole: the others deleted nothing that it has
+    with dm.connect(dsn, url) as instance:
+        assert rows(instance) == actor.rows
+        instance.adopt()
+        actor.drain(instance)
+        assert rows(instance) == actor.rows
+
+
+def check(instance: Instance, moment: Moment, actor: Actor) -> None:
+    """What was acknowledged is there; each message is applied once, if it is for a table of this timeline."""
+    assert rows(instance) == moment.rows
+    expected = {
+        name: sorted({*moment.rows[name], *(key for one in of(actor, uuid) for key in one.keys)})
+        for name, uuid in moment.uuids.items()
+    }
+    # its number was given to another table in the other timeline
+    made = [instance.create_table(f"new{number}", SCHEMA, properties=PROPERTIES) for number in range(3)]
+    expected |= {table.name: [] for table in made}
+    instance.commits.queues[0].send([one.body for one in actor.sent])
+    instance.committer().drain()
+    assert rows(instance) == expected
+    for table in instance.tables():
+        table.ingest(pa.table({"key": [0]}))
+        assert not table.compact().errors
+        assert not table.collect_garbage().failed
+    assert rows(instance) == {name: [0, *keys] for name, keys in expected.items()}
+    damage = [one for one in instance.check(deep=True).problems if one.kind != "object_unknown"]
+    assert not damage
+
+
+def of(actor: Actor, uuid: str) -> list[Sent]:
+    return [one for one in actor.sent if one.table_uuid == uuid]

@@ -1,0 +1,157 @@
+"""Statements that are sent together: each is a transaction of its own, however many and large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from dormouse.postgres import ConnectionSupplier, queries
+from dormouse.postgres.queries import Call, Statement, execute_each
+from tests.stored import query
+
+ADD = Statement(sql.SQL("update counter set n = n + %(by)s::integer where id = %(id)s::integer"))
+DIVIDE = Statement(sql.SQL("update counter set n = n / %(by)s::integer where id = %(id)s::integer"))
+
+
+@pytest.fixture
+def conn(counted: ConnectionSupplier) -> Iterator[psycopg.Connection[Any]]:
+    with counted.connection() as conn:
+        yield conn
+
+
+def add(by: int, of: int = 1) -> Call:
+    return ADD, {"by": by, "id": of}
+
+
+def values(supplier: ConnectionSupplier) -> list[int]:
+    return [n for (n,) in query(supplier, "select n from counter order by id")]
+
+
+def prepared(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select count(*) from pg_prepared_statements where name like 'each%'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def test_each_is_committed_alone_and_what_fails_harms_no_other(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    found = execute_each(conn, [add(1), (DIVIDE, {"by": 0, "id": 1}), add(10), add(100, of=2), add(2**40)])
+    assert [type(answer) for answer in found] == [
+        list,
+        errors.DivisionByZero,
+        list,
+        list,
+        errors.NumericValueOutOfRange,
+    ]
+    assert values(counted) == [11, 100]
+    assert execute_each(conn, []) == []
+    assert conn.execute("select 1").fetchone() == (1,)
+
+
+def test_they_wait_for_no_answer(counted: ConnectionSupplier, conn: psycopg.Connection[Any]) -> None:
+    """The first waits for a lock that only goes when the second is being made."""
+    other = psycopg.connect(conn.info.dsn, options="-c search_path=dormouse")
+
+    def calls() -> Iterator[Call]:
+        other.execute("update counter set n = 5 where id = 1")
+        yield add(1)
+        other.rollback()
+        yield add(2)
+
+    with other:
+        assert execute_each(conn, calls()) == [[], []]
+    assert values(counted) == [3, 0]
+
+
+def test_neither_what_is_sent_nor_what_is_answered_must_fit_in_a_buffer(
+    conn: psycopg.Connection[Any],
+) -> None:
+    echo = Statement(sql.SQL("select %(text)s::text, 1 / %(one)s::integer"))
+    calls = [(echo, {"text": "x" * 500_000, "one": n % 3}) for n in range(60)]
+    found = execute_each(conn, calls)
+    sizes = [0 if isinstance(answer, psycopg.Error) else len(answer[0][0]) for answer in found]
+    assert sizes == [500_000 if n % 3 else 0 for n in range(60)]
+
+
+def test_a_statement_is_prepared_once_and_the_oldest_is_forgotten(
+    conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        assert execute_each(conn, [add(1), add(2)]) == [[], []]
+    assert prepared(conn) == 1
+    monkeypatch.setattr(queries, "PREPARED_MAX", 3)
+    many = [Statement(sql.SQL("select {}, %(n)s::integer").format(n)) for n in range(5)]
+    for _ in range(2):
+        assert execute_each(conn, [(one, {"n": 1}) for one in many]) == [[(n, 1)] for n in range(5)]
+        assert prepared(conn) == 3
+
+
+def test_what_could_not_be_prepared_is_prepared_again(conn: psycopg.Connection[Any]) -> None:
+    missing = Statement(sql.SQL("insert into later values (%(n)s::integer)"))
+    (error, worked) = execute_each(conn, [(missing, {"n": 1}), add(1)])
+    assert (type(error), worked) == (errors.UndefinedTable, [])
+    conn.execute("create table later (n integer primary key)")
+    assert execute_each(conn, [(missing, {"n": 1}), (missing, {"n": 2})]) == [[], []]
+    (error,) = execute_each(conn, [(missing, {"n": 2})])
+    assert type(error) is errors.UniqueViolation
+    assert prepared(conn) == 2
+
+
+def test_what_is_refused_the_first_time_is_prepared_once(conn: psycopg.Connection[Any]) -> None:
+    again = Statement(sql.SQL("insert into counter values (%(n)s::integer, 0)"))
+    for _ in range(3):
+        assert [type(one) for one in execute_each(conn, [(again, {"n": 1})])] == [errors.UniqueViolation]
+    assert prepared(conn) == 1
+
+
+@pytest.mark.parametrize("ends", ["rollback", "drop table gone"])
+def test_what_psycopg_has_the_server_forget_is_prepared_again(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any], ends: str
+) -> None:
+    conn.execute("create table gone (n integer)")
+    assert execute_each(conn, [add(1)]) == [[]]
+    for _ in range(2):
+        conn.execute("select %s::integer", [1], prepare=True)
+        conn.execute("begin")
+        conn.execute(ends)
+        conn.execute("commit")
+        conn.execute("select 1")
+        assert prepared(conn) == 0
+        assert execute_each(conn, [add(1), (DIVIDE, {"by": 0, "id": 1}), add(1)])[::2] == [[], []]
+        conn.execute("create table if not exists gone (n integer)")
+    assert values(counted) == [5, 0]
+
+
+def test_through_a_pooler_nothing_is_prepared(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    conn.prepare_threshold = None
+    assert execute_each(conn, [add(1), add(2)]) == [[], []]
+    assert (prepared(conn), values(counted)) == (0, [3, 0])
+
+
+def test_of_a_connection_that_dies_the_outcomes_are_unknown(
+    counted: ConnectionSupplier, conn: psycopg.Connection[Any]
+) -> None:
+    def calls() -> Iterator[Call]:
+        yield add(1)
+        query(counted, "select pg_terminate_backend(%s)", conn.info.backend_pid)
+        yield from [add(2)] * 1_000
+
+    with pytest.raises(psycopg.OperationalError):
+        execute_each(conn, calls())
+    assert conn.closed
+
+
+def test_what_is_interrupted_leaves_no_answers_to_others(conn: psycopg.Connection[Any]) -> None:
+    def calls() -> Iterator[Call]:
+        yield add(1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute_each(conn, calls())
+    assert conn.closed

@@ -1,0 +1,169 @@
+"""Bodies of large requests go with their messages, also when somebody dies between the two."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from uuid import uuid4
+
+import pytest
+
+from dormouse.aws.schedules import garbage
+from dormouse.aws.schedules.work import Turn, utc_now
+from dormouse.errors import CommitQueueError
+from dormouse.state.commits import pointers
+from dormouse.state.commits.pointers import made_at, sweep
+from tests.commits import add, replacement
+from tests.stored import query
+from tests.support.api import Instance
+from tests.support.commits import PointerQueue, PostgresQueue, encode
+from tests.support.model import narrow_id
+
+pytestmark = pytest.mark.usefixtures("table_t")
+
+DAY_SECONDS = 86_400
+
+
+@pytest.fixture
+def queue(instance: Instance) -> PointerQueue:
+    """Bodies of more than 10 bytes are objects."""
+    return PointerQueue(PostgresQueue(instance._supplier, 0, body_bytes_max=300), instance._objects)
+
+
+def names(instance: Instance) -> list[str]:
+    return [name for name, _ in instance._objects.list("commits/")]
+
+
+def aged(instance: Instance, seconds: float) -> None:
+    """All bodies as they are named so much later."""
+    for name in names(instance):
+        made = int(1_000 * ((made_at(name) or 0) - seconds))
+        data = instance._objects.get(name)
+        instance._objects.delete([name])
+        instance._objects.put(f"{name[:41]}{made:012x}{name[53:]}", data)
+
+
+def large(commit_id: str) -> str:
+    return encode(add("t", "x" * 500, commit_id))
+
+
+def table_id(instance: Instance) -> int:
+    return instance.table("t").files.table.table_id
+
+
+def test_a_body_tells_when_it_was_made(instance: Instance, queue: PointerQueue) -> None:
+    before = time.time()
+    queue.send([large("c")])
+    [name] = names(instance)
+    made = made_at(name) or 0
+    assert before - 0.001 <= made <= time.time()
+    aged(instance, 100)
+    [name] = names(instance)
+    assert (made_at(name) or 0) == pytest.approx(made - 100, abs=0.002)
+
+
+def test_what_a_committer_left_that_died_after_the_message_goes(
+    instance: Instance, queue: PointerQueue
+) -> None:
+    queue.send([large("c")])
+    assert sweep(instance._supplier, instance._objects, 0) == 0  # it waits
+    [name] = names(instance)
+    body = instance._objects.get(name)
+    assert [o.state for o in instance.committer().drain()] == ["applied"]
+    instance._objects.put(name, body)
+    assert sweep(instance._supplier, instance._objects) == 0  # it may be that of another sender
+    aged(instance, 2 * pointers.APPLIED_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
+
+
+def test_a_body_waits_for_its_own_table(instance: Instance, queue: PointerQueue) -> None:
+    """Its commit id is one that another table has applied; its message may be in SQS."""
+    instance.create_table("u", instance.table("t").schema)
+    instance.submit([add("u", "x", "c")])
+    assert [o.state for o in instance.committer().drain()] == ["applied"]
+    queue.send([encode(add("t", "x" * 500, "c"), table_id=table_id(instance))])
+    [message] = queue._queue.receive(1)
+    queue._queue.delete([message])
+    aged(instance, 2 * pointers.APPLIED_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+    instance.submit([add("t", "x", "c")])
+    assert [o.state for o in instance.committer().drain()] == ["applied"]
+    assert names(instance) == []  # a drain sweeps, too
+
+
+def test_maintenance_sweeps_bodies(instance: Instance, queue: PointerQueue) -> None:
+    instance.submit([add("t", "x", "c")])
+    instance.committer().drain()
+    queue.send([large("c")])
+    [message] = queue._queue.receive(1)
+    queue._queue.delete([message])
+    aged(instance, 2 * pointers.APPLIED_SECONDS)
+    assert len(names(instance)) == 1
+    instance.maintain(once=True)
+    assert names(instance) == []
+
+
+def test_what_a_sender_left_whose_message_was_not_sent_goes(instance: Instance, queue: PointerQueue) -> None:
+    query(instance._supplier, "alter table commit_message rename to away")
+    with pytest.raises(CommitQueueError):
+        queue.send([large("c")])
+    query(instance._supplier, "alter table away rename to commit_message")
+    aged(instance, 2 * DAY_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 0  # for all it knows it is in SQS
+    assert sweep(instance._supplier, instance._objects, pointers.KEPT_SECONDS_IN_DATABASE) == 1
+    assert names(instance) == []
+
+
+def test_a_body_waits_as_long_as_an_instance_may_be_paused(instance: Instance, queue: PointerQueue) -> None:
+    """Whose messages are sent again for as long; all that is known of them is that SQS may have them."""
+    queue.send([large("c")])
+    query(instance._supplier, "delete from commit_message")
+    aged(instance, 365 * DAY_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+
+
+def test_a_dead_letter_keeps_its_body_as_long_as_its_table_is_there(
+    instance: Instance, queue: PointerQueue
+) -> None:
+    queue.send([encode(replacement("t", "j", ["x" * 500], "y"), table_id=table_id(instance))])
+    instance.commits.queues[0].send(['{"version":1,"type":"pointer",forged'])
+    assert sorted(o.state for o in instance.committer(receives_max=1).drain()) == ["rejected"] * 2
+    query(instance._supplier, "delete from rejected_commit")  # as after a month
+    aged(instance, 800 * DAY_SECONDS)
+    assert sweep(instance._supplier, instance._objects) == 0 and len(names(instance)) == 1
+    instance.drop_table("t")
+    assert sweep(instance._supplier, instance._objects) == 1 and names(instance) == []
+    [forged] = instance.commits.dead_letters(10)
+    assert "forged" in forged.body
+
+
+def test_what_is_no_body_stays(instance: Instance) -> None:
+    """Nor does what an older Dormouse sent, whose age is not known, unless its commit is applied."""
+    instance.submit([add("t", "a", "applied")])
+    instance.committer().drain()
+    old = {key: f"commits/{narrow_id(key).hex}-{uuid4().hex}.json" for key in ("applied", "unknown")}
+    for name in (*old.values(), "commits/notes.txt"):
+        instance._objects.put(name, b"x")
+    assert sweep(instance._supplier, instance._objects, 0) == 1
+    assert sorted(names(instance)) == sorted([old["unknown"], "commits/notes.txt"])
+
+
+def committer_sweeps(instance: Instance) -> None:
+    instance.committer()._forget()
+
+
+def schedule_sweeps(instance: Instance) -> None:
+    turn = Turn("due", utc_now(), None, ())
+    garbage.collect(instance._supplier, instance._objects, turn, seconds_left=lambda: 60.0)
+
+
+@pytest.mark.parametrize(("sweeper", "days"), [(committer_sweeps, 2), (schedule_sweeps, 800)])
+def test_committers_and_scheduled_collection_sweep(
+    instance: Instance, queue: PointerQueue, sweeper: Callable[[Instance], None], days: int
+) -> None:
+    queue.send([large("c"), large("d")])
+    query(instance._supplier, "delete from commit_message where commit_key = %s", narrow_id("c"))
+    aged(instance, days * DAY_SECONDS)
+    sweeper(instance)
+    [left] = names(instance)
+    assert narrow_id("d").hex in left

@@ -1,0 +1,293 @@
+"""Commits in a storm of deaths, frozen processes, cut and silent connections, changed tables.
+
+What a process was told of its commits is true.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dormouse.durability.durability import NO_TABLE
+from dormouse.state.commits import pointers
+from dormouse.state.commits.outcomes import CommitStatus
+from dormouse.writing.ingest import commit_id
+from tests.commit_storm import (
+    AHEAD_SECONDS,
+    PROPERTIES,
+    SCHEMA,
+    TABLES,
+    VISIBILITY_SECONDS,
+    Signal,
+    Storm,
+    Told,
+    commit,
+    disturb,
+    opened,
+    run,
+    submit,
+)
+from tests.cutting import CAN_VANISH
+from tests.embedded import postmaster
+from tests.stored import query, wait_until
+from tests.storming import failing_network, is_gone, kill_postmaster, kill_server
+from tests.support.api import Instance
+from tests.support.embedded import EmbeddedPostgres
+from tests.support.objects import SKETCHES_SUFFIX
+
+UNTOUCHED_SECONDS_MAX = 30.0
+LONG_SECONDS = 30
+BYTES_MEAN = 60_000
+WAIT_SECONDS_MAX = 120.0
+IDS: dict[str, Callable[[str], str]] = {
+    "ingest": commit_id,
+    "claim": lambda name: f"{name} claim",
+    "rewrite": str,
+    "futile": str,
+}
+"""Of commits, by what was asked for."""
+
+
+class Crowd:
+    """The storm's processes; one that is killed is followed by another."""
+
+    def __init__(self, storm: Storm, seed: int) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["dormouse", "dormouse.api.table", "dormouse.writing.ingest"])
+        self._storm = storm
+        self._seed = seed
+        self._processes: dict[tuple[str, int], Any] = {}
+
+    def start(self, work: Callable[..., None], number: int, until: str) -> None:
+        args = (self._storm, work, number, self._seed, until)
+        process = self._context.Process(target=run, args=args, daemon=True)
+        process.start()
+        self._processes[work.__name__, number] = process
+
+    def kill_committer(self, number: int) -> None:
+        self._processes["commit", number].kill()
+        self.start(commit, number, "over")
+
+    def send(self, number: int, what: signal.Signals) -> None:
+        os.kill(self._processes["commit", number].pid, what)
+
+    def join(self, *works: Callable[..., None]) -> None:
+        for (name, number), process in self._processes.items():
+            if name in {work.__name__ for work in works}:
+                process.join(WAIT_SECONDS_MAX)
+                assert process.exitcode == 0, f"{name} {number}: {process.exitcode}"
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.join()
+
+
+def plan(seed: int, seconds: float, committers: int) -> list[tuple[float, str, int, float]]:
+    """When each committer is frozen or killed, and for how long; the last in time for all to be over."""
+    dice = random.Random(seed)
+    found = []
+    for number in range(committers):
+        at = dice.uniform(0.2, 1)
+        while at < seconds:
+            what = dice.choice(["freeze", "kill"])
+            length = dice.choice([0.1, 0.5, 1.5 * VISIBILITY_SECONDS]) if what == "freeze" else 0.0
+            found.append((at, what, number, length))
+            at += length + dice.uniform(0.2, 0.8)
+    return sorted(found)
+
+
+def blow(crowd: Crowd, storm: Storm, seed: int, seconds: float, submitters: int, committers: int) -> None:
+    for number in range(committers):
+        crowd.start(commit, number, "over")
+    for number in range(submitters):
+        crowd.start(submit, number, "calm")
+    crowd.start(disturb, 0, "calm")
+    actions, began = plan(seed, seconds, committers), time.monotonic()
+    print(f"seed {seed}: {actions}")
+    due = [(at, what, n) for at, what, n, _ in actions]
+    due += [(at + length, "wake", n) for at, what, n, length in actions if what == "freeze"]
+    for at, what, number in sorted(due):
+        time.sleep(max(0.0, began + at - time.monotonic()))
+        if what == "kill":
+            crowd.kill_committer(number)
+        else:
+            crowd.send(number, signal.SIGSTOP if what == "freeze" else signal.SIGCONT)
+    time.sleep(max(0.0, began + seconds - time.monotonic()))
+    wait_until(lambda: is_enough(storm.told()), WAIT_SECONDS_MAX)
+    Signal(storm.folder / "calm").set()
+    crowd.join(submit, disturb)
+    Signal(storm.folder / "over").set()
+    crowd.join(commit)
+
+
+def is_enough(told: list[Told]) -> bool:
+    done = {(t.what, t.table) for t in told if t.answer == "applied"}
+    wanted = {("clear", "cleared"), ("drop", "dropped"), ("convert", "converted")}
+    return wanted | {("ingest", "quiet"), ("rewrite", "quiet")} <= done
+
+
+def check_answers(instance: Instance, told: list[Told]) -> None:
+    """What became of each commit is known by its id, and as it was told."""
+    there = {table.name: table._context.table.table_id for table in instance.tables()}
+    # of a table that was dropped nothing is remembered
+    told = [t for t in told if t.what in IDS and there.get(t.table) == t.table_id]
+    ids = [IDS[t.what](t.name) for t in told]
+    for one, status in zip(told, instance.commits.statuses(ids), strict=True):
+        check_answer(one, status)
+
+
+def check_answer(told: Told, status: CommitStatus) -> None:
+    about = f"{told}: {status}"
+    assert status.state != "pending", about
+    assert "no committer answered" not in told.error, about
+    if told.what == "futile":
+        assert status.state == "rejected" or told.answer == "unknown", about
+    elif told.answer == "applied" and told.what != "claim":
+        assert status.state == "applied", about
+    elif told.answer == "applied" or "CommitRejected" in told.error:
+        assert status.state in ("applied", "rejected"), about
+    if status.state == "rejected":
+        assert status.error, about
+    if told.what == "rewrite" and status.state == "applied":
+        assert status.error is not None and status.error.startswith("1 of 2 requests failed"), about
+        assert "number 2" in status.error, about
+    if told.table == "quiet" and told.what == "ingest":
+        assert told.ended - told.began < UNTOUCHED_SECONDS_MAX, about
+
+
+def check_rows(instance: Instance, told: list[Told]) -> None:
+    """Each row that was acknowledged is there once, by a query and by SQL; of what was refused, none."""
+    for table in instance.tables():
+        found = Counter(table.query().read_all()["key"].to_pylist())
+        by_sql = instance.sql(f"select key from {table.name}").read_all()["key"].to_pylist()
+        assert Counter(by_sql) == found
+        assert not [key for key, times in found.items() if times > 1], "rows are doubled"
+        assert table.status().row_count == len(found)
+        own = [t for t in told if t.table == table.name and t.table_id == table._context.table.table_id]
+        clears = [t for t in own if t.what == "clear" and t.answer != "refused"]
+        ingests: dict[str, list[Told]] = {}
+        for one in own:
+            if one.what == "ingest":
+                ingests.setdefault(one.name, []).append(one)
+        for tries in ingests.values():
+            keys = found.keys() & set(tries[0].keys)
+            about = f"{table.name}: {sorted(keys)} of {tries}"
+            assert len(keys) in (0, len(tries[0].keys)), about
+            answers = {t.answer for t in tries}
+            if "applied" in answers and all(clear.ended < tries[0].began for clear in clears):
+                assert keys, about
+            if answers == {"refused"}:
+                assert not keys, about
+        assert set(found) <= {key for tries in ingests.values() for key in tries[0].keys}, (
+            "rows that nobody wrote"
+        )
+
+
+def check_objects(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nothing refers to is gone, but for what `clear` forgot, of which collection knows no more."""
+    monkeypatch.setattr(pointers, "APPLIED_SECONDS", -2 * AHEAD_SECONDS)
+    expected = {"instance.json"}
+    for table in instance.tables():
+        table.set_properties(attempt_expiry_seconds=0, history_retention_seconds=0)
+        for _ in range(2):
+            assert not table.collect_garbage().failed
+        expected |= {r.filename for r in table.files.file_references()}
+    instance._attempts.collect_abandoned(NO_TABLE)
+    pointers.sweep(instance._supplier, instance._objects, -2 * AHEAD_SECONDS)
+    dead = "select substring(body from 'commits/[-0-9a-f]*.json') from dead_commit_message"
+    expected |= {name for (name,) in query(instance._supplier, dead) if name}
+    cleared = instance.table("cleared")._context.table.object_prefix
+    names = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in instance._objects.list()}
+    left = {name for name in names - expected if not name.startswith((cleared, "activity/", "owner/"))}
+    assert not left
+    assert not {name for name in expected - names if not name.startswith("commits/")}
+
+
+def storm_of(
+    dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, seconds: float, **numbers: int
+) -> None:
+    with failing_network(dsn, random.Random(seed), BYTES_MEAN) as (proxy, reached):
+        storm = Storm(reached, folder)
+        with opened(dsn, storm) as instance:
+            for name in TABLES:
+                instance.create_table(name, SCHEMA, properties=PROPERTIES)
+        with closing(Crowd(storm, seed)) as crowd:
+            blow(crowd, storm, seed, seconds, **numbers)
+        print(f"{proxy.vanished} connections vanished")
+        assert proxy.vanished or not CAN_VANISH or seconds < LONG_SECONDS
+    with opened(dsn, storm) as instance:
+        # as if the time had passed after which a committer is taken for dead
+        query(instance._supplier, "update commit_message set visible_at = clock_timestamp()")
+        instance.committer().drain()
+        told = storm.told()
+        print(Counter((t.what, t.table, t.answer, t.error.split(":")[0]) for t in told))
+        check_answers(instance, told)
+        check_rows(instance, told)
+        check_objects(instance, monkeypatch)
+        check_rows(instance, told)
+
+
+def test_what_was_told_in_a_storm_is_true(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storm_of(dsn, tmp_path, monkeypatch, seed=1, seconds=1, submitters=2, committers=2)
+
+
+@pytest.mark.slow
+def test_what_was_told_in_a_long_storm_is_true(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storm_of(dsn, tmp_path, monkeypatch, seed=2, seconds=35, submitters=4, committers=3)
+
+
+@contextmanager
+def killed_again_and_again(folder: Path, seed: int, seconds: float) -> Iterator[str]:
+    """Runs a server that is killed at random times, and is started again each time.
+
+    At every other kill one of its processes is frozen, and outlives the others as an orphan. The log is
+    written every 10 s, or when a commit asks for it: so a kill loses commits that did not.
+    """
+    options = {"fsync": "off", "wal_writer_delay": "10s", "autovacuum": "off"}
+    dice, over, kills = random.Random(f"kills {seed}"), threading.Event(), list[float]()
+    orphans: list[psutil.Process] = []
+    with ExitStack() as stack:
+        dsn = stack.enter_context(EmbeddedPostgres(folder, options=options)).dsn
+
+        def kill() -> None:
+            until = time.monotonic() + seconds
+            while not over.wait(dice.uniform(2, 6)) and time.monotonic() < until:
+                if len(kills) % 2 == 0:
+                    orphans.append(kill_postmaster(postmaster(folder), dice))
+                else:
+                    kill_server(postmaster(folder))
+                stack.enter_context(EmbeddedPostgres(folder, options=options))
+                kills.append(time.monotonic())
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            yield dsn
+        finally:
+            over.set()
+            killer.join()
+        assert kills, "the server was never killed"
+        assert all(map(is_gone, orphans)), "processes of a dead server go on"
+
+
+@pytest.mark.slow
+def test_what_was_told_in_a_storm_that_kills_the_server_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_again_and_again(tmp_path / "server", seed=3, seconds=25) as dsn:
+        storm_of(dsn, tmp_path, monkeypatch, seed=3, seconds=30, submitters=3, committers=2)

@@ -1,0 +1,106 @@
+"""The committer over queues in SQS: the same answers as over PostgreSQL's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import dormouse as dm
+from dormouse.errors import CommitQueueError
+from tests.commits import add, compaction
+from tests.stored import live
+from tests.support.api import Instance, connect
+
+NewQueue = Callable[..., str]
+
+
+@pytest.fixture
+def environment(sqs_options: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process on AWS has it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_options["endpoint_url"])
+    monkeypatch.setenv("AWS_DEFAULT_REGION", sqs_options["region_name"])
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", sqs_options["aws_access_key_id"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", sqs_options["aws_secret_access_key"])
+
+
+@pytest.fixture
+def instance(
+    dsn: str, tmp_path: Path, new_sqs_queue: NewQueue, environment: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Instance]:
+    """Its tables are spread over two queues."""
+    monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", f"{new_sqs_queue()}, {new_sqs_queue()}")
+    monkeypatch.setenv("DORMOUSE_QUEUES", "2")
+    with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        yield instance
+
+
+def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None:
+    names = [f"t{number}" for number in range(4)]
+    for name in names:
+        instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.submit(
+            [*compaction(name, 1), add(name, "a", f"a of {name}"), add(name, "a", f"b of {name}")]
+        )
+    assert all(depth.messages > 0 for depth in instance.commits.depths())
+    outcomes = instance.committer().drain()
+    assert len(outcomes) == 20
+    assert sorted(o.error_class for o in outcomes if o.state == "rejected") == ["FileAlreadyExists"] * 4
+    for name in names:
+        assert [file for _, file, _, _ in live(instance.table(name).files)] == ["a", "new 1"]
+    assert instance.commit_status("replace job 1").state == "applied"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
+    """The queues have no dead-letter queue."""
+    instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+    replace, assign, *adds = compaction("t", 1)
+    instance.submit([replace, assign])
+    next(queue for queue in instance.commits.queues if queue.depth().messages).send(["not a request"])
+    with pytest.raises(CommitQueueError, match="no dead-letter queue"):
+        instance.committer().drain()
+    instance.submit(adds)
+    committer = instance.committer()
+    thread = threading.Thread(target=committer.run)
+    thread.start()
+    try:
+        # sooner than what was received comes again by itself
+        ids = [request.commit_id for request in (replace, assign, *adds)]
+        statuses = instance.wait_for_commits(ids, seconds_max=45)
+        assert {status.state for status in statuses} == {"applied"}
+    finally:
+        committer.close()
+        thread.join()
+
+
+def test_draining_ends_at_once_when_one_thread_of_it_fails(instance: Instance) -> None:
+    instance.commits.queues[0].send(["not a request"])
+    errors: list[CommitQueueError] = []
+
+    def drain() -> None:
+        try:
+            instance.committer(concurrency=4).drain()
+        except CommitQueueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    thread.join(45)  # sooner than the message comes again
+    assert len(errors) == 1
+    assert "has no dead-letter queue" in str(errors[0])
+
+
+def test_a_queue_that_does_not_exist_is_one_clear_line(
+    dsn: str, tmp_path: Path, sqs_options: dict[str, str], environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{sqs_options['endpoint_url']}/123456789012/none"
+    monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", url)
+    with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        with pytest.raises(CommitQueueError, match=f"^[^\n]*{url}[^\n]*$"):
+            instance.submit([add("t", "a")])
+        with pytest.raises(CommitQueueError, match=url):
+            instance.committer().drain()

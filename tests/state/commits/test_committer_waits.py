@@ -1,0 +1,209 @@
+"""What only waits, for a lock or a database that is away, is tried until it is done, and costs few waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+from psycopg.conninfo import make_conninfo
+
+import dormouse as dm
+from dormouse.errors import (
+    CommitOutcomeUnknown,
+    ConnectionsExhausted,
+    FileNotFound,
+    InstanceReadOnly,
+    InstanceTakenOver,
+    InvalidInput,
+    TooManyRetries,
+)
+from dormouse.state.commits import committer as committer_module
+from dormouse.state.commits.apply import apply
+from dormouse.state.commits.committer import CommitterOptions
+from dormouse.state.commits.outcomes import CommitOutcome, only_waits
+from tests.commits import add, assignment, drained, files_of, replacement
+from tests.stored import CountingSupplier, query, wait_until
+from tests.support.api import Instance
+from tests.support.commits import Committer, Envelope, Tables
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}
+"""In milliseconds; a statement that waits for nothing takes a few."""
+
+
+@pytest.fixture
+def patient(dsn: str, tmp_path: Path) -> Iterator[Instance]:
+    """An instance whose role has no timeout."""
+    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", SCHEMA)
+        instance.create_table("u", SCHEMA)
+        yield instance
+
+
+@pytest.fixture
+def limited(patient: Instance, dsn: str, timeout: str) -> Iterator[Instance]:
+    """The same, but its role has a timeout."""
+    options = f"-c {timeout}={TIMEOUTS[timeout]}"
+    with dm.connect(make_conninfo(dsn, options=options), patient._objects.url) as instance:
+        yield instance
+
+
+def test_a_failover_is_waited_for_and_a_takeover_ends_it(
+    patient: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, committer = patient.commits.queues[0], patient.committer(concurrency=1)
+    receive, errors = type(queue).receive, [True, True]
+
+    def after_a_failover(self: Any, *given: Any) -> Any:
+        if errors and errors.pop():
+            raise InstanceReadOnly("the database only takes reads") from pg.ReadOnlySqlTransaction()
+        return receive(self, *given)
+
+    def taken_over() -> None:
+        raise InstanceTakenOver("another database owns it")
+
+    monkeypatch.setattr(type(queue), "receive", after_a_failover)
+    patient.submit([add("t", "a")])
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(committer.run)
+        wait_until(lambda: committer.metrics().applied == 1)
+        monkeypatch.setattr(committer, "_check", taken_over)
+        with pytest.raises(InstanceTakenOver):
+            running.result(60)
+    assert errors == []
+
+
+@pytest.fixture
+def held(dsn: str) -> Iterator[Callable[[str], psycopg.Connection]]:
+    """Keeps everybody out of a table until its connection is rolled back."""
+    conns = []
+
+    def hold(table: str) -> psycopg.Connection:
+        conn = psycopg.connect(dsn)
+        conns.append(conn)
+        row = conn.execute("select table_id from dormouse.tables where name = %s", [table]).fetchone()
+        conn.execute(f"lock table dormouse.file_reference_{row[0]} in access exclusive mode")
+        return conn
+
+    yield hold
+    for conn in conns:
+        conn.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timeout", TIMEOUTS)
+def test_what_waits_is_never_rejected(
+    limited: Instance, patient: Instance, held: Callable[[str], psycopg.Connection]
+) -> None:
+    """Requests of all kinds, of which none needs what another makes: that would be a try."""
+    drained(patient, add("t", "a"), add("t", "b"), assignment("t", "j", "a"))
+    holder = held("t")
+    patient.submit([add("t", f"f{number}") for number in range(6)])
+    patient.submit([replacement("t", "j", ["a"], "new"), assignment("t", "k", "b"), add("u", "other")])
+    query(patient._supplier, "update commit_message set sent_at = sent_at - interval '1 hour'")
+    tables, queues = Tables(limited._supplier), patient.commits.queues
+    committer, outcomes = Committer(tables, queues, CommitterOptions(receives_max=2)), list[CommitOutcome]()
+    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()))
+    thread.start()
+    wait_until(lambda: committer.metrics().try_later >= 8 * 3)
+    wait_until(lambda: files_of(patient, "u") == ["other"])  # it waits for nothing
+    assert thread.is_alive()
+    holder.rollback()
+    thread.join(60)
+    assert {o.state for o in outcomes} == {"applied"} and len(outcomes) == 9
+    assert len(files_of(patient)) == 8
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("timeout", "waits_max"), [("lock_timeout", 1), ("statement_timeout", 6)])
+def test_a_batch_that_waits_is_not_tried_request_by_request(
+    limited: Instance, held: Callable[[str], psycopg.Connection], waits_max: int
+) -> None:
+    held("t")
+    supplier = CountingSupplier(limited._supplier)
+    outcomes = apply(Tables(supplier), [Envelope(add("t", f"f{number}")) for number in range(32)])
+    assert all(outcome.waits for outcome in outcomes)
+    assert supplier.lent <= waits_max + 1  # one looks the table up
+
+
+@pytest.mark.parametrize("timeout", ["statement_timeout"])
+def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
+    limited: Instance, patient: Instance
+) -> None:
+    """A trigger makes each file slow; twenty at once take longer than a statement may."""
+    query(
+        patient._supplier,
+        """create function slow() returns trigger language plpgsql as
+           $$ begin perform pg_sleep(0.03); return new; end $$;
+           create trigger slow before insert on file_reference_1 for each row execute function slow()""",
+    )
+    patient.submit([add("t", f"f{number}") for number in range(20)])
+    committer = Committer(Tables(limited._supplier), patient.commits.queues)
+    assert {o.state for o in committer.drain()} == {"applied"}
+    assert committer.metrics().try_later < 20  # none waits for another chance to be the only one
+
+
+@pytest.mark.slow
+def test_what_waits_in_sqs_is_not_counted(
+    dsn: str,
+    tmp_path: Path,
+    sqs_options: dict[str, str],
+    new_sqs_queue: Callable[..., str],
+    held: Callable[[str], psycopg.Connection],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SQS counts deliveries itself, and buries what had too many."""
+    for name, key in (("ENDPOINT_URL_SQS", "endpoint_url"), ("DEFAULT_REGION", "region_name")):
+        monkeypatch.setenv(f"AWS_{name}", sqs_options[key])
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"AWS_{name}", sqs_options[f"aws_{name.lower()}"])
+    dead = new_sqs_queue().rsplit("/", 1)[1]
+    policy = f'{{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:123456789012:{dead}", "maxReceiveCount": "2"}}'
+    monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", new_sqs_queue(RedrivePolicy=policy))
+    monkeypatch.setattr(committer_module, "AGAIN_SECONDS", 0)
+    options = make_conninfo(dsn, options="-c lock_timeout=30")
+    with dm.connect(options, (tmp_path / "objects").as_uri()) as instance:
+        instance.create_table("t", SCHEMA)
+        holder = held("t")
+        instance.submit([add("t", "a")])
+        committer = instance.committer()
+        thread = threading.Thread(target=committer.run)
+        thread.start()
+        wait_until(lambda: committer.metrics().try_later >= 5)
+        holder.rollback()
+        assert instance.wait_for_commits(["add a"], seconds_max=60)[0].state == "applied"
+        committer.close()
+        thread.join()
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (pg.LockNotAvailable(), True),
+        (pg.QueryCanceled(), True),
+        (pg.DiskFull(), True),
+        (pg.TooManyConnections(), True),
+        (pg.AdminShutdown(), True),
+        (InstanceReadOnly("a failover"), True),
+        (ConnectionsExhausted("all are lent"), True),
+        (caused(TooManyRetries("others were faster"), pg.SerializationFailure()), True),
+        (caused(CommitOutcomeUnknown("it shut down"), pg.AdminShutdown()), True),
+        (caused(CommitOutcomeUnknown("it died, maybe of the request"), psycopg.OperationalError()), False),
+        (pg.ProgramLimitExceeded(), False),
+        (FileNotFound("t", "f"), False),
+        (InvalidInput("wrong"), False),
+    ],
+)
+def test_what_is_no_try(error: Exception, waits: bool) -> None:
+    assert only_waits(error) is waits

@@ -1,0 +1,178 @@
+"""Whatever is in the queue: it is refused, put off or applied, and nothing of another table is touched."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import dormouse as dm
+from dormouse import errors
+from dormouse.state.commits.outcomes import CommitOutcome
+from tests.commits import add, send_raw
+from tests.hostile_messages import Forger
+from tests.stored import live, query
+from tests.support.api import Instance
+from tests.support.commits import encode
+from tests.support.state import LAYOUTS
+
+SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+OWN_ID = 57
+"""So that no slip of a digit makes it the other table's."""
+MESSAGES, BATCH = 240, 40
+SECONDS_MAX = 60.0
+ANSWERS = {"applied", "applied_before", "rejected", "try_later"}
+
+
+@contextmanager
+def two_tables(dsn: str, folder: Path, seed: int) -> Iterator[Instance]:
+    """One for the messages, and another; with rows, claims, a writer at work, and what is unreferenced."""
+    layouts = list(LAYOUTS)
+    with dm.connect(dsn, (folder / "objects").as_uri()) as instance:
+        for number, name in enumerate(("other", "t")):
+            properties = dm.TableProperties(
+                gc_delay_seconds=0,
+                compaction_strategy="basic",
+                compaction_batch_files=2,
+                isolation=("read committed", "serializable")[seed % 2],
+            )
+            layout = layouts[(seed + number) % len(layouts)]
+            table = instance.create_table(name, SCHEMA, layout=layout, properties=properties)
+            query(instance._supplier, f"alter table tables alter table_id restart with {OWN_ID}")
+            for keys in ([1, 2], [3], [4, 5, 6]):
+                table.ingest(pa.table({"key": keys}))
+            table.compact()
+            context = table._context
+            attempt = context.attempts.begin(context.table)
+            instance._objects.put(attempt.object_name("root"), b"half written")
+        yield instance
+
+
+def rows_of(instance: Instance, table_id: int) -> dict[str, list[str]]:
+    """All that the database has of a table, as text."""
+    columns = """select table_name, bool_or(column_name = 'table_id') from information_schema.columns
+                 where table_schema = 'dormouse' group by 1 order by 1"""
+    found = {}
+    for name, shared in query(instance._supplier, columns):
+        if shared or name.endswith(f"_{table_id}"):
+            where = f"where table_id = {table_id}" if shared else ""
+            text = f"select x::text from (select * from {name} {where}) x order by 1"
+            found[name] = [line for (line,) in query(instance._supplier, text)]
+    return found
+
+
+def objects_of(instance: Instance, own: str) -> dict[str, str]:
+    """All objects by their digests, but the table's own, bodies of requests, and how far all has come."""
+    passing = (own, "commits/", "owner/now/")
+    names = [name for name, _ in instance._objects.list() if not name.startswith(passing)]
+    return {name: hashlib.sha256(instance._objects.get(name)).hexdigest() for name in names}
+
+
+def answered(instance: Instance, bodies: list[str]) -> list[CommitOutcome]:
+    """Sends what the queue takes, and drains it."""
+    taken = []
+    for body in bodies:
+        try:
+            send_raw(instance, body)
+        except errors.InvalidCommitRequest:
+            continue
+        taken.append(body)
+    outcomes: list[CommitOutcome] = []
+    committer = instance.committer(receives_max=2)
+    thread = threading.Thread(target=lambda: outcomes.extend(committer.drain()), daemon=True)
+    thread.start()
+    thread.join(SECONDS_MAX)
+    assert not thread.is_alive(), "the committer hangs"
+    # what is for a newer committer, and what that one may bring the inputs of
+    put_off = query(instance._supplier, "delete from commit_message returning 1")
+    answers = [outcome for outcome in outcomes if outcome.state != "try_later"]
+    assert len(answers) + len(put_off) == len(taken), "a message has no answer, or the committer died"
+    return outcomes
+
+
+def check_answer(outcome: CommitOutcome) -> None:
+    """It is of our own making: no error of the database, and no mistake of the code."""
+    assert outcome.state in ANSWERS, outcome
+    if outcome.error_class is not None:
+        assert issubclass(getattr(errors, outcome.error_class, Exception), errors.DormouseError) or (
+            outcome.error_class == "PartlyApplied"
+        ), outcome
+
+
+def read(instance: Instance) -> list[int]:
+    """The rows of the other table, by a query and by SQL."""
+    found = instance.table("other").query().read_all()["key"].to_pylist()
+    assert instance.sql("select key from other order by key").read_all()["key"].to_pylist() == found
+    return list(found)
+
+
+def check_usable(instance: Instance) -> None:
+    """Its metadata can be read, maintained and counted, whatever files it was given; and emptied."""
+    table = instance.table("t")
+    before = live(table.files)
+    assert len(before) == table.status().references
+    table.files.all_files(10)
+    list(table.partitions.leaves())
+    table.explain()
+    table._context.jobs.create()
+    with suppress(errors.DormouseError):  # it was given files that are not there
+        table.split()
+    table.convert_layout("file_table")
+    table.files.clear()
+    assert table.ingest(pa.table({"key": [8, 9]})).applied
+    assert table.query().read_all()["key"].to_pylist() == [8, 9]
+
+
+def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
+    with two_tables(dsn, folder, seed) as instance:
+        other, own = (instance.table(name)._context for name in ("other", "t"))
+        for table in instance.tables():
+            table.collect_garbage()
+            table.collect_garbage()
+        names = [
+            name for context in (own, other) for name, _ in context.objects.list(context.table.object_prefix)
+        ]
+        attempts = [
+            str(i)
+            for (i,) in query(own.supplier, "select replace(attempt_id::text, '-', '') from write_attempt")
+        ]
+        forger = Forger(seed, own.table, names, attempts, instance._objects)
+        rows, objects = rows_of(instance, other.table.table_id), objects_of(instance, own.table.object_prefix)
+        answers = Counter[str]()
+        for number in range(0, messages, BATCH):
+            control = f"control {number}"
+            bodies = [forger.body() for _ in range(BATCH)]
+            outcomes = answered(instance, [*bodies, encode(add("t", control, rows=1))])
+            for outcome in outcomes:
+                check_answer(outcome)
+            answers.update(outcome.state for outcome in outcomes)
+            assert instance.commit_status(f"add {control}").state == "applied"
+        with suppress(errors.CheckFailed):  # references that do not have the rows of their file are told
+            own.garbage.collect()
+        own.store.differences.accept()
+        for _ in range(2):
+            own.garbage.collect()
+        assert rows_of(instance, other.table.table_id) == rows
+        assert objects_of(instance, own.table.object_prefix) == objects
+        assert read(instance) == [1, 2, 3, 4, 5, 6]
+        check_usable(instance)
+        print(f"seed {seed}: {dict(answers)}")
+        return answers
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_message_touches_another_table(dsn: str, tmp_path: Path, seed: int) -> None:
+    assert set(bombard(dsn, tmp_path, seed, MESSAGES)) >= {"applied", "rejected", "try_later"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 9))
+def test_no_message_of_very_many_touches_another_table(dsn: str, tmp_path: Path, seed: int) -> None:
+    bombard(dsn, tmp_path, seed, 1_000)

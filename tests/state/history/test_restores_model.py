@@ -1,0 +1,114 @@
+"""Restores against a naive list: beside deletes, late ingests, merges and collections, told by changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from dormouse.errors import CutExpired, DormouseError, NotWhole
+from tests.machines import run_machine
+from tests.support.api import Instance
+from tests.support.state import LAYOUTS
+from tests.writing.test_deletes_model import DeletesMachine, Row
+
+EXAMPLES, STEPS = 4, 25
+
+
+def applied(copy: Iterable[Row], changes: pa.RecordBatchReader) -> Counter[Row]:
+    """What a consumer has after it applied changes in their order; a row that it has not cannot go."""
+    found = Counter(copy)
+    for change in changes.read_all().to_pylist():
+        kind, row = change.pop("_change"), tuple(change.values())
+        assert kind == "insert" or found[row] > 0, f"{row} goes, and is not there"
+        found[row] += 1 if kind == "insert" else -1
+    return +found
+
+
+class RestoresMachine(DeletesMachine):
+    """`copy` is what a consumer has that applied each change."""
+
+    @initialize()
+    def begin_to_consume(self) -> None:
+        self.copy: list[Row] | None = None
+        self.copied_at = self.copies = 0
+
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        if not self.cuts:
+            return
+        cut, rows = data.draw(st.sampled_from(self.cuts))
+        self.cut()
+        before = self.cuts.pop()[0]
+        try:
+            self.table.restore(cut)
+        except NotWhole:
+            return
+        except CutExpired:
+            assert self.times[cut.cut_id] < self.erased_at
+            return
+        self.restored_at = next(self.clock)
+        self.cut()
+        gone, back = Counter(self.rows) - Counter(rows), Counter(rows) - Counter(self.rows)
+        changes = self.table.changes(after=before, till=self.cuts.pop()[0]).read_all().to_pylist()
+        told = Counter((one.pop("_change"), tuple(one.values())) for one in changes)
+        expected = {("delete", row): n for row, n in gone.items()}
+        assert told == expected | {("insert", row): n for row, n in back.items()}
+        self.rows = list(rows)
+
+    @rule()
+    def end_job(self) -> None:
+        try:
+            super().end_job()
+        except DormouseError:  # a restore has given it up
+            self.jobs_given_up = True
+
+    @rule()
+    def merge(self) -> None:
+        self.table.compact(engine="local")
+        leaves = [one.partition_id for one in self.table.partitions.leaves()]
+        if len(leaves) > 1:
+            try:
+                self.table.partitions.merge(leaves)
+            except DormouseError:  # files of others' rows, or that a job holds
+                return
+
+    @rule(acknowledges=st.booleans())
+    def consume(self, acknowledges: bool) -> None:
+        consumer = self.table.consumer(f"copy {self.copies}")
+        if self.copy is None:
+            self.copy, self.copied_at = list(self.rows), next(self.clock)
+        try:
+            found = applied(self.copy, consumer.read())
+        except CutExpired:  # it begins anew
+            assert self.copied_at < self.erased_at
+            self.copy, self.copies = None, self.copies + 1
+            return
+        assert found == Counter(self.rows)
+        if acknowledges:
+            consumer.acknowledge()
+            self.copy, self.copied_at = list(self.rows), next(self.clock)
+
+    @rule()
+    @precondition(lambda self: self.cuts)
+    def changes_since(self) -> None:
+        for cut, rows in self.cuts[-3:]:
+            try:
+                assert applied(rows, self.table.changes(after=cut)) == Counter(self.rows)
+            except CutExpired:
+                assert self.times[cut.cut_id] < self.erased_at
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_changes_tell_what_restores_did(instance: Instance, layout: str) -> None:
+    run_machine(RestoresMachine, instance, layout, EXAMPLES // 2, STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_changes_tell_what_restores_did_in_many_lives(instance: Instance, layout: str) -> None:
+    run_machine(RestoresMachine, instance, layout, 2 * EXAMPLES, 2 * STEPS)

@@ -1,0 +1,173 @@
+"""Damage is never merged: compaction holds its inputs against their digests before it commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from data_files import SKETCHES, objects_of
+from data_files import rows_of as rows
+
+from dormouse.data.file_checks import digest_of_object
+from dormouse.errors import ObjectDamaged
+from dormouse.writing import compaction_job
+from tests.stored import query
+from tests.support.state import TableContext
+from tests.support.writing import compact, merge_sorted, run_compaction
+from tests.support.writing import ingest_in_process as ingest
+
+NewTable = Callable[..., TableContext]
+PAIRS: dict[str, Any] = {
+    "compaction_strategy": "basic", "compaction_batch_files": 2, "compaction_attempts_max": 2,
+    "gc_delay_seconds": 0,
+}  # fmt: skip
+
+
+def ingested(new_table: NewTable, **options: Any) -> TableContext:
+    """Two files a leaf, with as many rows."""
+    table = new_table(**PAIRS, **options)
+    for first in (0, 1):
+        ingest(table, rows(table, range(first, 4_000, 2)))
+    return table
+
+
+def path_of(table: TableContext, name: str) -> Path:
+    path = table.objects.local_path(name)
+    assert path is not None
+    path.chmod(0o600)
+    return path
+
+
+def names(table: TableContext) -> list[str]:
+    return sorted(file.filename for file in table.store.all_files(99).files)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 16
+    path.write_bytes(data)
+
+
+def in_data(path: Path) -> int:
+    column = pq.read_metadata(path).row_group(0).column(0)
+    return int(column.data_page_offset + column.total_compressed_size // 2)
+
+
+def in_page_index(path: Path) -> int:
+    """Between the last column's data and the footer."""
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    return path.stat().st_size - 8 - footer - 3
+
+
+def in_footer(path: Path) -> int:
+    """In what names the writer, which changes no answer."""
+    return path.read_bytes().rindex(b"parquet-cpp-arrow")
+
+
+def test_what_is_written_has_its_digest(new_table: NewTable) -> None:
+    table = ingested(new_table)
+    for _ in range(2):
+        for file in table.store.all_files(0).files:
+            assert (file.byte_count, file.digest) == digest_of_object(table.objects, file.filename)
+        compact(table)
+
+
+@pytest.mark.parametrize("place", [in_data, in_page_index, in_footer])
+def test_a_flipped_bit_is_found_before_the_commit_and_stays_to_be_seen(
+    new_table: NewTable, place: Callable[[Path], int]
+) -> None:
+    table = ingested(new_table)
+    before = names(table)
+    flip(path_of(table, before[0]), place(path_of(table, before[0])))
+    report = compact(table)
+    assert (report.jobs_run, report.given_up, report.files_out) == (0, 1, 0)
+    [error] = report.errors
+    for said in (f"file {before[0]!r}", f"table {table.table.name!r}", "partition 'root'", "backup"):
+        assert said in error
+    assert names(table) == before
+    assert table.garbage.collect().deleted_files == ()
+    assert {name.removesuffix(SKETCHES) for name in objects_of(table)} == set(before)
+
+
+def test_files_that_were_swapped_between_leaves_are_found(new_table: NewTable) -> None:
+    """They have as many rows, and their sizes tell nothing."""
+    table = ingested(new_table, split_points=[2_000])
+    query(table.supplier, "update file set byte_count = null")
+    one, other = (path_of(table, found[0]) for found in table.store.partition_to_filenames().values())
+    aside = one.rename(one.with_name("aside"))
+    other.rename(one)
+    aside.rename(other)
+    report = compact(table)
+    assert (report.jobs_run, report.given_up) == (0, 2)
+    assert all("has the digest" in error for error in report.errors)
+
+
+def test_files_of_before_are_compacted_and_their_successor_has_a_digest(new_table: NewTable) -> None:
+    table = ingested(new_table)
+    query(table.supplier, "update file set digest = null")
+    report = compact(table)
+    assert (report.jobs_run, report.files_in) == (1, 2)
+    [file] = [file for file in table.store.all_files(0).files if file.references]
+    assert (file.byte_count, file.digest) == digest_of_object(table.objects, file.filename)
+
+
+class Elsewhere:
+    """A store whose objects are not on this machine, as far as its URL tells."""
+
+    url = "s3://bucket"
+
+    def __init__(self, table: TableContext) -> None:
+        self._store = table.objects
+        self.fetched: list[str] = []
+
+    def reader(self, name: str) -> Any:
+        self.fetched.append(name)
+        return self._store.reader(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_objects_elsewhere_are_fetched_once(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are verified by what is copied, and merged from there; of damage nothing is merged."""
+    table = ingested(new_table)
+    expected = table.store.totals.read().row_count
+    table.jobs.create()
+    [job] = table.jobs.take(1)
+    elsewhere = Elsewhere(table)
+    inputs = compaction_job.JobInputs(elsewhere, "t", job, lambda: None)  # type: ignore[arg-type]
+    with inputs.verified(tmp_path) as places:
+        assert sorted(elsewhere.fetched) == names(table)
+        assert all(Path(place).is_relative_to(tmp_path) for place in places)
+        merged = merge_sorted(places, table.schema, tmp_path / "merged.parquet", now_ms=0)
+    assert merged.row_count == expected
+    assert sorted(elsewhere.fetched) == names(table)
+    [damaged, _] = names(table)
+    flip(path_of(table, damaged), in_data(path_of(table, damaged)))
+    with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path):
+        pytest.fail("it is merged")
+
+
+@pytest.mark.parametrize("limit", ["COPIED_BYTES_MAX", "COPIED_SHARE"])
+def test_objects_elsewhere_that_are_too_large_are_read_while_the_merge_runs(
+    new_table: NewTable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str
+) -> None:
+    """Its damage is the reason also when the merge fails at it."""
+    monkeypatch.setattr(compaction_job, limit, {"COPIED_BYTES_MAX": 1, "COPIED_SHARE": 2**60}[limit])
+    table = ingested(new_table)
+    [damaged, _] = names(table)
+    flip(path_of(table, damaged), in_data(path_of(table, damaged)))
+    table.jobs.create()
+    [job] = table.jobs.take(1)
+    inputs = compaction_job.JobInputs(Elsewhere(table), "t", job, lambda: None)  # type: ignore[arg-type]
+    for failure in (None, ValueError("the merge failed")):
+        with pytest.raises(ObjectDamaged, match=damaged), inputs.verified(tmp_path) as places:
+            assert places == [table.objects.uri(item.filename) for item in job.inputs]
+            if failure:
+                raise failure
+    assert run_compaction(table, job, 0).outcome == "retry"

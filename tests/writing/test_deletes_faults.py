@@ -1,0 +1,192 @@
+"""The model of deletes finds faults that are planted: each reader, job and round is wrong in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dormouse.durability.erasing import _Erasing
+from dormouse.postgres.queries import Query
+from dormouse.reading import changes, table_view
+from dormouse.reading.planner import QueryPlan, Reach
+from dormouse.reading.where import deletions_of
+from dormouse.state.files import deletions as files_deletions
+from dormouse.state.files.deletions import Deletions
+from dormouse.state.files.store import PlannedRows
+from dormouse.state.history.retention import PastDeletion
+from dormouse.writing import compaction_job, divided_compaction, looking
+from dormouse.writing.compaction_job import JobDeletions
+from tests.machines import finds_what_is_wrong
+from tests.support.api import Instance
+from tests.support.state import Erasure, FileReferenceStore
+from tests.writing.test_deletes_model import EXAMPLES, STEPS, DeletesMachine
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def later_rows(patch: pytest.MonkeyPatch) -> None:
+    """A deletion is of the rows that came after it, too."""
+    real = Reach.of
+    patch.setattr(Reach, "of", lambda self, till, *facts: real(self, 0, *facts))
+
+
+def applied_twice(patch: pytest.MonkeyPatch) -> None:
+    """An output does not tell what its job applied, so that it is applied again to rows that came later."""
+    real = compaction_job._request
+    patch.setattr(compaction_job, "_request", lambda *given: replace(real(*given), deletions_till=0))
+
+
+def lost_in_jobs(patch: pytest.MonkeyPatch) -> None:
+    """A job says that it applied what it did not."""
+    patch.setattr(compaction_job, "remaining", lambda schema, of_files: [None] * len(of_files))
+
+
+def seen_too_late(patch: pytest.MonkeyPatch) -> None:
+    """A job looks which deletions there are when it commits, and not before it reads."""
+    real = compaction_job.commit_output
+
+    def late(context: Any, job: Any, attempt: Any, name: str, facts: Any, till: int, **how: Any) -> None:
+        real(context, job, attempt, name, facts, JobDeletions.of(context, job).till, **how)
+
+    for module in (compaction_job, divided_compaction):
+        patch.setattr(module, "commit_output", late)
+
+
+def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
+    """Of a file that partitions share, a deletion is not taken."""
+    real = table_view.plan
+
+    def lost(page: Any, references: Any, deletions: Any = ()) -> QueryPlan:
+        listed = list(references)
+        shared = {one.filename for one in listed if not one.only}
+        made = real(page, listed, deletions)
+        groups = tuple(
+            tuple(replace(scan, deletions=()) if scan.filename in shared else scan for scan in group)
+            for group in made.groups
+        )
+        return replace(made, groups=groups)
+
+    patch.setattr(table_view, "plan", lost)
+
+
+def retired_early(patch: pytest.MonkeyPatch) -> None:
+    """A deletion is retired while files have its rows."""
+    every = Query("not_needed", "All.", "select unnest(%(deletion_ids)s::bigint[])")
+    patch.setitem(files_deletions._QUERIES._queries, "not_needed", every)
+
+
+def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
+    """A moment does not know the deletions of before it."""
+    real = FileReferenceStore.planned_at
+
+    def none(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
+        *known, rows = real(self, *given, **more)
+        return *known, PlannedRows(rows.references, ())
+
+    patch.setattr(FileReferenceStore, "planned_at", none)
+
+
+def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
+    """A moment knows the deletions of after it, too."""
+    real = FileReferenceStore.planned_at
+
+    def every(self: FileReferenceStore, *given: Any, **more: Any) -> tuple[int, bool, PlannedRows]:
+        *known, rows = real(self, *given, **more)
+        told = {row[0]: tuple(row) for row in rows.deletions}
+        pending = {one.deletion_id: (one.deletion_id, one.condition) for one in Deletions(self).list()}
+        return *known, PlannedRows(rows.references, [*{**pending, **told}.values()])
+
+    patch.setattr(FileReferenceStore, "planned_at", every)
+
+
+def lost_by_looks(patch: pytest.MonkeyPatch) -> None:
+    """A look forgets which rows it has found."""
+    real = looking.count
+    patch.setattr(looking, "count", lambda *given: dict(list(real(*given).items())[1:]))
+
+
+def not_restored(patch: pytest.MonkeyPatch) -> None:
+    """A restore leaves deletions as they are."""
+    patch.setattr(Deletions, "restore", lambda self, snapshot, conn: None)
+
+
+def told_twice(patch: pytest.MonkeyPatch) -> None:
+    """Changes tell rows as deleted that an earlier deletion took."""
+    patch.setattr(changes, "_earlier", lambda deletions, than: ())
+
+
+def history_kept(patch: pytest.MonkeyPatch) -> None:
+    """An erasure looks at no file that nothing refers to any more."""
+    real = Erasure.candidates
+
+    def live(self: Erasure) -> Iterator[Sequence[Any]]:
+        known = {one.filename for one in self._store.file_references()}
+        for page in real(self):
+            if some := [one for one in page if one.filename in known]:
+                yield some
+
+    patch.setattr(Erasure, "candidates", live)
+
+
+def output_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    """An erasure lets jobs that began before it go on, and does not look at what they commit."""
+    patch.setattr(Erasure, "release_others", lambda self, *, running_too: 0)
+    patch.setattr(Erasure, "referenced", lambda self: (0, 0))
+
+
+def applied_to_later_files(patch: pytest.MonkeyPatch) -> None:
+    """A job applies a deletion to inputs that came after it, too."""
+    real = JobDeletions.of
+
+    def every(context: Any, job: Any) -> JobDeletions:
+        found = real(context, job)
+        rows = [(one.deletion_id, one.condition) for one in context.deletions.list()]
+        pending = deletions_of(context.schema, rows)
+        return replace(found, of_inputs=tuple(pending for _ in found.of_inputs))
+
+    patch.setattr(JobDeletions, "of", staticmethod(every))
+
+
+def not_told(patch: pytest.MonkeyPatch) -> None:
+    """Changes do not tell of deletions."""
+    real = changes.events_between
+
+    def others(*given: Any) -> list[Any]:
+        return [one for one in real(*given) if not isinstance(one, PastDeletion)]
+
+    patch.setattr(changes, "events_between", others)
+
+
+def writers_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """An erasure does not ask which writers have files that it has not seen."""
+    patch.setattr(_Erasing, "end_writers", lambda self, *, abandon: [])
+
+
+FAULTS = [
+    applied_to_later_files,
+    not_told,
+    writers_forgotten,
+    later_rows,
+    applied_twice,
+    lost_in_jobs,
+    seen_too_late,
+    lost_at_splits,
+    retired_early,
+    unknown_to_moments,
+    known_to_all_moments,
+    lost_by_looks,
+    not_restored,
+    told_twice,
+    history_kept,
+    output_not_looked_at,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_the_model_finds_it(instance: Instance, monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    plant(monkeypatch)
+    finds_what_is_wrong(DeletesMachine, instance, 20 * EXAMPLES, 2 * STEPS)
