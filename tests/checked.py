@@ -48,7 +48,7 @@ def sql(instance: Instance, text: str) -> int:
     """Runs a statement on the table's own PostgreSQL tables; gives how many rows it changed."""
     table = instance.table("t").files
     with instance._supplier.connection() as conn:
-        return conn.execute(text.format(**table._layout.tables(table.table.table_id))).rowcount
+        return conn.execute(text.format(**table.own.layout.tables(table.table.table_id))).rowcount
 
 
 def found(instance: Instance, **how: bool) -> set[str]:

@@ -31,13 +31,13 @@ from dormouse.cli import main
 from dormouse.embedded import server
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.commits import committer
-from dormouse.state.commits.postgres_queue import PostgresQueue
 from tests.aws_server import aws_server
 from tests.cloudformation import CloudFormation
 from tests.databases import Databases, name_of
 from tests.other_postgres import use_what_is_named
 from tests.run_folder import RunFolder, spread
 from tests.support.api import Instance, Table
+from tests.support.commits import PostgresQueue
 from tests.support.embedded import EmbeddedPostgres
 from tests.support.model import LONG, Field, Schema, TableProperties
 from tests.support.objects import ObjectStore, open_store

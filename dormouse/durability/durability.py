@@ -167,7 +167,7 @@ class Durability:
         """`daily` gives what else is done once a day; `numbers` are more of the instance, for Prometheus."""
         from dormouse.durability import metadata_backups, shares
         from dormouse.durability.maintaining import Maintainer
-        from dormouse.payloads import upkeep
+        from dormouse.payloads import cooling
 
         self.check_writable()
         kept: dict[str, Callable[[], object]] = {}
@@ -193,7 +193,7 @@ class Durability:
                 write_metrics(metrics, (one.status() for one in tables()), rounds, done, every)
 
         def hourly() -> Mapping[str, Callable[[], object]]:
-            return {upkeep.KIND: self.cool_payloads}
+            return {cooling.KIND: self.cool_payloads}
 
         maintainer = Maintainer(self._supplier, tables, each_day, hourly, tell, after_cycle)
         try:

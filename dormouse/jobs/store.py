@@ -275,7 +275,7 @@ class JobStore:
             worker.stop()
 
     def expire(self, retention_days: int) -> int:
-        """Drops the days of jobs that ended so long ago, with their requests, results and
+        """Drops the days of jobs that ended so long ago, with their requests, results and answers.
 
         Gives how many days went. Whole days go, in UTC; jobs that have not ended stay. Raises `InvalidInput`.
         """
