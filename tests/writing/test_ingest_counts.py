@@ -71,7 +71,7 @@ def test_a_file_whose_footer_tells_other_rows_than_were_written_fails_the_ingest
         writer.write_table = lambda *_, **__: None
         return writer
 
-    forgetful = SimpleNamespace(ParquetWriter=writes_nothing, ParquetFile=pq.ParquetFile)
+    forgetful = SimpleNamespace(**{**vars(pq), "ParquetWriter": writes_nothing})
     monkeypatch.setattr(parquet_file, "pq", forgetful)
     check_refused(table, "was to have .* rows, but has 0")
 
