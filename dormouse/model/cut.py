@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import total_ordering
 from typing import NamedTuple, TypeAlias
-
-from dormouse.model.region import number_of_value
 
 
 @total_ordering
@@ -73,9 +71,3 @@ class Position:
     at: datetime
     made_at: int | None = field(default=None, compare=False)
     remembered: Remembered | None = field(default=None, compare=False)
-
-
-def milliseconds_at(position: Position | None) -> int:
-    """When rows are read, since 1970: their ages are those of a position's moment, or without one of now."""
-    at = datetime.now(UTC) if position is None else position.at
-    return number_of_value(at) // 1_000

@@ -20,7 +20,7 @@ from dormouse.data.datafusion_session import column, key_order, reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidCut, InvalidInput, InvalidQuery
 from dormouse.model.ahead import portions
-from dormouse.model.cut import Position, milliseconds_at
+from dormouse.model.cut import Position
 from dormouse.model.schema import Schema
 from dormouse.model.table import is_keyed
 from dormouse.reading.checked_files import FileGone
@@ -38,7 +38,7 @@ from dormouse.reading.scan_session import (
     stored_rows,
 )
 from dormouse.reading.streams import Interruption, batches_ahead
-from dormouse.reading.table_view import differing_groups, gone_of_moment, plan_query
+from dormouse.reading.table_view import differing_groups, gone_of_moment, milliseconds_at, plan_query
 from dormouse.reading.where import Deletion, deletions_of, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.changes import ChangedFile, pages_between

@@ -21,7 +21,7 @@ from dormouse.data.newest import laid_over
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
 from dormouse.model.ahead import portions
-from dormouse.model.cut import Position, When, milliseconds_at
+from dormouse.model.cut import Position, When
 from dormouse.model.region import KeyValue, Range, compare, decode_key
 from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed
@@ -42,7 +42,7 @@ from dormouse.reading.scan_session import (
     rows,
 )
 from dormouse.reading.streams import Ahead, Interruption, batches_ahead
-from dormouse.reading.table_view import Moment, gone_of_moment, plan_query
+from dormouse.reading.table_view import Moment, gone_of_moment, milliseconds_at, plan_query
 from dormouse.reading.where import Question, Where, question
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import kept, moment_of, position_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -404,3 +405,9 @@ def key_bounds(schema: Schema, ranges: KeyRanges) -> KeyBounds:
         [None if hull.min is None else encode_value(kind, hull.min) for kind, hull in hulls],
         [None if hull.max is None else encode_value(kind, hull.max) for kind, hull in hulls],
     )
+
+
+def milliseconds_at(position: Position | None) -> int:
+    """Returns the moment of a position, or now without one, since 1970: ages of rows are counted from it."""
+    at = datetime.now(UTC) if position is None else position.at
+    return number_of_value(at) // 1_000

@@ -159,10 +159,7 @@ class Targets:
     """A check that what cells of one change refer to is there."""
 
     def __init__(self, context: TableContext) -> None:
-        self._supplier = context.supplier
-        self._files = CellFiles(
-            context.objects, PutFiles(context.supplier, context.table), context.table.name
-        )
+        self._context = context
         self._known: set[tuple[str, str]] = set()
 
     def check(self, column: Column, cells: pa.Array, label: Label) -> None:
@@ -171,7 +168,7 @@ class Targets:
             return
         texts = [one for one in pc.unique(cells).to_pylist() if one is not None]
         wanted = [one for one in texts if (column.type, one) not in self._known]
-        lacking = self._lacking_tables(wanted) if column.type == "ENTITY" else self._files.lacking(wanted)
+        lacking = self._lacking_tables(wanted) if column.type == "ENTITY" else self._lacking_files(wanted)
         if lacking:
             number = min(pc.index(cells, one).as_py() for one in lacking)
             why = (
@@ -184,10 +181,15 @@ class Targets:
             raise InvalidRow(said, column=column.name)
         self._known.update((column.type, one) for one in wanted)
 
+    def _lacking_files(self, cells: Sequence[str]) -> list[str]:
+        context = self._context
+        files = CellFiles(context.objects, PutFiles(context.supplier, context.table), context.table.name)
+        return files.lacking(cells)
+
     def _lacking_tables(self, cells: Iterable[str]) -> list[str]:
         tables = {one: one.partition(":")[0] for one in cells}
         if not tables:
             return []
         names = rows_of(_QUERIES["tables"], {"names": sorted(set(tables.values()))})
-        found = {name for (name,) in run_lookup(self._supplier, names, operation="look for tables")}
+        found = {name for (name,) in run_lookup(self._context.supplier, names, operation="look for tables")}
         return [one for one, name in tables.items() if name not in found]

@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from dormouse.errors import CutExpired, DormouseError, InvalidCut, InvalidQuery
-from dormouse.model.cut import Cut, Position, When, milliseconds_at
+from dormouse.model.cut import Cut, Position, When
 from dormouse.reading.checked_files import FileGone
 from dormouse.reading.sql.parsed import Parsed
-from dormouse.reading.table_view import gone_of_moment
+from dormouse.reading.table_view import gone_of_moment, milliseconds_at
 from dormouse.reading.where import unknown
 from dormouse.state.context import TableContext
 from dormouse.state.history.moments import kept, position_of
