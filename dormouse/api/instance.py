@@ -30,10 +30,10 @@ from dormouse.model.cut import When
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, is_edited
-from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.leases import ClockJump, clock_jumps
-from dormouse.settings import Settings, load_settings
+from dormouse.settings.process import Settings, load_settings
 from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.commits.outcomes import CommitStatus
 from dormouse.state.files.holds import Hold
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from dormouse.durability.checking import CheckReport
     from dormouse.durability.maintaining import Maintenance
     from dormouse.durability.orphans import DeletedOrphans, Orphan
-    from dormouse.jobs import JobStore
+    from dormouse.jobs.store import JobStore
     from dormouse.model.types import Parameters
-    from dormouse.payloads import PayloadStore
+    from dormouse.payloads.store import PayloadStore
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.sql.workers import WorkerLimits, Workers
@@ -341,8 +341,8 @@ class Instance:
         """JSON documents, hot in PostgreSQL for a day, and cold in the object store after it."""
         with self._making:
             if self._payloads is None:
-                from dormouse.payloads import PayloadStore
                 from dormouse.payloads.copying import PayloadOptions
+                from dormouse.payloads.store import PayloadStore
 
                 self._payloads = PayloadStore(
                     self._supplier,
@@ -358,7 +358,7 @@ class Instance:
         payloads = self.payloads
         with self._making:
             if self._jobs is None:
-                from dormouse.jobs import JobStore
+                from dormouse.jobs.store import JobStore
 
                 self._jobs = JobStore(self._supplier, self._objects, payloads, self._check_writable)
             return self._jobs

@@ -32,8 +32,7 @@ from dormouse.model.table import (
     unknown_property,
 )
 from dormouse.model.types import LONG, DataType
-from dormouse.objects import ObjectStore
-from dormouse.objects.store import note_if_shared
+from dormouse.objects.store import ObjectStore, note_if_shared
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits.commit_queues import CommitQueues

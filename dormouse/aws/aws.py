@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from dormouse.errors import DormouseError, InstanceError, InvalidInput, not_installed
-from dormouse.settings import environment
+from dormouse.settings.process import environment
 
 logger = logging.getLogger(__name__)
 

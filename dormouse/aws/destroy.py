@@ -33,8 +33,8 @@ from dormouse.aws.switches import (
     schedules,
 )
 from dormouse.errors import InstanceError, InvalidInput
-from dormouse.settings import environment
 from dormouse.settings.deployment import DeploymentSettings
+from dormouse.settings.process import environment
 from dormouse.settings.resources import (
     CommitResources,
     DatabaseResources,

@@ -67,7 +67,7 @@ def cost(
     """Estimate a month of an instance: running, pausing itself, and paused. Uses no network."""
     given = locals()
     from dormouse.aws.cost import Assumptions, estimate
-    from dormouse.settings import environment
+    from dormouse.settings.process import environment
 
     assumptions = Assumptions(**{field.name: given[field.name] for field in fields(Assumptions)})
     settings, variables = _settings(session, config), environment()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.data import AllRows, RowsToGo, check_said, rows_to_go
-from dormouse.cli.loading import Engine
-from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
+from dormouse.cli.verbs import Engine, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -17,7 +17,9 @@ from dormouse.cli.verbs import Session, plural, verb
 from dormouse.errors import DormouseError, InvalidInput
 
 if TYPE_CHECKING:
-    from dormouse.jobs import Job, JobFunction, Worker
+    from dormouse.jobs.job import Job
+    from dormouse.jobs.runs import JobFunction
+    from dormouse.jobs.worker import Worker
 
 app = typer.Typer(
     help="Jobs and rounds: what runs, what waits, what has ended.",

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dormouse.cli.parsing import parse_type
-from dormouse.cli.verbs import Session, TableName, confirmed, plural, verb
+from dormouse.cli.verbs import Engine, Session, TableName, confirmed, plural, verb
 from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 ROW_NUMBER = "row_number"
 
-Engine = Literal["auto", "local", "spark"]
 Many = list[str] | None
 Paths = Annotated[
     list[str],

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.failures import printable, say, stop_on_signals
-from dormouse.cli.loading import Engine
-from dormouse.cli.verbs import Session, TableName, plural, verb
+from dormouse.cli.verbs import Engine, Session, TableName, plural, verb
 from dormouse.errors import JobFailed, MaintenanceTakenOver
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -17,7 +17,7 @@ from dormouse.cli.failures import printable, report
 from dormouse.errors import InvalidInput, NotAnInstance
 from dormouse.model.text import plural as plural  # noqa: PLC0414
 from dormouse.model.types import json_value
-from dormouse.settings import load_settings
+from dormouse.settings.process import load_settings
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -28,6 +28,7 @@ ParamOption = Annotated[
     list[str] | None,
     typer.Option(help="NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
 ]
+Engine = Literal["auto", "local", "spark"]
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 _OF_ALL = {"as_json", "debug"}

@@ -29,7 +29,7 @@ from dormouse.model.ahead import ahead
 from dormouse.model.region import Region, decode_key, encode_key, encode_value
 from dormouse.model.schema import Schema
 from dormouse.model.table import ProblemKind
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 
 # The rows by which two arrays of equal length and type differ, nested types included.
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.errors import InvalidData, one_line
-from dormouse.objects import ObjectStore
 from dormouse.objects.s3 import current, s3_options
+from dormouse.objects.store import ObjectStore
 
 if TYPE_CHECKING:
     from datafusion import SessionContext

@@ -34,8 +34,8 @@ from dormouse.errors import InvalidData
 from dormouse.model.region import KeyValue, Range, Region, decode_value, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP, DataType
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.store import ObjectStore
 
 # Where values stand among sorted points: how many points are at or below each value, vectorised.
 

@@ -45,7 +45,7 @@ class TableOptions:
     @staticmethod
     def parse(given: Mapping[str, str]) -> TableOptions:
         """On the driver: workers may lack what its environment tells."""
-        from dormouse.settings import load_settings
+        from dormouse.settings.process import load_settings
 
         table, settings = given.get("table"), load_settings()
         if not table:
@@ -85,8 +85,8 @@ class TableOptions:
     def _instance(self, *, writes: bool, goes_on: bool) -> Instance:
         if self.dsn is not None and self.objects is not None:
             from dormouse.api.instance import Instance, connect
-            from dormouse.objects import open_store
-            from dormouse.settings import load_settings
+            from dormouse.objects.store import open_store
+            from dormouse.settings.process import load_settings
 
             if goes_on:
                 return Instance(self.dsn, open_store(self.objects), load_settings(), read_only=True)

@@ -31,8 +31,7 @@ from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, check_not_edited
 from dormouse.model.text import check_text
-from dormouse.objects import ObjectStore
-from dormouse.objects.store import note_if_shared
+from dormouse.objects.store import ObjectStore, note_if_shared
 from dormouse.reading.checked_files import seen_by
 from dormouse.reading.schemas import add_missing
 from dormouse.spark.ingest import check_fits, columns_of

@@ -19,8 +19,8 @@ from dormouse.durability.job_objects import is_answer
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.model.table import is_edited
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.pack import written as payload_objects
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load

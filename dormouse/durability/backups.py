@@ -37,8 +37,8 @@ from dormouse.errors import (
     ObjectStoreError,
     one_line,
 )
-from dormouse.objects import ObjectStore
 from dormouse.objects.staging import shut_out_others
+from dormouse.objects.store import ObjectStore
 
 MANIFEST, BEGUN = "manifest.json", "begun.json"
 SWEPT = "swept.json"

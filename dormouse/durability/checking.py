@@ -23,8 +23,8 @@ from dormouse.model.region import Region
 from dormouse.model.table import Problem, TableRecord, is_edited, stored_schema
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.pack import FOLDER, written
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import ClockJump

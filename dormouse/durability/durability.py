@@ -26,11 +26,10 @@ from dormouse.errors import (
     ObjectStoreError,
     TableNotFound,
 )
-from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.store import GuardedStore
+from dormouse.objects.store import GuardedStore, ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.leases import clock_jumps
-from dormouse.settings import Settings
+from dormouse.settings.process import Settings
 from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from dormouse.durability.checking import CheckReport
     from dormouse.durability.maintaining import Maintained, Maintenance, Number
     from dormouse.durability.orphans import DeletedOrphans, Known, Orphans
-    from dormouse.payloads import PayloadStore
+    from dormouse.payloads.store import PayloadStore
 
 logger = logging.getLogger(__name__)
 Rounds = Callable[[], Mapping[str, Callable[[], object]]]

@@ -32,8 +32,8 @@ from dormouse.errors import (
 )
 from dormouse.model.ahead import backoff_seconds
 from dormouse.model.table import is_keyed
-from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.reading.planner import may_hold

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import psycopg
 
 from dormouse.errors import NotAnInstance
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup

@@ -38,7 +38,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.partitions.store import REST_SECONDS, of_one_key
 
 if TYPE_CHECKING:
-    from dormouse.payloads import PayloadStore
+    from dormouse.payloads.store import PayloadStore
     from dormouse.postgres.leases import SessionLock
 
 # Rounds of maintenance that are of the instance, not of a table: when they are due, and how they ended.

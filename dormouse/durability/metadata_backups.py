@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dormouse.errors import InvalidInput
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import METADATA_BACKUP_SECONDS
 from dormouse.state.files.holds import held_until_next

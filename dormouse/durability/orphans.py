@@ -17,8 +17,8 @@ from dormouse.durability import job_objects
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, TableNotFound
 from dormouse.model.table import TableRecord
 from dormouse.model.types import is_text
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS, RECORDS
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.pack import FOLDER as PAYLOADS
 from dormouse.payloads.pack import known as payload_objects
 from dormouse.postgres.connection import Supplier

@@ -61,8 +61,8 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreIsNotOurs,
 )
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import INCOMING, RECORDS, STAGING
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction

@@ -17,7 +17,7 @@ from dormouse.durability.maintaining import InstanceRounds
 from dormouse.durability.orphans import Known
 from dormouse.errors import CheckFailed, DormouseError
 from dormouse.model.table import Problem, TableRecord
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.state.catalog import Catalog
 

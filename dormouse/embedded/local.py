@@ -19,8 +19,8 @@ from dormouse.errors import (
     NotAnInstance,
     not_installed,
 )
-from dormouse.objects import open_store
-from dormouse.settings import Settings, load_settings
+from dormouse.objects.store import open_store
+from dormouse.settings.process import Settings, load_settings
 
 FORMAT = 1
 MARKER = "dormouse.json"

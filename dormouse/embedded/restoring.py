@@ -35,8 +35,8 @@ from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
-from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.staging import sync
+from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts

@@ -29,10 +29,9 @@ from dormouse.jobs.job import (
     result_key,
     result_of_claim,
 )
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import ANSWERS
-from dormouse.payloads import PayloadKey
-from dormouse.payloads.keys import columns
+from dormouse.objects.store import ObjectStore
+from dormouse.payloads.keys import PayloadKey, columns
 from dormouse.payloads.rows import DAYS as PAYLOAD_DAYS
 from dormouse.payloads.rows import PUT, with_days, write
 from dormouse.postgres.connection import Supplier
@@ -42,7 +41,7 @@ from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 
 if TYPE_CHECKING:
-    from dormouse.payloads import PayloadStore
+    from dormouse.payloads.store import PayloadStore
 
 # Days of jobs: made ahead, and dropped with all that belongs to their jobs.
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.text import check_printed, check_text, narrow_id
 from dormouse.objects.names import ANSWERS
-from dormouse.payloads import PayloadKey
-from dormouse.payloads.keys import decode, encode
+from dormouse.payloads.keys import PayloadKey, decode, encode
 
 if TYPE_CHECKING:
-    from dormouse.payloads import PayloadStore
+    from dormouse.payloads.store import PayloadStore
 
 JobState = Literal["PROCESSING", "COMPLETE", "FAILED", "CANCELLED"]
 STATES: tuple[JobState, ...] = get_args(JobState)

@@ -42,8 +42,7 @@ from dormouse.jobs.job import (
     request_of,
     result_of,
 )
-from dormouse.objects import ObjectStore
-from dormouse.objects.store import note_if_shared
+from dormouse.objects.store import ObjectStore, note_if_shared
 from dormouse.payloads.keys import decode
 from dormouse.payloads.rows import with_days, write
 from dormouse.postgres.connection import Supplier
@@ -53,7 +52,7 @@ from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 if TYPE_CHECKING:
     from dormouse.jobs.runs import JobFunction
     from dormouse.jobs.worker import Worker
-    from dormouse.payloads import PayloadStore
+    from dormouse.payloads.store import PayloadStore
 
 LIMIT, LIMIT_MAX = 100, 10_000
 COUNTED_MAX = 10_000

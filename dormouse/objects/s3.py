@@ -32,7 +32,7 @@ from dormouse.objects.names import (
     whole_range,
 )
 from dormouse.objects.staging import StagingArea, private_folder, private_folders
-from dormouse.settings import environment
+from dormouse.settings.process import environment
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

@@ -18,20 +18,10 @@ import psycopg
 import zstandard
 
 from dormouse.errors import DormouseError, ObjectNotFound, PayloadCorrupt
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.days import Lease, mark_reader
-from dormouse.payloads.keys import PayloadKey, columns, place_values
-from dormouse.payloads.pack import (
-    Damaged,
-    DayObject,
-    Entry,
-    Packed,
-    Packer,
-    PayloadObjects,
-    Places,
-    Row,
-    compressed,
-)
+from dormouse.payloads.keys import PayloadKey, Places, columns, place_values
+from dormouse.payloads.pack import Damaged, DayObject, Entry, Packed, Packer, PayloadObjects, Row, compressed
 from dormouse.payloads.reading import Pointer, Reader
 from dormouse.payloads.rows import DAYS
 from dormouse.postgres.connection import Supplier

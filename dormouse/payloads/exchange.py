@@ -24,7 +24,7 @@ from psycopg import sql
 
 from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
 from dormouse.model.ahead import mapped_ahead
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
 from dormouse.payloads.days import Lease, PayloadDay, days, reading
 from dormouse.payloads.keys import PayloadKey, place_values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ OWN_KINDS = "dormouse."
 """What kinds of Dormouse's own payloads begin with, which are the documents of jobs."""
 
 _PLACE = ("kind", "tenant", "id", "at")
+Places = Mapping[str, tuple[int, int, str]]
+"""Of dictionaries by kind: start, length, and the first half of the SHA-256."""
 
 
 class PayloadKey(NamedTuple):

@@ -30,8 +30,8 @@ import zstandard
 from psycopg.types.json import Jsonb
 
 from dormouse.errors import CommitFailed, ObjectAlreadyExists
-from dormouse.objects import ObjectStore
-from dormouse.payloads.keys import CONTENT_BYTES_MAX, PayloadKey, place_values
+from dormouse.objects.store import ObjectStore
+from dormouse.payloads.keys import CONTENT_BYTES_MAX, PayloadKey, Places, place_values
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
@@ -45,9 +45,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TAIL = struct.Struct("<Q8s8s")
 TAIL_BYTES = _TAIL.size
-
-Places = Mapping[str, tuple[int, int, str]]
-"""Of dictionaries by kind: start, length, and the first half of the SHA-256."""
 
 
 class Damaged(Exception):

@@ -20,18 +20,9 @@ from dormouse.errors import (
     PayloadCorrupt,
     PayloadUnavailable,
 )
-from dormouse.objects import ObjectStore
-from dormouse.payloads.keys import PayloadKey
-from dormouse.payloads.pack import (
-    TAIL_BYTES,
-    Damaged,
-    Entry,
-    Index,
-    Places,
-    decompressor,
-    index_start,
-    unpacked,
-)
+from dormouse.objects.store import ObjectStore
+from dormouse.payloads.keys import PayloadKey, Places
+from dormouse.payloads.pack import TAIL_BYTES, Damaged, Entry, Index, decompressor, index_start, unpacked
 
 JOIN_GAP_BYTES = 64 * 2**10
 """Less is read in vain rather than asked for by another request."""

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import DormouseError, ObjectNotFound
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import Unit, add_pointers
 from dormouse.payloads.days import Lease, leased
 from dormouse.payloads.exchange import Exchange, Tools

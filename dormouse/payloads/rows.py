@@ -12,8 +12,7 @@ import psycopg
 from psycopg import errors as pg
 
 from dormouse.errors import PayloadExpired
-from dormouse.payloads.keys import PayloadKey, columns
-from dormouse.payloads.pack import Places
+from dormouse.payloads.keys import PayloadKey, Places, columns
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions
 from dormouse.postgres.queries import load

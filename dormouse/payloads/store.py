@@ -28,9 +28,9 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.table import SECONDS_MAX
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads import cooling, rows
-from dormouse.payloads.cooling import OffloadReport, PayloadRound, expire
+from dormouse.payloads.cooling import OffloadReport, PayloadRound, expire, warm
 from dormouse.payloads.copying import Payload, PayloadOptions
 from dormouse.payloads.days import PayloadDay, PayloadStatus, days, status
 from dormouse.payloads.exchange import Progress, Tools, within
@@ -39,7 +39,7 @@ from dormouse.payloads.pack import KEPT_SECONDS, CollectedObjects, Damaged, Entr
 from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rebuilding import recover_pointers
 from dormouse.payloads.rows import DAYS, Place, batches, in_order, make_days
-from dormouse.payloads.verifying import PayloadVerification, verify, warm
+from dormouse.payloads.verifying import PayloadVerification, verify
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup

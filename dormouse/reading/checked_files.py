@@ -30,7 +30,7 @@ from dormouse.errors import (
 )
 from dormouse.model.reshaping import seen_with
 from dormouse.model.schema import Schema, SchemaMoved
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.planner import Scan
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import SCHEMAS_CHASED_MAX

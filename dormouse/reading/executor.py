@@ -25,7 +25,7 @@ from dormouse.model.cut import Position, When
 from dormouse.model.region import KeyValue, Range, compare, decode_key
 from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import FileGone, on_current, verify
 from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
 from dormouse.reading.keyed import GONE, KeyedScans

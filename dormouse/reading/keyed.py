@@ -17,7 +17,7 @@ from dormouse.data.newest import FirstOfKeys
 from dormouse.data.transform import Transform
 from dormouse.model.schema import Schema
 from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stored_schema
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.overlaps import layers, overlap
 from dormouse.reading.planner import Scan
 from dormouse.reading.scan_session import meets, remains, stored_rows

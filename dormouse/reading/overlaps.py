@@ -16,7 +16,7 @@ from dormouse.errors import InvalidData, ObjectStoreError
 from dormouse.model.schema import Schema, then_called
 from dormouse.model.table import DELETED_AT, SEQUENCE, TableProperties, newest_first, stored_schema
 from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.page_reads import KEPT
 from dormouse.reading.planner import Scan
 

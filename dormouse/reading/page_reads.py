@@ -32,7 +32,7 @@ from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema, is_as_stored
 from dormouse.model.table import DELETED_AT, is_keyed, newest_first, stored_schema
 from dormouse.model.types import BYTES, DATE, INT, LONG, STRING, TIMESTAMP, Field
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.page_index import (
     TAIL_BYTES,
     Chunk,

@@ -50,8 +50,8 @@ from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidQuery
 from dormouse.model.region import KeyValue, Range
 from dormouse.model.schema import Field, Schema
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import check_bytes, check_there, checked_sizes
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.errors import InvalidInput, InvalidName, InvalidRow, ObjectDamaged, ObjectNotFound, RowNotFound
-from dormouse.objects import ObjectStore
 from dormouse.objects.staging import whole_file
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.rows.columns import FILE_REFERENCE, Column

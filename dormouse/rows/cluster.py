@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 import psycopg
@@ -25,10 +25,29 @@ from dormouse.postgres.session import parameters
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement
 from dormouse.rows.columns import Column, from_jsonb
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 # What the instance's database knows of the indexes of row tables: where each is, how much it is asked.
 
 _REMEMBERED_MAX = 1_000
 _QUERIES = load(__package__ or "", "cluster")
+
+
+class Source(Protocol):
+    """The row table that is indexed."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table_id(self) -> int: ...
+
+    def current(
+        self, version: int | None = None, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatchReader: ...
+
+    def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader: ...
 
 
 @dataclass(frozen=True, slots=True)

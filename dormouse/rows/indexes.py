@@ -30,10 +30,10 @@ from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows import pages
 from dormouse.rows.builds import TYPES, Build, BuildBusy, SlowColumns, Unsure
-from dormouse.rows.cluster import QUERY_SECONDS_MAX, Looked
+from dormouse.rows.cluster import QUERY_SECONDS_MAX, Looked, Source
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.emit import column_name
-from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, IndexWorker, Source, cause
+from dormouse.rows.indexing import GONE, INDEXED_ROWS_MIN, UNREACHABLE, Indexing, IndexWorker, cause
 from dormouse.rows.pages import Page, Rows, SelectColumn, Wait
 from dormouse.rows.statements import (
     Asked,
@@ -49,7 +49,8 @@ from dormouse.rows.statements import (
 )
 
 if TYPE_CHECKING:
-    from dormouse.jobs import JobStore, Progress
+    from dormouse.jobs.runs import Progress
+    from dormouse.jobs.store import JobStore
     from dormouse.model.types import Parameters
     from dormouse.reading.streams import Interruption
 

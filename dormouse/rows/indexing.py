@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
@@ -28,12 +28,10 @@ from dormouse.errors import (
 )
 from dormouse.postgres.connection import DAMAGES
 from dormouse.rows.builds import Build, BuildBusy, Builds, ColumnIndexes
-from dormouse.rows.cluster import IndexCluster, IndexForbidden, Looked, Placed, Placements
+from dormouse.rows.cluster import IndexCluster, IndexForbidden, Looked, Placed, Placements, Source
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from dormouse.jobs import Worker
+    from dormouse.jobs.worker import Worker
 
 PAGE_SECONDS = 3_600.0
 """For so long a page that was begun can go on."""
@@ -69,22 +67,6 @@ GONE = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, psycopg.e
 """What an index is whose tables somebody else dropped."""
 
 logger = logging.getLogger(__name__)
-
-
-class Source(Protocol):
-    """The row table that is indexed."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def table_id(self) -> int: ...
-
-    def current(
-        self, version: int | None = None, columns: Sequence[str] | None = None
-    ) -> pa.RecordBatchReader: ...
-
-    def changed(self, after: int, till: int | None = None) -> pa.RecordBatchReader: ...
 
 
 class Indexing:

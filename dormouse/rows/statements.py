@@ -25,7 +25,7 @@ from dormouse.model.types import given as checked_parameters
 from dormouse.rows import pages, types
 from dormouse.rows.binding import Binding
 from dormouse.rows.builds import Build, Builds, Unsure, has_version
-from dormouse.rows.cluster import Looked
+from dormouse.rows.cluster import Looked, Source
 from dormouse.rows.columns import Column
 from dormouse.rows.emit import POSTGRES, column_name
 from dormouse.rows.expressions import (
@@ -38,7 +38,6 @@ from dormouse.rows.expressions import (
     filled,
     has_parameter,
 )
-from dormouse.rows.indexing import Source
 from dormouse.rows.pages import Rows
 from dormouse.rows.sql import parse
 

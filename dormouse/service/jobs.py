@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse
 
 from dormouse.api.instance import Instance
 from dormouse.errors import InvalidInput
-from dormouse.jobs import Worker
 from dormouse.jobs.job import ANSWERING, SENT, JobPlace
+from dormouse.jobs.worker import Worker
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from dormouse.settings import environment
+from dormouse.settings.process import environment
 from dormouse.state.history.consumers import ConsumerStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

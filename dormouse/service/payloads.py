@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from dormouse.errors import DormouseError, InvalidPayload, PayloadCorrupt
-from dormouse.payloads import PayloadKey
-from dormouse.payloads.keys import check_application_kind, checked
+from dormouse.payloads.keys import PayloadKey, check_application_kind, checked
 from dormouse.service import documents
 from dormouse.service.declared import JsonRoute
 from dormouse.service.documents import AnswerDocument, problems

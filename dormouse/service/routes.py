@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from dormouse.api.instance import Instance
 from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
-from dormouse.jobs import Job
+from dormouse.jobs.job import Job
 from dormouse.model.cut import when_of_text
 from dormouse.model.schema import Schema
 from dormouse.model.text import path_segment

@@ -34,7 +34,7 @@ from dormouse.service.protocol import (
     listening,
 )
 from dormouse.service.security import PAYLOADS, shown_host, tls_context
-from dormouse.settings import environment
+from dormouse.settings.process import environment
 from dormouse.settings.service import ServiceSettings, read_holders
 from dormouse.verbs.long_work import KINDS
 

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from dormouse.errors import InvalidData, InvalidInput, InvalidName, ObjectStoreError, one_line
 from dormouse.model.types import DataType
-from dormouse.objects import open_store
+from dormouse.objects.store import open_store
 from dormouse.sources.text_format import TextFormat
 
 Kind = Literal["parquet", "csv", "json"]

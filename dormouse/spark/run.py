@@ -24,8 +24,7 @@ from pyspark.sql import SparkSession
 from dormouse.aws.schedules.runs import FOLDER, RunList, RunTable, read_list
 from dormouse.durability.ownership import Ownership
 from dormouse.errors import DormouseError, InvalidInput, ObjectNotFound, TableNotFound
-from dormouse.objects import ObjectStore, open_store
-from dormouse.objects.store import GuardedStore, note_if_shared
+from dormouse.objects.store import GuardedStore, ObjectStore, note_if_shared, open_store
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.spark.tasks import compact_on_spark
 from dormouse.state.catalog import Catalog

@@ -23,7 +23,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from dormouse.errors import DependencyMissing, pip_install
-from dormouse.settings import Settings, load_settings
+from dormouse.settings.process import Settings, load_settings
 
 # Find a Java that Spark can run on, and hand it over as a JAVA_HOME.
 

@@ -21,7 +21,7 @@ from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.sources.data_files import DataFile
 from dormouse.sources.source_files import FilePart, parts_of, prepared, read_file
 from dormouse.spark.worker import check_seen, partition_number, settle

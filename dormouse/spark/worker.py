@@ -21,7 +21,7 @@ from dormouse.errors import ObjectNotFound, ObjectStoreError
 
 if TYPE_CHECKING:
     from dormouse.model.file_reference import FileWithReferences
-    from dormouse.objects import ObjectStore
+    from dormouse.objects.store import ObjectStore
     from dormouse.state.context import TableAddress, TableContext
 
 _settled = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dormouse.model.cut import Cut, Position, Remembered
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, current_schema, is_edited, stored_schema
-from dormouse.objects import ObjectStore, open_store
+from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionJobs

@@ -35,8 +35,8 @@ from dormouse.errors import (
     SnapshotNotFound,
     TableAlreadyExists,
 )
-from dormouse.jobs import JobFunction, Progress
 from dormouse.jobs.job import upload_name
+from dormouse.jobs.runs import JobFunction, Progress
 from dormouse.model.types import json_value
 from dormouse.reading.where import parse_parameters
 from dormouse.rows.changes import Changed, check_change_id, parse_changes

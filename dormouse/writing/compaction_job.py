@@ -31,8 +31,8 @@ from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed
 from dormouse.model.text import narrow_bytes
-from dormouse.objects import ObjectStore, open_store
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.queries import Uuids
 from dormouse.postgres.session import Isolation
 from dormouse.postgres.transaction import run_transaction

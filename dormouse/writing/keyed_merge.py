@@ -41,7 +41,7 @@ from dormouse.model.table import (
     stored_schema,
 )
 from dormouse.model.types import TIMESTAMP
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.sources.source import Source, open_source
 from dormouse.writing.parquet_file import FileFacts, FileShape, file_facts, write_groups
 

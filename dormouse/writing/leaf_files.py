@@ -21,8 +21,8 @@ from dormouse.model.ahead import ahead
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX
+from dormouse.objects.store import ObjectStore
 from dormouse.writing.keyed_merge import ROW
 from dormouse.writing.parquet_file import SAMPLE_ROWS, FileFacts, FileShape, file_facts, write_groups
 

@@ -38,7 +38,7 @@ from dormouse.model.partition_tree import Partition, Split
 from dormouse.model.region import KeyValue, Region, encode_value
 from dormouse.model.schema import Schema
 from dormouse.model.text import plural
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.state.context import TableContext
 from dormouse.state.partitions.store import SmallPair, rows_to_merge, rows_to_split
 from dormouse.writing.compaction import RunsJobs, compact

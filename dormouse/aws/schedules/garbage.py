@@ -11,7 +11,7 @@ from dormouse.aws.schedules.work import Turn, utc_now
 from dormouse.errors import TableNotFound
 from dormouse.jobs import claims
 from dormouse.model.table import TableRecord
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 from dormouse.state.catalog import Catalog

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dormouse.durability.ownership import Ownership
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres import ConnectionSupplier, migrate, roles
 from dormouse.postgres.migrate import MIGRATIONS, Migration, lacking
 from dormouse.postgres.session import GUARDED_PATH

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from dormouse.errors import InstanceError, InvalidInput, ObjectAlreadyExists, ObjectNotFound, TableNotFound
 from dormouse.model.table import TableRecord
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.files.attempts import WriteAttempts

@@ -16,10 +16,10 @@ from dormouse.aws.schedules.work import Turn
 from dormouse.errors import TableNotFound
 from dormouse.jobs.claims import RETENTION_DAYS, expire
 from dormouse.model.table import TableRecord
-from dormouse.objects import ObjectStore
-from dormouse.payloads import PayloadStore
+from dormouse.objects.store import ObjectStore
 from dormouse.payloads.cooling import PayloadRound
 from dormouse.payloads.copying import HOT_SECONDS, PayloadOptions
+from dormouse.payloads.store import PayloadStore
 from dormouse.postgres.connection import Supplier
 from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log

@@ -16,8 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from dormouse.errors import ObjectNotFound
-from dormouse.objects import ObjectStore
-from dormouse.objects.store import forget_activity, is_noted_since
+from dormouse.objects.store import ObjectStore, forget_activity, is_noted_since
 
 LOOK_HOURS_MAX = 24
 """After so long a schedule looks, whatever it was told: a writer may have died before it could note."""

@@ -17,15 +17,15 @@ from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
-from dormouse.objects import ObjectStore
 from dormouse.objects.s3 import s3_options
 from dormouse.objects.staging import spill_folder
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.conditions import text
 from dormouse.reading.sql.parsed import Parsed, parsed
 from dormouse.reading.sql.results import ReadFailed, Rows, named_failures, rows_of
 from dormouse.reading.sql.wanted import Wanted, wanted
 from dormouse.reading.streams import Interruption
-from dormouse.settings import environment
+from dormouse.settings.process import environment
 
 # DuckDB connections that can read an object store.
 

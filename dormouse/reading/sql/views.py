@@ -15,8 +15,8 @@ from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.cut import Position, When
 from dormouse.model.schema import is_as_stored
 from dormouse.model.table import VERSIONS, is_keyed
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import schema_version_of
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan

@@ -32,7 +32,7 @@ from dormouse.errors import DormouseError, EngineFailed, InvalidQuery, QueryTooL
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import LONG
-from dormouse.objects import open_store
+from dormouse.objects.store import open_store
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.parsed import Parsed

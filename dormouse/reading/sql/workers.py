@@ -30,8 +30,8 @@ import pyarrow as pa
 from dormouse.errors import DormouseError, EngineFailed, InstanceError
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
-from dormouse.objects import ObjectStore
 from dormouse.objects.staging import OTHERS, Slot, StagingArea, private_folder, private_folders
+from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.parsed import Parsed
 from dormouse.reading.sql.results import INTERRUPTED, Rows
 from dormouse.reading.sql.wanted import Wanted
@@ -48,8 +48,7 @@ from dormouse.reading.sql.worker import (
     plain_value,
 )
 from dormouse.reading.streams import Interruption
-from dormouse.settings import environment
-from dormouse.settings.process import PREFIX, machine_bytes
+from dormouse.settings.process import PREFIX, environment, machine_bytes
 from dormouse.settings.service import SQL_MEMORY_BYTES_MIN
 
 logger = logging.getLogger(__name__)

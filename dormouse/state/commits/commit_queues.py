@@ -23,11 +23,10 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.table import TableRecord
-from dormouse.objects import ObjectStore
-from dormouse.objects.store import note_if_shared
+from dormouse.objects.store import ObjectStore, note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.session import COMMIT
-from dormouse.settings import Settings
+from dormouse.settings.process import Settings
 from dormouse.state.commits.apply import KEPT_MAX, Tables, apply, apply_whole
 from dormouse.state.commits.job_commits import QueuedJobCommits, Together
 from dormouse.state.commits.outcomes import (

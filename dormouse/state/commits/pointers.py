@@ -22,7 +22,7 @@ from dormouse.errors import (
     ObjectStoreError,
 )
 from dormouse.model.text import narrow_id
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import rows_of, run_transaction

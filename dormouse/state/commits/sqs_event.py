@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dormouse.errors import InvalidCommitRequest, InvalidInput
-from dormouse.objects import ObjectStore
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.settings.lambdas import field
 from dormouse.state.commits.apply import Tables

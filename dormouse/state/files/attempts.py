@@ -28,8 +28,8 @@ from dormouse.errors import (
 )
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
 from dormouse.postgres.leases import SessionLock
 from dormouse.postgres.queries import load

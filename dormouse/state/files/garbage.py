@@ -24,8 +24,8 @@ import psycopg
 from dormouse.errors import CheckFailed, FileHasReferences, FileNotFound, InvalidName
 from dormouse.model.table import Problem, TableRecord
 from dormouse.model.text import plural
-from dormouse.objects import ObjectStore
 from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
+from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import run_transaction
