@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -33,12 +34,23 @@ def roles_of_aurora(server_dsn: str) -> Iterator[None]:
         conn.execute(f"revoke rds_iam from {ADMINISTRATOR}")
         conn.execute(f"grant rds_iam to {ADMINISTRATOR} with admin true, inherit false, set false")
         for role in ours:
+            _take_from_index_databases(conn, server_dsn, role)
             conn.execute(f"drop role if exists {role}")
         try:
             yield
         finally:
             for role in (*ours, ADMINISTRATOR, "rds_iam"):
                 conn.execute(f"drop role if exists {role}")
+
+
+def _take_from_index_databases(conn: psycopg.Connection[Any], server_dsn: str, role: str) -> None:
+    """Revokes what index databases of tests before grant to a role: they stay as long as the server."""
+    granted = """select distinct d.datname from pg_shdepend s
+        join pg_database d on d.oid = s.dbid join pg_roles r on r.oid = s.refobjid
+        where s.refclassid = 'pg_authid'::regclass and r.rolname = %s and d.datname like '%%\\_rows\\_%%'"""
+    for (name,) in conn.execute(granted, [role]).fetchall():
+        with psycopg.connect(make_conninfo(server_dsn, dbname=name), autocommit=True) as other:
+            other.execute(f"drop owned by {role}")
 
 
 @contextmanager
