@@ -43,7 +43,7 @@ LIBRARIES = {
 DATA = Path(dormouse.__file__).with_name("data")
 """Where the package is, in a checkout or installed."""
 
-OF_DATA = {"__init__.py", "bloom_filters.py", "transform.py"}
+OF_DATA = {"__init__.py", "transform.py"}
 """What checks the properties of a table, and needs no library."""
 
 ELSEWHERE = frozenset(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lambdas.build import KINDS, ROOT, is_of, source_files
+from lambdas.build import DATA, ELSEWHERE, KINDS, OF_CALLS, OF_DATA, ROOT, is_of, source_files
 
 IMPORTS = """
 import sys, importlib
@@ -40,3 +40,9 @@ def test_the_lambdas_of_a_kind_are_loaded_from_their_packages_alone(kind: str, t
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_parts_that_are_named_are_there() -> None:
+    """A part that was moved away would be packed, or left out, without a word."""
+    parts = {*ELSEWHERE, *OF_CALLS, *(f"{DATA.name}/{name}" for name in OF_DATA)}
+    assert [part for part in sorted(parts) if not (DATA.parent / part).exists()] == []
