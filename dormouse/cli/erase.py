@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.data import AllRows, RowsToGo, check_said, rows_to_go
-from dormouse.cli.verbs import Engine, Session, TableName, agreed, plural, verb
+from dormouse.cli.verbs import EngineOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def erase(
         bool, typer.Option("--dry-run", help="Look which files have such rows, and change nothing.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    engine: Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")] = "auto",
+    engine: EngineOption = "auto",
     wait_seconds: Annotated[
         float, typer.Option(min=0, help="How long it waits for jobs, consumers and writers.")
     ] = 60.0,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dormouse.cli.parsing import parse_type
-from dormouse.cli.verbs import Engine, Session, TableName, confirmed, plural, verb
+from dormouse.cli.verbs import Engine, EngineOption, Session, TableName, confirmed, plural, verb
 from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
@@ -47,7 +47,6 @@ IdOption = Annotated[str | None, typer.Option(help="The same id again adds nothi
 AddColumnsOption = Annotated[
     bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
 ]
-EngineOption = Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")]
 TypeOption = Annotated[
     Many,
     typer.Option(

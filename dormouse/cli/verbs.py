@@ -29,6 +29,7 @@ ParamOption = Annotated[
     typer.Option(help="NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
 ]
 Engine = Literal["auto", "local", "spark"]
+EngineOption = Annotated[Engine, typer.Option(help="auto: Spark on a cluster, here else.")]
 TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
 
 _OF_ALL = {"as_json", "debug"}

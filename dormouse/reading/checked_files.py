@@ -265,9 +265,6 @@ def _check_size(context: TableContext, scan: Scan) -> None:
 # Work that begins with the columns that a table has now, and keeps them while others change them.
 
 
-# Work that begins with the columns that a table has now, and keeps them while others change them.
-
-
 def on_current(context: TableContext, work: Callable[[TableContext], T]) -> T:
     """What work gives that begins with the table's columns and properties, as they are now.
 
