@@ -31,6 +31,7 @@ AfterOption = Annotated[
 
 
 def add_to(parent: typer.Typer) -> None:
+    parent.add_typer(history, name="history")
     verb(
         parent, "changes", example="dormouse changes flights --consumer etl --format parquet -o new.parquet"
     )(changes)

@@ -43,10 +43,6 @@ LimitOption = Annotated[
 ]
 
 
-def add_to(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="history")
-
-
 @verb(app, "show", example="dormouse history show flights --html flights.html")
 def show(
     session: Session,

@@ -51,21 +51,31 @@ class Grouped(TyperGroup):
                 formatter.write_dl([(name, known[name].get_short_help_str(limit)) for name in names])
 
 
-HOMES = {
-    **dict.fromkeys(("ingest", "upsert"), "loading"),
-    **dict.fromkeys(("delete", "query", "sql"), "data"),
-    **dict.fromkeys(("check", "orphans"), "checks"),
-    **dict.fromkeys(("committer", "commit-status", "queue"), "commits"),
-    **dict.fromkeys(("erase", "erasures"), "erase"),
-    "demo": "demo",
-    "serve": "serve",
+MODULES = {
+    "demo": ("demo",),
+    "tables": ("table",),
+    "loading": ("ingest", "upsert"),
+    "data": ("delete", "query", "sql"),
+    "erase": ("erase", "erasures"),
+    "changes": ("changes", "restore-table", "history"),
+    "maintenance": ("compact", "split", "merge", "gc", "maintain"),
+    "backups": ("backup", "backups", "restore", "restore-metadata", "adopt", "holds"),
+    "checks": ("check", "orphans"),
+    "commits": ("committer", "commit-status", "queue"),
+    "jobs": ("jobs",),
+    "payloads": ("payloads",),
+    "rows_files": ("rows",),
+    "serve": ("serve",),
+    "system": ("pause", "resume", "status", "env", "access", "dead-letters", "restore-objects"),
+    "deployment": ("cost", "doctor", "destroy"),
 }
-"""The modules of commands that need no other."""
+"""The modules of this folder and the commands of each: a command loads no other module."""
+_HOMES = {command: module for module, commands in MODULES.items() for command in commands}
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs a command; gives its exit code."""
-    home = HOMES.get(arguments[0]) if arguments else None
+    home = _HOMES.get(arguments[0]) if arguments else None
     try:
         return int(_program(home)(list(arguments), prog_name="dormouse", standalone_mode=False) or 0)
     except typer.TyperException as error:
@@ -91,54 +101,11 @@ def _program(home: str | None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": width()},
     )
     app.callback()(_root)
+    for module in MODULES if home is None else (home,):
+        import_module(f"dormouse.cli.{module}").add_to(app)
     if home is None:
-        _add_all(app)
-    else:
-        import_module(f"dormouse.cli.{home}").add_to(app)
+        app.command("completion", epilog='Example: eval "$(dormouse completion bash)"')(completion)
     return app
-
-
-def _add_all(app: typer.Typer) -> None:
-    from dormouse.cli import (
-        backups,
-        changes,
-        checks,
-        commits,
-        data,
-        demo,
-        deployment,
-        erase,
-        history,
-        jobs,
-        loading,
-        maintenance,
-        payloads,
-        rows,
-        rows_files,
-        serve,
-        system,
-        tables,
-    )
-
-    demo.add_to(app)
-    tables.add_to(app)
-    loading.add_to(app)
-    data.add_to(app)
-    erase.add_to(app)
-    changes.add_to(app)
-    history.add_to(app)
-    maintenance.add_to(app)
-    backups.add_to(app)
-    checks.add_to(app)
-    commits.add_to(app)
-    jobs.add_to(app)
-    payloads.add_to(app)
-    rows.add_to(app)
-    rows_files.add_to(rows.app)
-    serve.add_to(app)
-    system.add_to(app)
-    deployment.add_to(app)
-    app.command("completion", epilog='Example: eval "$(dormouse completion bash)"')(completion)
 
 
 def _print_version(wanted: bool) -> None:

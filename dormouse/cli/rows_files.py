@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dormouse.cli import rows
 from dormouse.cli.data import check_output, format_of, write
 from dormouse.cli.loading import dropped_if_it_fails
 from dormouse.cli.rows import (
@@ -39,16 +40,11 @@ if TYPE_CHECKING:
 _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "upload", example="dormouse rows upload flights flights.csv --create --null NA")(upload)
-    verb(app, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')(
-        download
-    )
-    verb(app, "put-file", example="dormouse rows put-file samples photo.jpg")(put_file)
-    verb(app, "get-file", example="dormouse rows get-file samples 7 photo")(get_file)
-    verb(app, "preview", opens=False, example="dormouse rows preview flights.csv")(preview)
+def add_to(root: typer.Typer) -> None:
+    rows.add_to(root)
 
 
+@verb(rows.app, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
 def upload(
     session: Session,
     table: TableName,
@@ -104,6 +100,7 @@ def upload(
     show_changed(session, table, done, dry_run=dry_run)
 
 
+@verb(rows.app, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')
 def download(
     session: Session,
     table: TableName,
@@ -151,6 +148,7 @@ def download(
     session.show({"file": file, "rows": rows}, lambda: f"wrote {plural(rows, 'row')} to {file}")
 
 
+@verb(rows.app, "put-file", example="dormouse rows put-file samples photo.jpg")
 def put_file(
     session: Session,
     table: TableName,
@@ -163,6 +161,7 @@ def put_file(
     session.show({"file": reference}, lambda: reference)
 
 
+@verb(rows.app, "get-file", example="dormouse rows get-file samples 7 photo")
 def get_file(
     session: Session,
     table: TableName,
@@ -178,6 +177,7 @@ def get_file(
     session.show({"file": str(target)}, lambda: f"wrote {target}")
 
 
+@verb(rows.app, "preview", opens=False, example="dormouse rows preview flights.csv")
 def preview(
     session: Session,
     file: FileOption,

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 import typer
 
-from dormouse.cli.program import HOMES, whole
+from dormouse.cli.program import MODULES, whole
 
 NEVER_FOR_A_VERSION = {
     "typer",
@@ -40,12 +40,17 @@ def test_a_version_is_told_without_loading_anything() -> None:
 
 
 def commands(app: typer.Typer) -> set[str]:
-    return {str(one.name) for one in app.registered_commands}
+    return {str(one.name) for one in (*app.registered_commands, *app.registered_groups)}
 
 
-@pytest.mark.parametrize("home", sorted(set(HOMES.values())))
-def test_each_command_is_found_where_it_is_said_to_be(home: str) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_each_command_is_found_where_it_is_said_to_be(module: str) -> None:
     app = typer.Typer()
-    import_module(f"dormouse.cli.{home}").add_to(app)
-    assert commands(app) == {name for name, there in HOMES.items() if there == home}
+    import_module(f"dormouse.cli.{module}").add_to(app)
+    assert commands(app) == set(MODULES[module])
     assert commands(app) <= commands(whole())
+
+
+def test_a_command_loads_few_modules_of_others() -> None:
+    loaded = {name.removeprefix("dormouse.cli.") for name in loaded_by("holds", "--help")}
+    assert loaded & set(MODULES) == {"backups", "system", "maintenance"}
