@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import is_like
 from dormouse.errors import InvalidInput
 from dormouse.model.types import BYTES, STRING, base64_text, interval_text
+from dormouse.objects.names import COMPRESSIONS
 
 # Arrow columns as JSON and CSV, a column at a time: no Python object is made of a number or a plain text.
 
@@ -266,8 +267,6 @@ _FORMATS: dict[str, RowsFormat] = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".json": "json",
     ".jsonl": "lines", ".ndjson": "lines", ".arrow": "arrow", ".arrows": "arrow",
 }  # fmt: skip
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
-"""Arrow's names of compressions, by the end of a file's name."""
 
 
 class Writer(Protocol):

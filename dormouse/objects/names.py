@@ -21,6 +21,9 @@ from dormouse.errors import InvalidName, ObjectAlreadyExists, ObjectNotFound, Ob
 STORE = "the object store"
 _REST = r"""(?:/[^\s'"]*)?"""
 
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+"""Arrow's names of compressions, by the end of a file's name."""
+
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

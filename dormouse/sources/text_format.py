@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, TextIO, cast
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from dormouse.data.export import COMPRESSIONS
 from dormouse.errors import InvalidData, one_line
+from dormouse.objects.names import COMPRESSIONS
 
 CSV_BLOCK_BYTES = 1024 * 1024
 """Larger ones are no faster, and do not fit a processor's memory."""
