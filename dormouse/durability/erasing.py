@@ -37,6 +37,7 @@ from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.reading.planner import may_hold
+from dormouse.reading.scan_session import Look, count_rows, look_at
 from dormouse.reading.where import Deletion, Question, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
@@ -45,7 +46,6 @@ from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
 from dormouse.writing.ingest import check_engine, choose_engine
-from dormouse.writing.looking import Look, count, look_at
 
 # Where else a table's rows may be: unknown objects, versions of deleted ones, backups.
 
@@ -242,7 +242,7 @@ class Elsewhere:
         try:
             # what is in no file of the table came before it
             found = on_current(
-                context, lambda now: count(now, place, size, deletions_of(now.schema, self._deletion))
+                context, lambda now: count_rows(now, place, size, deletions_of(now.schema, self._deletion))
             )
         except ObjectNotFound:
             return 0  # deleted meanwhile
@@ -342,7 +342,7 @@ def erase(
         round(time.monotonic() - started, 3),
     )
     erasure.finish(report.to_json(), is_finished=report.is_finished)
-    context.deletions.retire()
+    context.garbage.retire_deletions()
     return report
 
 
@@ -377,7 +377,7 @@ def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) 
     looked = files = rows = 0
     for file in chain.from_iterable(context.store.pages()):
         if may_hold(context.schema, file.min_key, file.max_key, asked.ranges):
-            found = sum(count(context, file.filename, file.byte_count, [deletion]).values())
+            found = sum(count_rows(context, file.filename, file.byte_count, [deletion]).values())
             looked, files, rows = looked + 1, files + bool(found), rows + found
             progress(looked, None)
     seconds = round(time.monotonic() - started, 3)

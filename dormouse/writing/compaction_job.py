@@ -39,6 +39,7 @@ from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.overlaps import Places, places_of
 from dormouse.reading.planner import Reach
+from dormouse.reading.scan_session import look_at
 from dormouse.reading.where import Deletion, deletions_of
 from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
@@ -46,7 +47,6 @@ from dormouse.state.files.attempts import WriteAttempt, WriteAttempts
 from dormouse.state.files.compaction_jobs import CompactionInput, CompactionJob
 from dormouse.state.files.layout import OwnTables
 from dormouse.writing.keyed_merge import KeyedMerge, merge_newest
-from dormouse.writing.looking import look_at
 from dormouse.writing.merge import merge_sorted
 from dormouse.writing.parquet_file import FileFacts
 

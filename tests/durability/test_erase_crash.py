@@ -43,7 +43,7 @@ FORKS = """
 import json, os, signal, sys
 from importlib import import_module
 import dormouse as dm
-import dormouse.api.instance, dormouse.api.table, dormouse.durability.erasing, dormouse.writing.looking
+import dormouse.api.instance, dormouse.api.table, dormouse.durability.erasing, dormouse.reading.scan_session
 import dormouse.objects.store, dormouse.writing.compaction_job, dormouse.reading.executor
 
 def kills(where, name, when):
@@ -130,6 +130,7 @@ def is_erased(table: Table, folder: Path) -> bool:
     return all(GONE not in pq.read_table(file)["who"].to_pylist() for file in files)
 
 
+@pytest.mark.slow
 def test_an_erasure_that_is_killed_at_each_step_in_turn_goes_on(
     instance: Instance, erases: Erases, tmp_path: Path
 ) -> None:

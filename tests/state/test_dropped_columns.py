@@ -9,7 +9,7 @@ import pytest
 
 import dormouse as dm
 from dormouse.durability.erasing import _Erasing
-from dormouse.writing.looking import look_at
+from dormouse.reading.scan_session import look_at
 from tests.support.api import Instance, Table
 
 SCHEMA = dm.Schema(

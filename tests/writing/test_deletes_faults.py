@@ -10,14 +10,14 @@ import pytest
 
 from dormouse.durability.erasing import _Erasing
 from dormouse.postgres.queries import Query
-from dormouse.reading import changes, table_view
+from dormouse.reading import changes, scan_session, table_view
 from dormouse.reading.planner import QueryPlan, Reach
 from dormouse.reading.where import deletions_of
-from dormouse.state.files import deletions as files_deletions
+from dormouse.state.files import garbage
 from dormouse.state.files.deletions import Deletions
 from dormouse.state.files.store import PlannedRows
 from dormouse.state.history.retention import PastDeletion
-from dormouse.writing import compaction_job, divided_compaction, looking
+from dormouse.writing import compaction_job, divided_compaction
 from dormouse.writing.compaction_job import JobDeletions
 from tests.machines import finds_what_is_wrong
 from tests.support.api import Instance
@@ -75,7 +75,7 @@ def lost_at_splits(patch: pytest.MonkeyPatch) -> None:
 def retired_early(patch: pytest.MonkeyPatch) -> None:
     """A deletion is retired while files have its rows."""
     every = Query("not_needed", "All.", "select unnest(%(deletion_ids)s::bigint[])")
-    patch.setitem(files_deletions._QUERIES._queries, "not_needed", every)
+    patch.setattr(garbage, "_NOT_NEEDED", every)
 
 
 def unknown_to_moments(patch: pytest.MonkeyPatch) -> None:
@@ -104,8 +104,8 @@ def known_to_all_moments(patch: pytest.MonkeyPatch) -> None:
 
 def lost_by_looks(patch: pytest.MonkeyPatch) -> None:
     """A look forgets which rows it has found."""
-    real = looking.count
-    patch.setattr(looking, "count", lambda *given: dict(list(real(*given).items())[1:]))
+    real = scan_session.count_rows
+    patch.setattr(scan_session, "count_rows", lambda *given: dict(list(real(*given).items())[1:]))
 
 
 def not_restored(patch: pytest.MonkeyPatch) -> None:

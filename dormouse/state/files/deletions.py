@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,13 +25,10 @@ from dormouse.model.table import as_now, shown
 from dormouse.model.text import narrow_bytes, narrow_id
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Uuids, load
-from dormouse.postgres.transaction import rows_of, run_alone, run_lookup, run_transaction
-from dormouse.state.files.holds import MARGIN_SECONDS
+from dormouse.postgres.transaction import rows_of, run_alone, run_lookup
 from dormouse.state.files.layout import MAY_BE_OF
 from dormouse.state.files.store import FileReferenceStore, KeyBounds
 
-RETIRED_MAX = 100
-"""Deletions of which one round looks whether they are still needed."""
 _QUERIES = load(__package__ or "", "deletions")
 PAGE_FILES = 256
 _CANDIDATES = _QUERIES["candidates"].including(may_be_of=MAY_BE_OF)
@@ -166,44 +162,6 @@ class Deletions:
                     "'dormouse table deletions' has it no more"
                 )
 
-    def retire(self) -> int:
-        """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.
-
-        Each that may be of the rows of a file that came before it is needed. Gives how many were retired.
-        """
-        key, rows = (
-            {"table_id": self._own.table.table_id},
-            partial(self._own.rows, operation="retire deletions"),
-        )
-        not_needed = _QUERIES["not_needed"].including(may_be_of=MAY_BE_OF)
-        some = _first_column(rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}))
-        free = _first_column(rows(not_needed, {"deletion_ids": some})) if some else []
-        if free:
-
-            def work(conn: psycopg.Connection[Any]) -> None:
-                # what came meanwhile is seen, whatever it began with
-                self._store.keep_writers_out(conn)
-                still = conn.execute(self._own.on(not_needed), {**key, "deletion_ids": free}).fetchall()
-                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": _first_column(still)})
-
-            name = f"retire deletions of table {self._own.table.name!r}"
-            self._own.following(lambda: run_alone(self._store.supplier, work, operation=name))
-        self._forget()
-        return len(free)
-
-    def _forget(self) -> None:
-        values = {
-            "table_id": self._own.table.table_id,
-            "kept_seconds": self._own.table.properties.history_retention_seconds,
-            "margin_seconds": MARGIN_SECONDS,
-        }
-
-        def work(conn: psycopg.Connection[Any]) -> None:
-            conn.execute(_QUERIES["lock_history"].on(), values)
-            conn.execute(_QUERIES["forget"].on(), values)
-
-        run_transaction(self._store.supplier, work, operation="forget deletions")
-
     def _beginning(self, values: Sequence[bytes | None]) -> bytes:
         """The key that bounds of row keys begin with, as far as they are bounds."""
         fields = self._own.table.schema.row_keys
@@ -212,10 +170,6 @@ class Deletions:
 
     def count_pending(self) -> int:
         return int(self._own.rows(_QUERIES["count_pending"], operation="count deletions")[0][0])
-
-
-def _first_column(rows: Sequence[Any]) -> list[int]:
-    return [row[0] for row in rows]
 
 
 class Candidate(NamedTuple):

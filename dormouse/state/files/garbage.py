@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -28,11 +29,12 @@ from dormouse.objects.names import SKETCHES_SUFFIX, check_file_name
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import run_transaction
+from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state.files import removal_log
 from dormouse.state.files.attempts import WriteAttempts
-from dormouse.state.files.deletions import Deletions
+from dormouse.state.files.holds import MARGIN_SECONDS as HOLDS_MARGIN_SECONDS
 from dormouse.state.files.holds import deletable_before, let_go
+from dormouse.state.files.layout import MAY_BE_OF
 from dormouse.state.files.round_reports import LastRounds
 from dormouse.state.files.store import FileReferenceStore
 from dormouse.state.files.totals import Difference
@@ -45,7 +47,10 @@ PIECE_PARTITIONS = 10_000
 """What ends or begins in one piece, unless one epoch alone does more."""
 MARGIN_SECONDS = 60.0
 """Longer than it takes from an epoch's time to its commit, and from a look at the tree to a write attempt."""
+RETIRED_MAX = 100
+"""Deletions of which one round looks whether they are still needed."""
 _QUERIES = load(__package__ or "", "garbage")
+_NOT_NEEDED = _QUERIES["not_needed"].including(may_be_of=MAY_BE_OF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,6 @@ class GarbageCollector:
         self._store = store
         self._objects = objects
         self._attempts = attempts
-        self._deletions = Deletions(store)
 
     def collect(
         self,
@@ -129,7 +133,7 @@ class GarbageCollector:
             report = report.with_more(*self._delete(batch))
         report = replace(report, abandoned_attempts=self._attempts.collect(self._store.table))
         self._forget_commits()
-        self._deletions.retire()
+        self.retire_deletions()
         if rolls_log:
             removal_log.roll(self._supplier)
         report = self._forget_epochs(report, is_over, progress)
@@ -157,6 +161,42 @@ class GarbageCollector:
             if left and (is_over() or time.monotonic() > ends):
                 return replace(report, whole=False)
         return report
+
+    def retire_deletions(self) -> int:
+        """Ends deletions that no file needs any more, of some; forgets those that the history needs no more.
+
+        Each that may be of the rows of a file that came before it is needed. Returns how many were retired.
+        """
+        own = self._store.own
+        key, rows = {"table_id": own.table.table_id}, partial(own.rows, operation="retire deletions")
+        some = _first_column(rows(_QUERIES["some_pending"], {"limit": RETIRED_MAX}))
+        free = _first_column(rows(_NOT_NEEDED, {"deletion_ids": some})) if some else []
+        if free:
+
+            def work(conn: psycopg.Connection[Any]) -> None:
+                # what came meanwhile is seen, whatever it began with
+                self._store.keep_writers_out(conn)
+                still = conn.execute(own.on(_NOT_NEEDED), {**key, "deletion_ids": free}).fetchall()
+                conn.execute(_QUERIES["retire"].on(), {**key, "deletion_ids": _first_column(still)})
+
+            name = f"retire deletions of table {own.table.name!r}"
+            own.following(lambda: run_alone(self._supplier, work, operation=name))
+        self._forget_deletions()
+        return len(free)
+
+    def _forget_deletions(self) -> None:
+        table = self._store.table
+        values = {
+            "table_id": table.table_id,
+            "kept_seconds": table.properties.history_retention_seconds,
+            "margin_seconds": HOLDS_MARGIN_SECONDS,
+        }
+
+        def work(conn: psycopg.Connection[Any]) -> None:
+            conn.execute(_QUERIES["lock_history"].on(), values)
+            conn.execute(_QUERIES["forget_deletions"].on(), values)
+
+        run_transaction(self._supplier, work, operation="forget deletions")
 
     def ready(self) -> Iterator[str]:
         """What `collect` would delete now, of what an earlier round has stamped; raises as it does."""
@@ -232,6 +272,10 @@ class GarbageCollector:
             return self._store.delete_collected_files([filename])
         except (FileNotFound, FileHasReferences):
             return False
+
+
+def _first_column(rows: Sequence[Any]) -> list[int]:
+    return [row[0] for row in rows]
 
 
 class Piece(NamedTuple):

@@ -13,11 +13,12 @@ import dormouse as dm
 from dormouse.aws.schedules import runs
 from dormouse.errors import ReplaceRequestsFailed
 from dormouse.model.file_reference import ReplaceFileReferencesRequest
+from dormouse.reading import scan_session
+from dormouse.reading.scan_session import look_at
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from dormouse.state.files.deletions import Noted
-from dormouse.writing import compaction_job, looking
+from dormouse.writing import compaction_job
 from dormouse.writing.compaction_job import JobDeletions
-from dormouse.writing.looking import look_at
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges, plan_query
 from tests.support.state import LAYOUTS
@@ -54,13 +55,13 @@ def count(table: Table) -> int:
 def test_each_file_is_read_once(instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, looks = filled(instance, layout), list[str]()
     cut = table.history.record_cut()
-    real = looking.count
+    real = scan_session.count_rows
 
     def noted(context: Any, filename: str, *given: Any) -> dict[int, int]:
         looks.append(filename)
         return real(context, filename, *given)
 
-    monkeypatch.setattr(looking, "count", noted)
+    monkeypatch.setattr(scan_session, "count_rows", noted)
     names = {file.filename for file in table.file_page()}
     table.delete({"v": 1})
     table.delete({"v": 9})
@@ -135,7 +136,7 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
 ) -> None:
     table = filled(instance)
     table.delete({"v": 100})
-    real, turn = looking.count, threading.Lock()
+    real, turn = scan_session.count_rows, threading.Lock()
 
     def slow(context: Any, *given: Any) -> dict[int, int]:
         with turn:  # files are looked at by threads
@@ -143,7 +144,7 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
                 table.delete({"v": 7})
         return real(context, *given)
 
-    monkeypatch.setattr(looking, "count", slow)
+    monkeypatch.setattr(scan_session, "count_rows", slow)
     files = [(file.filename, file.byte_count) for file in table.file_page()]
     look_at(table._context, files[:2])
     assert count(table) == 39 * FILES
@@ -181,6 +182,7 @@ def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(i
     assert applied(table) == [()]
 
 
+@pytest.mark.slow
 def test_a_split_keeps_what_a_look_has_found(instance: Instance) -> None:
     table = filled(instance, split_threshold_rows=50, split_min_rows=2)
     table.delete({"v": 7})
@@ -195,6 +197,7 @@ def test_a_split_keeps_what_a_look_has_found(instance: Instance) -> None:
     assert {2} & {one for of in applied(table) for one in of} == set()
 
 
+@pytest.mark.slow
 def test_many_deletions_of_one_file_and_bounded_rounds(instance: Instance) -> None:
     table = filled(instance, compaction_jobs_max=2, deletions_max=3)
     for value in range(50, 120):
