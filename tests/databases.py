@@ -29,10 +29,10 @@ select md5(string_agg(what, '|' order by what)) from (
     union all select concat_ws(' ', 'indexes', count(*), max(xmin::text::bigint)) from pg_index
     union all select concat_ws(' ', 'functions', count(*), max(xmin::text::bigint)) from pg_proc
     union all select concat_ws(' ', 'types', count(*), max(xmin::text::bigint)) from pg_type
-    union all select t::text from pg_attrdef t
-    union all select t::text from pg_constraint t where oid > 16383
+    union all select concat_ws(' ', 'defaults', count(*), max(xmin::text::bigint)) from pg_attrdef
+    union all select concat_ws(' ', 'constraints', count(*), max(xmin::text::bigint)) from pg_constraint
+    union all select concat_ws(' ', 'triggers', count(*), max(xmin::text::bigint)) from pg_trigger
     union all select t::text from pg_inherits t
-    union all select t::text from pg_trigger t
     union all select t::text from pg_rewrite t where oid > 16383
     union all select t::text from pg_namespace t where nspname !~ '^pg_(toast_)?temp_'
     union all select t::text from pg_default_acl t

@@ -92,6 +92,7 @@ def test_one_that_was_made_while_the_instance_slept_sleeps_until_it_wakes() -> N
     stubs.assert_all_were_asked()
 
 
+@pytest.mark.slow
 def test_the_command_that_forwards_the_port_is_printed(deployed: Deployed, cli: Cli) -> None:
     code, out, err = cli("access", "--instance", "dev", "--region", REGION)
     assert (code, err) == (0, "")

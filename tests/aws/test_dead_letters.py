@@ -118,6 +118,7 @@ def test_no_more_than_were_asked_for(deployed: Deployed) -> None:
     assert len(bodies(deployed, dead=True)) == 2
 
 
+@pytest.mark.slow
 def test_without_commit_queues_it_is_one_line(deployed: Deployed) -> None:
     deployed.client("ssm").delete_parameter(Name=resources.resources_parameter("dev", "commit"))
     with pytest.raises(InstanceError, match="dev has no commit queues"):

@@ -236,6 +236,7 @@ def test_a_bootstrap_bucket_with_a_key_of_a_customer_is_a_warning(
     assert [check.result for check in found] == ([result] if result else [])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("service", "operation", "code", "name", "right"),
     [
@@ -305,6 +306,7 @@ def test_who_gives_no_region_is_not_told_to_log_in(tmp_path: Path, monkeypatch: 
     assert "log in" not in last.mend
 
 
+@pytest.mark.slow
 def test_everything_is_looked_at_and_nothing_raises(session: Any, tmp_path: Path) -> None:
     subject = account(session, commit={}, compaction={"engine": "emr-serverless"})
     stubbed(subject, "rds", "describe_db_engine_versions", "AccessDenied")

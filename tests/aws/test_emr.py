@@ -135,6 +135,7 @@ def test_each_state_of_a_job_run(state: str, followed: str) -> None:
     assert emr.follow(submitted, aws) == emr.Followed(followed, "Worker ran out of memory")
 
 
+@pytest.mark.slow
 def test_a_job_run_is_cancelled_and_cancelling_it_again_is_no_error(
     serverless: RunsEnvironment, aws: Aws
 ) -> None:

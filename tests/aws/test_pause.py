@@ -102,6 +102,7 @@ def test_requests_that_lambdas_have_are_waited_for(deployed: Deployed, clock: Fa
     assert deployed.state() == PAUSED
 
 
+@pytest.mark.slow
 def test_no_request_is_waited_for_longer_than_a_lambda_works(deployed: Deployed, clock: FakeClock) -> None:
     receive_request(deployed)
     report = pause(deployed.find(), drain_seconds=3_000, clock=clock.clock)
@@ -119,6 +120,7 @@ def test_job_runs_are_cancelled_after_the_deadline(deployed: Deployed, clock: Fa
     assert deployed.state() == PAUSED
 
 
+@pytest.mark.slow
 def test_executions_get_time_to_report_before_they_are_stopped(deployed: Deployed, clock: FakeClock) -> None:
     machines = deployed.client("stepfunctions")
     arn = machines.start_execution(stateMachineArn=deployed.machine)["executionArn"]
@@ -194,6 +196,7 @@ def test_without_the_stack_that_keeps_it_asleep_it_is_paused_and_told_for_how_lo
     assert deployed.state() == {**RUNNING, "spark": "STOPPED"}
 
 
+@pytest.mark.slow
 def test_lambdas_of_schedules_are_waited_for_unless_the_schedules_were_off_before(
     deployed: Deployed, clock: FakeClock
 ) -> None:

@@ -130,6 +130,7 @@ def test_another_cluster_of_the_instance_has_a_snapshot_of_its_own(
     assert restore_deployment(deployed.find(), moment, clock=SOON).snapshot != first.snapshot
 
 
+@pytest.mark.slow
 def test_what_waits_in_the_queues_is_purged_by_choice(deployed: Deployed, moment: datetime) -> None:
     restore_deployment(deployed.find(), moment, commits="purge", clock=SOON)
     assert waiting(deployed) == 0
@@ -193,6 +194,7 @@ def test_a_moment_whose_objects_are_gone_is_refused(deployed: Deployed, moment: 
     assert clusters(deployed) == [deployed.cluster]
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_next(deployed: Deployed, moment: datetime, cli: Cli) -> None:
     to = f"{moment:%Y-%m-%d %H:%M:%S}"
     on = ("restore", "--instance", "dev", "--region", REGION)

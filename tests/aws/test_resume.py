@@ -141,6 +141,7 @@ def _interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch, act: Callable[
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "every"), [(3, 7), pytest.param(0, 1, marks=pytest.mark.slow)])
 def test_a_pause_and_a_resume_may_be_interrupted_at_every_call(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, first: int, every: int

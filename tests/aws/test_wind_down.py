@@ -95,6 +95,7 @@ def test_what_runs_is_ended_and_the_database_left_available() -> None:
     assert set(ended(deployed, clock).values()) == {"already"}
 
 
+@pytest.mark.slow
 def test_an_execution_that_does_not_end_is_stopped() -> None:
     deployed, clock = deploy(), FakeClock()
     states = deployed.client("stepfunctions")

@@ -77,6 +77,7 @@ def test_a_consumer_is_acknowledged_when_all_is_written(table: Table, shell: She
     assert shell("dormouse changes t --consumer etl").stdout == ""
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_acknowledges_nothing(table: Table, shell: Shell) -> None:
     table.ingest(pa.table({"key": list(range(50_000))}))
     assert shell("dormouse changes t --consumer etl | head -1").stdout == '{"key":0,"_change":"insert"}\n'
@@ -120,6 +121,7 @@ def test_history_of_consumers_and_retention(table: Table, shell: Shell) -> None:
     assert shell("dormouse history consumers t").stdout == "table t has no consumers\n"
 
 
+@pytest.mark.slow
 def test_a_cut_is_recorded_read_listed_and_dropped(table: Table, cli: Cli) -> None:
     assert cli("history", "cut", "t", "release-4")[1].startswith(
         "recorded the cut release-4 of table t at 20"
@@ -193,6 +195,7 @@ def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, 
             assert behind(url) == 0
 
 
+@pytest.mark.slow
 def test_a_truncation_says_what_would_go_before_it_does(
     table: Table, cli: Cli, dsn: str, tmp_path: Path
 ) -> None:

@@ -203,6 +203,7 @@ def test_a_table_is_compacted_split_and_collected(loaded: Cli, flights: str) -> 
     assert len(loaded("query", "flights", "--json").json) == 10
 
 
+@pytest.mark.slow
 def test_gc_lists_what_would_be_deleted(loaded: Cli, flights: str) -> None:
     loaded("table", "set", "flights", "compaction_batch_files=2", "size_ratio=1", "gc_delay_seconds=3600")
     loaded("ingest", "flights", flights)
@@ -220,6 +221,7 @@ def test_a_drop_needs_a_yes_where_nobody_can_be_asked(loaded: Cli) -> None:
     assert loaded("status", "--json").json[0]["row_count"] == 5
 
 
+@pytest.mark.slow
 def test_rows_are_found_by_columns_of_every_type(cli: Cli, tmp_path: Path) -> None:
     values = ["d:double", "s:string", "raw:bytes", "yes:boolean", "at:timestamp", "tags:list<string>"]
     cli("table", "create", "all", "--row-key", "i:int", *(part for v in values for part in ("--value", v)))
@@ -244,6 +246,7 @@ def test_rows_are_found_by_columns_of_every_type(cli: Cli, tmp_path: Path) -> No
     assert_one_line(cli("query", "all", "--where", "tags=a"), 2, "which has no order")
 
 
+@pytest.mark.slow
 def test_errors_are_one_line_and_have_their_exit_codes(loaded: Cli, tmp_path: Path) -> None:
     assert_one_line(loaded("query", "nobody"), 1, "table 'nobody' does not exist")
     assert_one_line(loaded("query", "flights", "--where", "dealy=1"), 2, "unknown column 'dealy'", "'delay'")
@@ -284,6 +287,7 @@ def test_debug_adds_a_traceback(loaded: Cli) -> None:
     assert result.err.splitlines()[-1].startswith("dormouse: table 'nobody'")
 
 
+@pytest.mark.slow
 def test_the_instance_can_be_named_by_the_environment(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +296,7 @@ def test_the_instance_can_be_named_by_the_environment(
     assert (tmp_path / "mine" / "dormouse.json").exists()
 
 
+@pytest.mark.slow
 def test_a_table_is_converted_to_another_layout(loaded: Cli) -> None:
     convert = ("table", "convert-layout", "flights")
     rows = loaded("query", "flights", "--json").json
@@ -337,6 +342,7 @@ def test_the_program_starts_without_heavy_libraries() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_a_library_makes_another_error_of_is_one(tmp_path: Path) -> None:
     """As DuckDB does, which raises RuntimeError("Query interrupted")."""
     (tmp_path / "interrupted.py").write_text(
@@ -354,6 +360,7 @@ def test_an_interrupt_that_a_library_makes_another_error_of_is_one(tmp_path: Pat
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "dormouse: interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_missing_extra_is_one_line_with_the_command() -> None:
     script = (
         "import sys; sys.modules['duckdb'] = None; from dormouse.cli import main; "

@@ -64,6 +64,7 @@ def test_an_output_that_is_full_or_closed_fails_in_one_line(shell: Shell, comman
         assert (done.stdout, done.stderr, done.returncode) == ("", said, 1)
 
 
+@pytest.mark.slow
 def test_a_table_for_a_reader_that_has_gone_is_silent(shell: Shell) -> None:
     done = shell("dormouse query t | true; echo ${PIPESTATUS[0]}")
     assert (done.stdout, done.stderr) == ("0\n", "")
@@ -132,6 +133,7 @@ def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.Captu
     assert "\x1b" not in out
 
 
+@pytest.mark.slow
 def test_an_interval_is_shown_as_one(shell: Shell) -> None:
     statement = "select interval '14 months 3 days 1.5 seconds' as a, [interval '0'] as b"
     shown = shell(f'dormouse sql "{statement}"').stdout

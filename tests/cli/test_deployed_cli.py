@@ -60,6 +60,7 @@ def test_the_region_may_be_in_the_environment(
     assert cli("env", "--instance", "dev")[0] == 1
 
 
+@pytest.mark.slow
 def test_deleted_objects_come_back(deployed: Deployed, cli: Cli) -> None:
     s3 = deployed.session.client("s3")
     s3.put_object(Bucket="data", Key="data/1/a", Body=b"a")

@@ -205,6 +205,7 @@ def test_destroying_empties_the_buckets_and_runs_the_cdk_again_when_it_fails(
     )
 
 
+@pytest.mark.slow
 def test_a_cdk_that_keeps_failing_is_one_line(moto: None, checkout: Path) -> None:
     stack()
     (checkout / "cdk").write_text("#!/bin/sh\nexit 3\n")

@@ -62,6 +62,7 @@ UNPACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("form", "packed"), [*((form, ".gz") for form in TEXTS), ("tsv", ""), ("csv", ".zst"), ("csv", ".BZ2")]
 )
@@ -86,6 +87,7 @@ def test_changes_are_written_as_the_name_tells(run: Run) -> None:
     assert Path("x.tsv").read_text().count("\t") == 6
 
 
+@pytest.mark.slow
 def test_a_compressed_file_is_ingested_again(run: Run) -> None:
     for name in ("x.csv.gz", "x.tsv", "x.jsonl.gz"):
         assert run("query", "t", "-o", name)[0] == 0
@@ -124,6 +126,7 @@ def test_a_download_is_written_as_its_name_tells(run: Run, more: list[str]) -> N
     assert gzip.decompress(Path("x.tsv.gz").read_bytes()).decode() == text.replace(",", "\t")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -151,6 +154,7 @@ def test_python_writes_csv_compressed_and_refuses_names_of_other_formats(
         rows.download_csv(tmp_path / "x.parquet")
 
 
+@pytest.mark.slow
 def test_a_piped_table_is_whole(run: Run) -> None:
     columns = ", ".join(f"'{'x' * 70}{n}' as c{n}" for n in range(150))
     code, out, _ = run("sql", f"select {columns} from t")

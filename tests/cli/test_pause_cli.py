@@ -48,6 +48,7 @@ def on(verb: str, *more: str, instance: str = "dev") -> tuple[str, ...]:
     return verb, "--instance", instance, "--region", REGION, *more
 
 
+@pytest.mark.slow
 def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause"))
     assert (code, deployed.state()) == (0, PAUSED)
@@ -88,6 +89,7 @@ def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
     assert cli(*on("resume", "--dry-run"))[0] == 0
 
 
+@pytest.mark.slow
 def test_the_drain_can_be_shortened(deployed: Deployed, cli: Cli) -> None:
     receive_request(deployed)
     code, _, _ = cli(*on("pause", "--drain-seconds", "0"))

@@ -321,6 +321,7 @@ def test_others_read_an_answer_without_python(client: Client) -> None:
     assert stream.read_all() == table.query(columns=["k", "deep"]).read_all()
 
 
+@pytest.mark.slow
 def test_the_token_opens_the_service(instance: dm.Instance) -> None:
     with service(instance, token=TOKEN) as url:
         with connect(url, token=TOKEN) as client:
@@ -333,6 +334,7 @@ def test_the_token_opens_the_service(instance: dm.Instance) -> None:
                 client.tables()
 
 
+@pytest.mark.slow
 def test_tls_is_checked_against_the_authority(instance: dm.Instance, tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     certificate, key = authority.server_certificate("127.0.0.1")
@@ -362,6 +364,7 @@ def test_a_ca_that_is_none_is_refused(tmp_path: Path) -> None:
             connect("https://127.0.0.1:1", ca=str(path))
 
 
+@pytest.mark.slow
 def test_a_file_that_is_damaged_is_told_in_the_middle_of_an_answer(dsn: str, tmp_path: Path) -> None:
     """The same error as without a service, after the same rows; nobody takes the rows for all."""
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance:

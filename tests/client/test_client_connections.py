@@ -198,6 +198,7 @@ def test_an_answer_that_is_not_arrow_is_told(shared: Any) -> None:
             client.sql("select").read_all()
 
 
+@pytest.mark.slow
 def test_a_busy_service_is_asked_again() -> None:
     """With its Retry-After, and only before the first row."""
     busy = problem_answer("too-many-queries", 429, Retry_After="1")
@@ -297,6 +298,7 @@ class Waiting:
         return self._found.pop()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("end", ["close", "drop", "with", "client"])
 def test_the_connection_ends_with_its_reader(end: str) -> None:
     """So that the service stops working on what nobody reads."""

@@ -55,6 +55,7 @@ def beginning() -> Iterator[tuple[str, list[socket.socket]]]:
             connection.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_collected_waits_for_no_lock_of_the_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,6 +117,7 @@ def in_a_forked_child(work: Callable[[], object]) -> str:
     return told
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_connections_and_locks_of_its_own() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Port) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

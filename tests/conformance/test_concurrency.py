@@ -227,6 +227,7 @@ def test_a_split_and_a_collection_never_lose_a_file(table: TableContext) -> None
         assert [p for p, f, _, _ in live(store) if f == name] == ["L", "R"]
 
 
+@pytest.mark.few(2)
 def test_the_last_two_references_of_a_file_go_at_once_and_it_is_collected_once(
     store: FileReferenceStore,
 ) -> None:

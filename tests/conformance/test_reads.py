@@ -127,6 +127,7 @@ class TestReport:
 class TestStream:
     """`file_references`, on a table of many."""
 
+    @pytest.mark.few(1)
     def test_memory_is_bounded_by_the_page_and_not_by_the_table(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -74,7 +74,7 @@ def test_the_same_commit_at_once_from_many_threads_is_applied_once(store: FileRe
     assert live(store) == expected
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_storm_of_everything(store: FileReferenceStore, seed: int) -> None:
     Storm(store, seed).blow(actions=20)

@@ -80,6 +80,7 @@ def test_the_order_is_that_of_all_batches(
     assert [kind for kind, _ in found] == kinds
 
 
+@pytest.mark.slow
 def test_what_a_reader_does_not_expect_is_told_as_damage(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": pa.array([None, 1])}), tmp_path / "x.parquet")
     reader, schema = FileReader(), Schema([Field("key", LONG)])

@@ -98,6 +98,7 @@ def test_repeated_and_distinct_keys_are_ranked_alike() -> None:
         assert lookup.indexes(batch).to_pylist() == [n // 10 for n in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [13_200, pytest.param(132_000, marks=pytest.mark.slow)])
 def test_a_large_tree_is_small_and_looked_up(leaves: int) -> None:
     arrays = balanced_arrays(leaves)

@@ -62,6 +62,7 @@ def test_a_second_demo_in_the_folder_is_told_so_in_one_line(cli: Cli, tmp_path: 
         )
 
 
+@pytest.mark.slow
 def test_the_demo_keeps_out_of_an_instance_that_is_not_its_own(
     cli: Cli, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

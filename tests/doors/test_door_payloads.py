@@ -145,6 +145,7 @@ KEYS: list[tuple[Key, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("content", CONTENTS, ids=repr)
 def test_what_one_door_keeps_every_door_gives(payload_doors: list[Any], content: Any) -> None:
     for door in payload_doors:

@@ -37,7 +37,7 @@ def python(house: House) -> Python:
     return Python(house)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("verb", "how"), READS[::-1])
 def test_spark_gives_the_same_answer(door: Door, python: Door, verb: str, how: dict[str, Any]) -> None:
     expected = python.ask(verb, **how)
@@ -45,7 +45,7 @@ def test_spark_gives_the_same_answer(door: Door, python: Door, verb: str, how: d
     assert door.ask(verb, **how) == expected
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("verb", "how", "error"), REFUSED[::-1])
 def test_spark_refuses_the_same(door: Door, python: Door, verb: str, how: dict[str, Any], error: str) -> None:
     failed = door.ask(verb, **how)
@@ -54,7 +54,7 @@ def test_spark_refuses_the_same(door: Door, python: Door, verb: str, how: dict[s
         assert failed == python.ask(verb, **how)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("make", "verb", "how"), CHANGES)
 def test_spark_adds_the_same_rows(
     door: Door, python: Door, make: test_door_writes.Make, verb: str, how: dict[str, Any]
@@ -65,6 +65,7 @@ def test_spark_adds_the_same_rows(
     assert rows == expected
 
 
+@pytest.mark.slow
 def test_spark_gives_no_rows_of_a_damaged_file_if_it_verifies(door: Spark, python: Python) -> None:
     table = door.house.instance.create_table("damaged", test_door_writes.SCHEMA)
     table.ingest([{"k": k, "v": f"value {k % 17}"} for k in range(300)])

@@ -81,6 +81,7 @@ def plain(answer: Any, name: str) -> Any:
     return None if answer is None else {key: value for key, value in answer.items() if key != "table"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("verb", "how"), CHANGES)
 def test_every_door_changes_a_table_alike(table_doors: TableDoors, verb: str, how: dict[str, Any]) -> None:
     (nothing, expected), (said, then), (answer, last) = (done_by(door, verb, how) for door in table_doors)
@@ -100,6 +101,7 @@ def test_every_door_refuses_the_same_change_of_a_table(
         assert done_by(door, verb, how) == (expected, unchanged), type(door).__name__
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", MADE)
 def test_every_door_makes_the_same_table(table_doors: TableDoors, how: dict[str, Any]) -> None:
     names = [f"made_{next(_numbers)}" for _ in table_doors]
@@ -117,6 +119,7 @@ def test_every_door_makes_the_same_table(table_doors: TableDoors, how: dict[str,
         assert again.error == "TableAlreadyExists"
 
 
+@pytest.mark.slow
 def test_a_rename_is_seen_through_every_door(table_doors: TableDoors) -> None:
     for door in table_doors:
         old, new = (f"named_{next(_numbers)}" for _ in range(2))

@@ -220,6 +220,7 @@ def test_what_the_dead_have_announced_is_taken_back(tmp_path: Path, monkeypatch:
         assert records(store).deletions == ()
 
 
+@pytest.mark.slow
 def test_there_is_a_way_back_from_an_adoption(dsn: str, url: str, copy: str) -> None:
     """What both timelines knew is compacted and collected by the one, and needed by the other."""
     with dm.connect(copy, url) as instance:
@@ -244,6 +245,7 @@ def test_there_is_a_way_back_from_an_adoption(dsn: str, url: str, copy: str) -> 
         assert former.table("t").collect_garbage().deleted == 2
 
 
+@pytest.mark.slow
 def test_what_is_held_is_shown_and_can_be_released(
     url: str, copy: str, cli: Callable[..., tuple[int, str, str]]
 ) -> None:

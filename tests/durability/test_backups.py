@@ -96,6 +96,7 @@ def test_a_backup_again_copies_what_is_new(lake: Path, tmp_path: Path) -> None:
         instance.drop_table("later")
 
 
+@pytest.mark.slow
 def test_a_restore_is_tried_and_thrown_away(lake: Path, tmp_path: Path) -> None:
     first = dm.backups(lake / "backups")[0].name
     made = dm.restore(lake / "backups", tmp_path / "new", first, check=True)

@@ -202,6 +202,7 @@ def errors_of_checks(lake: Instance) -> dict[str, str | None]:
     return {one.kind: one.error for one in rounds if one.kind != "check rest"}
 
 
+@pytest.mark.slow
 def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, objects: Path) -> None:
     """Of few tables all, each day."""
     lake.maintain(once=True)
@@ -215,6 +216,7 @@ def test_maintenance_checks_tables_and_remembers_problems(lake: Instance, object
     assert "object_missing" in str(errors_of_checks(lake)[kind])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_is_found_while_everything_runs(dsn: str, tmp_path: Path, layout: str) -> None:
     """Ingest, compaction, collection, splits and conversions change what is checked all the time."""

@@ -32,6 +32,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_a_bit_that_flipped_is_found(lake: Instance, objects: Path) -> None:
     path = objects / names(lake)[0]
     whole = path.read_bytes()
@@ -55,6 +56,7 @@ def forget_digests(instance: Instance) -> None:
             sql(instance, "update {file_reference} set file_digest = null")
 
 
+@pytest.mark.slow
 def test_damage_without_a_digest_is_told_where_it_shows(lake: Instance, objects: Path) -> None:
     """Arrow ends its process where a footer says what cannot be: it is not ours."""
     forget_digests(lake)
@@ -102,7 +104,7 @@ def rewrite(path: Path, change: Callable[[pa.Table], pa.Table], **how: bool) -> 
     pq.write_table(table, path, **how)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "change"),
     [

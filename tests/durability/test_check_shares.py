@@ -77,6 +77,7 @@ def _after(days: int) -> datetime:
     return MONDAY + timedelta(days)
 
 
+@pytest.mark.slow
 def test_a_lost_object_is_told_until_it_is_there_again(instance: Instance, days: Days) -> None:
     lost, data = lose_a_file(instance, "t3")
     day = day_of(instance, "t3")
@@ -87,6 +88,7 @@ def test_a_lost_object_is_told_until_it_is_there_again(instance: Instance, days:
     assert days.on(day + timedelta(3)) == {}
 
 
+@pytest.mark.slow
 def test_a_lost_object_of_payloads_is_told_until_it_is_there_again(instance: Instance, days: Days) -> None:
     day = _after(6)
     Model(instance.payloads).put(key("a"))

@@ -95,6 +95,7 @@ def test_a_size_that_is_not_known_is_not_checked(lake: Lake, read: Reader) -> No
     assert len(read(lake)) == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("read", [by_query, by_scan, by_sql])
 def test_an_object_in_s3_is_held_against_its_size_once_at_most(
     dsn: str, supplier: Any, tmp_path: Path, s3_store: ObjectStore, read: Reader

@@ -99,6 +99,7 @@ def test_what_is_erased_is_in_no_file_and_no_moment_and_the_rest_is_as_it_was(
     assert (3, GONE) in people(table), "what comes later stays"
 
 
+@pytest.mark.slow
 def test_files_that_partitions_share_and_rows_that_none_refers_to(instance: Instance, tmp_path: Path) -> None:
     table = made(instance, split_threshold_rows=10, split_min_rows=2)
     table.ingest(data(*range(30)))

@@ -71,6 +71,7 @@ def of_backups(report: EraseReport) -> dict[str, str]:
     return {name.rpartition("/")[2]: doubt for name, _, doubt in named}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str) -> None:
     assert killed(lake, MANIFEST, when) == -signal.SIGKILL
@@ -108,6 +109,7 @@ def test_a_backup_that_is_killed_at_any_step_is_named_if_anything_of_it_is_left(
     assert step > 5
 
 
+@pytest.mark.slow
 def test_what_cannot_be_looked_at_is_named_as_unknown(lake: Path) -> None:
     place = lake.parent / "backups"
     with dm.local(lake) as instance:
@@ -131,6 +133,7 @@ def test_what_cannot_be_looked_at_is_named_as_unknown(lake: Path) -> None:
         assert list(of_backups(report)) == made
 
 
+@pytest.mark.slow
 def test_a_backup_of_an_older_version_that_was_killed_is_named_where_it_has_files(lake: Path) -> None:
     place = lake.parent / "backups"
     with dm.local(lake) as instance:
@@ -141,6 +144,7 @@ def test_a_backup_of_an_older_version_that_was_killed_is_named_where_it_has_file
         assert list(named) == [first, second]
 
 
+@pytest.mark.slow
 def test_a_backup_that_fails_is_not_noted(lake: Path) -> None:
     with dm.local(lake) as instance:
         context = instance.table("t")._context

@@ -62,6 +62,7 @@ def data(*keys: int) -> pa.Table:
     return pa.table({"k": list(keys), "who": [k % 5 for k in keys]})
 
 
+@pytest.mark.slow
 def test_no_version_of_an_object_has_what_was_erased(instance: dm.Instance, s3: Any, bucket: str) -> None:
     properties = dm.TableProperties(
         compaction_strategy="basic", compaction_batch_files=2, gc_delay_seconds=0, history_retention_seconds=0
@@ -87,6 +88,7 @@ def test_no_version_of_an_object_has_what_was_erased(instance: dm.Instance, s3: 
     assert not instance.check(deep=True).problems
 
 
+@pytest.mark.slow
 def test_versions_without_the_rows_stay(instance: dm.Instance, s3: Any, bucket: str) -> None:
     properties = dm.TableProperties(gc_delay_seconds=0, history_retention_seconds=0)
     table = instance.create_table("t", SCHEMA, properties=properties)
@@ -103,6 +105,7 @@ def test_versions_without_the_rows_stay(instance: dm.Instance, s3: Any, bucket: 
     assert (GONE, True) in people(s3, bucket), "of another table"
 
 
+@pytest.mark.slow
 def test_the_right_that_is_missing_is_named(
     instance: dm.Instance, monkeypatch: pytest.MonkeyPatch, s3: Any, bucket: str
 ) -> None:

@@ -91,6 +91,7 @@ def test_three_grants_are_enough(
             assert not instance.check().problems
 
 
+@pytest.mark.slow
 def test_a_query_of_rows_says_that_no_database_of_indexes_may_be_made(
     admin: psycopg.Connection, tmp_path: Path
 ) -> None:

@@ -106,7 +106,7 @@ def collect(lake: Instance) -> None:
         lake.table("t").collect_garbage()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "at once"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_lost_is_told_for_ever(

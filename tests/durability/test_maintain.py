@@ -153,6 +153,7 @@ def test_a_backup_that_fails_is_told_and_tried_again_after_an_hour(
         assert len(backup_times(instance)) == 1
 
 
+@pytest.mark.slow
 def test_one_process_maintains_an_instance(tmp_path: Path) -> None:
     stop = threading.Event()
     with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other:

@@ -25,6 +25,7 @@ def end_session(instance: Instance) -> None:
     query(instance._supplier, f"select pg_terminate_backend(pid, 5000) {LOCKED}")
 
 
+@pytest.mark.slow
 def test_a_maintainer_that_loses_its_session_takes_the_right_again(tmp_path: Path) -> None:
     told: list[str] = []
     stop, done = threading.Event(), list[Maintenance]()
@@ -45,6 +46,7 @@ def test_a_maintainer_that_loses_its_session_takes_the_right_again(tmp_path: Pat
         assert done[0].cycles, "the report is there"
 
 
+@pytest.mark.slow
 def test_a_maintainer_ends_when_another_has_taken_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_maintainer_ends_when_another_has_taken_its_place(
         assert raised.value.report.cycles == 1
 
 
+@pytest.mark.slow
 def test_a_lost_session_that_the_server_still_keeps_is_no_other_maintainer(tmp_path: Path) -> None:
     with dm.local(tmp_path / "lake") as instance:
         with InstanceRounds(instance._supplier).alone() as alone:

@@ -158,6 +158,7 @@ def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> No
     assert files(objects) == before
 
 
+@pytest.mark.slow
 def test_what_another_timeline_wrote_is_quarantined(
     dsn: str, url: str, copy: str, objects: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -219,6 +220,7 @@ def test_the_command_lists_and_deletes_when_it_is_told_to(
     assert not set(FOREIGN) & files(objects)
 
 
+@pytest.mark.slow
 def test_a_store_in_s3_is_checked_as_a_folder_is(dsn: str, s3_store: ObjectStore) -> None:
     with dm.connect(dsn, s3_store.url, **s3_store.options) as instance:
         instance.create_table("t", SCHEMA)

@@ -145,6 +145,7 @@ def test_what_is_deleted_asks_first(dsn: str, url: str, copied: Callable[[], str
         assert names(url) == before
 
 
+@pytest.mark.slow
 def test_a_committer_ends_when_another_database_is_adopted(
     dsn: str, url: str, copied: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,6 +247,7 @@ def test_a_crash_between_the_halves_is_no_copy(dsn: str, url: str, monkeypatch: 
     assert names(url)[-2:] == ["instance.json", "owner/1.json"]
 
 
+@pytest.mark.slow
 def test_of_two_copies_that_are_adopted_at_once_one_is_the_owner(
     dsn: str, url: str, copied: Callable[[], str]
 ) -> None:
@@ -274,6 +276,7 @@ def test_of_two_copies_that_are_adopted_at_once_one_is_the_owner(
     assert writable == 1
 
 
+@pytest.mark.slow
 def test_a_copy_of_before_there_were_incarnations_is_one(
     databases: Databases, url: str, tmp_path: Path
 ) -> None:

@@ -71,7 +71,7 @@ def file_bytes(table: Table) -> int:
     return one
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("hours", "files", "expected"),
     [

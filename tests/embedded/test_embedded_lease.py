@@ -106,6 +106,7 @@ def test_namespaces_that_race_for_a_folder_have_it_one_after_the_other(
     assert [one.communicate(timeout=60)[0] for one in racers] == ["2\n"] * 3
 
 
+@pytest.mark.slow
 def test_a_killed_container_leaves_the_folder_to_others(server_folder: Path, elsewhere: list[str]) -> None:
     command = [*elsewhere, "--kill-child", sys.executable, "-c", OTHER_PROCESS, str(server_folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -116,6 +117,7 @@ def test_a_killed_container_leaves_the_folder_to_others(server_folder: Path, els
         assert ask(server.dsn, "select 1") == 1
 
 
+@pytest.mark.slow
 def test_a_server_of_before_leases_is_joined(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -125,6 +127,7 @@ def test_a_server_of_before_leases_is_joined(server_folder: Path) -> None:
             assert ask(server.dsn, "select 1") == 1
 
 
+@pytest.mark.slow
 def test_a_server_of_before_leases_that_cannot_be_seen_is_left_alone(
     server_folder: Path, elsewhere: list[str]
 ) -> None:
@@ -135,6 +138,7 @@ def test_a_server_of_before_leases_that_cannot_be_seen_is_left_alone(
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_another_host_s_lease_is_told_with_its_holder(server_folder: Path) -> None:
     """As a lock of a network file system looks; nothing of the other server is touched."""
     pid_file = server_folder / "postgres" / "postmaster.pid"
@@ -167,6 +171,7 @@ def denied(process: psutil.Process) -> str:
     raise psutil.AccessDenied(process.pid)
 
 
+@pytest.mark.slow
 def test_a_stale_number_of_another_folder_s_server_is_not_taken_for_this_one_s(
     server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +190,7 @@ def test_a_stale_number_of_another_folder_s_server_is_not_taken_for_this_one_s(
         assert (server_folder / "postgres" / "postmaster.pid").read_text() == written
 
 
+@pytest.mark.slow
 def test_a_server_whose_processes_may_not_be_looked_at_is_joined_and_stopped(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +206,7 @@ def test_a_server_whose_processes_may_not_be_looked_at_is_joined_and_stopped(
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_not_signed_is_waited_for(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +219,7 @@ def test_a_lease_that_is_not_signed_is_waited_for(
         assert not server.joined
 
 
+@pytest.mark.slow
 def test_the_lease_lasts_as_long_as_the_server_and_says_who_holds_it(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"

@@ -45,6 +45,7 @@ def orphan(server_folder: Path) -> Iterator[psutil.Process]:
         backend.kill()
 
 
+@pytest.mark.slow
 def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
     server_folder: Path, orphan: psutil.Process, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -54,6 +55,7 @@ def test_an_orphan_that_never_notices_is_ended_by_the_next_start(
     assert f"killed process {orphan.pid} (postgres: dormouse postgres [local] idle" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root gives up a right")
 def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
     server_folder: Path, orphan: psutil.Process
@@ -69,6 +71,7 @@ def test_root_that_may_not_look_at_other_users_processes_ends_an_orphan(
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_starters_at_once_end_an_orphan_and_share_one_server(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
@@ -78,6 +81,7 @@ def test_starters_at_once_end_an_orphan_and_share_one_server(
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_process_with_the_dead_server_s_number_confuses_no_start(
     server_folder: Path, orphan: psutil.Process
 ) -> None:
@@ -98,6 +102,7 @@ def test_a_process_with_the_dead_server_s_number_confuses_no_start(
     assert not running.is_alive(orphan)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("damage", "signed"), [("", True), ("1\n", False)])
 def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: str, *, signed: bool) -> None:
     """Whatever its postmaster.pid and its lease say, and also when its starter is dead and it is stopped."""
@@ -125,6 +130,7 @@ def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: s
         assert ask(server.dsn, "select 1") == 1
 
 
+@pytest.mark.slow
 def test_what_is_no_backend_of_the_folder_is_not_ended_but_named(
     server_folder: Path, orphan: psutil.Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +141,7 @@ def test_what_is_no_backend_of_the_folder_is_not_ended_but_named(
     assert orphan.status() == psutil.STATUS_STOPPED
 
 
+@pytest.mark.slow
 def test_a_holder_that_cannot_be_seen_is_told_of_as_such(server_folder: Path) -> None:
     """The server that signed the lease is dead here, and the lock is held where no PostgreSQL is in sight."""
     with other_process(server_folder) as other:

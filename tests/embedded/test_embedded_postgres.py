@@ -56,6 +56,7 @@ def test_only_the_owner_can_reach_the_server(server_folder: Path) -> None:
         assert (server_folder / "postgres").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_committed_data_survives_the_kill_of_the_server(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server:
         tell(server.dsn, "create table t as select generate_series(1, 10000) as x")
@@ -93,6 +94,7 @@ def test_a_pid_file_whose_number_another_process_got_is_no_obstacle(server_folde
         other.kill()
 
 
+@pytest.mark.slow
 def test_a_set_up_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
     half = tmp_path / "postgres.new-0badcafe"
     half.mkdir()
@@ -172,6 +174,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
         EmbeddedPostgres(tmp_path / "file").start()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(server_folder: Path) -> None:
     with pytest.raises(InstanceError, match=r"does not start: .*nonsense"):
         EmbeddedPostgres(server_folder, options={"nonsense": "1"}).start()

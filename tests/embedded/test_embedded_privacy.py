@@ -40,6 +40,7 @@ def deep(server_folder: Path) -> Path:
     return server_folder.rename(server_folder.with_name("x" * 120))
 
 
+@pytest.mark.slow
 def test_the_folder_of_sockets_is_its_user_s_alone(shared: Path, deep: Path) -> None:
     with EmbeddedPostgres(deep) as server:
         sockets = Path(str(conninfo_to_dict(server.dsn)["host"]))
@@ -122,7 +123,7 @@ def test_folders_above_stay_private(server_folder: Path) -> None:
         assert [mode(server_folder), mode(server_folder.parent)] == [0o700, 0o700]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_lost_database_is_told_of_and_none_is_made_in_its_place(tmp_path: Path, *, read_only: bool) -> None:
     with dm.local(tmp_path):

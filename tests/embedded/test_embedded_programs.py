@@ -100,6 +100,7 @@ def test_a_copy_is_used_again_until_the_version_changes(private: Path, place: Pa
     assert len(copies(place)) == 2
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_not_whole_is_made_again(private: Path, place: Path) -> None:
     first = owner.copied_programs(private)
     (first / "postgres").write_bytes(b"")  # as after a power cut
@@ -174,6 +175,7 @@ def test_a_place_that_another_user_prepared_is_refused(
     assert not place.exists() or copies(place) == []
 
 
+@pytest.mark.slow
 def test_a_copy_waits_for_the_process_that_makes_one(
     private: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_copy_waits_for_the_process_that_makes_one(
     assert owner.copied_programs(private).is_dir()
 
 
+@pytest.mark.slow
 def test_programs_that_are_links_into_a_private_folder_run(
     private: Path, place: Path, tmp_path: Path, server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

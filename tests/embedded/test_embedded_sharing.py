@@ -73,6 +73,7 @@ def test_the_last_process_that_leaves_stops_the_server(server_folder: Path) -> N
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_first_leaves_the_server_to_the_other(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder), other_process(server_folder) as other:
         assert said(other) == "joined"
@@ -83,6 +84,7 @@ def test_a_process_that_leaves_first_leaves_the_server_to_the_other(server_folde
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_killed_process_does_not_keep_the_server(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder), other_process(server_folder) as other:
         assert said(other) == "joined"
@@ -91,6 +93,7 @@ def test_a_killed_process_does_not_keep_the_server(server_folder: Path) -> None:
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_the_server_outlives_the_kill_of_the_process_that_started_it(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -101,6 +104,7 @@ def test_the_server_outlives_the_kill_of_the_process_that_started_it(server_fold
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_server_whose_killed_process_nobody_waited_for_is_started_by_another(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         assert said(other) == "started"
@@ -113,6 +117,7 @@ def test_a_server_whose_killed_process_nobody_waited_for_is_started_by_another(s
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_going_down_is_waited_for_and_then_started_anew(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         said(other)
@@ -133,6 +138,7 @@ def test_a_server_that_is_going_down_is_waited_for_and_then_started_anew(server_
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_backends_that_leave_while_a_server_gives_up_for_them_are_no_failure(
     server_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +154,7 @@ def test_backends_that_leave_while_a_server_gives_up_for_them_are_no_failure(
     assert next(seen, None) is None
 
 
+@pytest.mark.slow
 def test_an_orphaned_server_is_used_with_nobody_else_there_and_then_stopped(server_folder: Path) -> None:
     with other_process(server_folder) as other:
         said(other)
@@ -159,6 +166,7 @@ def test_an_orphaned_server_is_used_with_nobody_else_there_and_then_stopped(serv
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_two_processes_that_meet_on_a_new_folder_share_one_server(tmp_path: Path) -> None:
     with other_process(tmp_path / "lake") as one, other_process(tmp_path / "lake") as two:
         assert sorted([said(one), said(two)]) == ["joined", "started"]
@@ -180,6 +188,7 @@ for _ in range(5):
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_process_that_forgets_to_stop_leaves_at_its_exit(server_folder: Path) -> None:
     script = "import sys; from dormouse.embedded.postgres import *; EmbeddedPostgres(sys.argv[1]).start()"
     subprocess.run([sys.executable, "-c", script, str(server_folder)], check=True)
@@ -222,6 +231,7 @@ def test_no_server_is_made_in_place_of_one_that_was_deleted(server_folder: Path)
         assert not (server_folder / "postgres").exists()
 
 
+@pytest.mark.slow
 def test_a_forked_child_never_stops_its_parent_s_server(server_folder: Path) -> None:
     script = """
 import os, sys
@@ -241,6 +251,7 @@ print(status, os.path.exists(sys.argv[1] + "/postgres/postmaster.pid"))
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_hold_its_dead_parent_s_lease(server_folder: Path) -> None:
     script = """
 import os, sys, time

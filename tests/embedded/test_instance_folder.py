@@ -72,6 +72,7 @@ def test_a_name_that_postgresql_cannot_use_is_refused_in_one_line(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_new_instance_in_a_folder_with_an_odd_name(tmp_path: Path) -> None:
     with dm.local(tmp_path / "ünï" / "qu'o te") as instance:
         assert instance.create_table("t", SCHEMA).ingest(pa.table({"key": [0]})).rows == 1
@@ -92,6 +93,7 @@ def test_relative_paths_links_and_no_home(
         assert by_name.table("t").query().read_all().num_rows == 4
 
 
+@pytest.mark.slow
 def test_a_relative_instance_stays_itself_when_the_working_folder_changes(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_home_that_nobody_knows_is_one_clear_error() -> None:
         dm.local("~nobody-of-this-name/lake")
 
 
+@pytest.mark.slow
 def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> None:
     """Also when it was copied as cp does: with other owners and other access than PostgreSQL accepts."""
     folders = [tmp_path / "one", tmp_path / "two"]
@@ -119,6 +122,7 @@ def test_a_copy_is_an_instance_of_its_own(prepared: Path, tmp_path: Path) -> Non
         assert [i.table("t").query().read_all().num_rows for i in (one, two)] == [3, 1]
 
 
+@pytest.mark.slow
 def test_threads_of_one_process_share_a_folder(tmp_path: Path) -> None:
     """All open it at once while it is new, and leave in any order."""
     rows: list[Any] = []

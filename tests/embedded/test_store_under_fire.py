@@ -139,6 +139,7 @@ def own_files(worker: int) -> set[str]:
     return set(expected(worker, everything)) - set(shared_files())
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_leave_nothing_half_done(folder: Path) -> None:
     kill_workers(folder, seed=1, kills=18)
 

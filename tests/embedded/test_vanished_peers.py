@@ -42,6 +42,7 @@ def over_tcp(tmp_path: Path) -> Iterator[str]:
         yield make_conninfo(server.dsn, host="127.0.0.1", password="secret")  # noqa: S106
 
 
+@pytest.mark.slow
 def test_both_ends_of_every_connection_notice_a_peer_that_vanished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_the_dsn_says_of_peers_is_kept(dsn: str) -> None:
         assert conninfo_to_dict(supplier._conninfo)["keepalives_idle"] == "7"
 
 
+@pytest.mark.slow
 def test_a_worker_stops_in_time_though_the_database_fell_silent(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_a_worker_stops_in_time_though_the_database_fell_silent(
         proxy.close()  # a silent one would hold up the end of the instance
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CAN_VANISH, reason="a proxy cannot vanish without the filters of Linux")
 def test_a_call_ends_though_its_server_vanished(dsn: str) -> None:
     with (

@@ -66,6 +66,7 @@ def check(table: Any) -> None:
             assert next(reader).num_rows + reader.read_all().num_rows == 50
 
 
+@pytest.mark.slow
 def test_a_table_is_what_other_libraries_take(table: Table, instance: Instance) -> None:
     check(table)
     assert instance.sql("select 1 as x").df()["x"].tolist() == [1]
@@ -73,6 +74,7 @@ def test_a_table_is_what_other_libraries_take(table: Table, instance: Instance) 
     assert other.ingest(table).rows == other.ingest(table.query()).rows == 50
 
 
+@pytest.mark.slow
 def test_a_table_of_a_service_is_too(table: Table, instance: Instance) -> None:
     with serving(instance) as url, connect(url) as client:
         check(client.table("t"))
@@ -86,6 +88,7 @@ def staff(instance: Instance) -> RowTable:
     return rows
 
 
+@pytest.mark.slow
 def test_a_row_table_is_what_other_libraries_take(staff: RowTable, instance: Instance) -> None:
     """Its current rows, here and by way of a service."""
     expected = staff.current().read_all()
@@ -132,6 +135,7 @@ def test_a_schema_shows_itself_as_it_is_written() -> None:
     assert eval(shown, vars(dm)) == SCHEMA  # noqa: S307
 
 
+@pytest.mark.slow
 def test_a_file_s_name_tells_its_format(cli: Cli, tmp_path: Path) -> None:
     for verb in (
         ("query", "t"),

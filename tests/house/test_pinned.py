@@ -87,6 +87,7 @@ def checked(port: int) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_the_image_s_health_check_tells_a_service_that_answers_from_others() -> None:
     with answering(200) as port:
         assert checked(port) == (0, "")

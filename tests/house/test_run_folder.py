@@ -82,6 +82,7 @@ def is_gone(folder: Path) -> bool:
     return not folder.exists() and processes_of(folder) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "workers"),
     [pytest.param(signal.SIGKILL, 0, marks=pytest.mark.slow), (signal.SIGKILL, 1), (signal.SIGINT, 1)],
@@ -109,6 +110,7 @@ def test_a_worker_that_is_killed_leaves_nothing(
     assert is_gone(folder)
 
 
+@pytest.mark.slow
 def test_a_run_whose_tests_leave_a_process_fails(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_run_whose_tests_leave_a_process_fails(
     assert is_gone(Path((tmp_path / "told").read_text().split()[1]))
 
 
+@pytest.mark.slow
 def test_what_a_run_without_its_watchdog_has_left_goes_with_the_next(
     run: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

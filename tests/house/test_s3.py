@@ -138,6 +138,7 @@ def test_a_bucket_that_goes_missing_is_one_clear_error_and_nothing_is_referenced
     assert table.ingest(rows(0, 10)).rows == 10
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_stops_is_one_clear_error_and_nothing_is_referenced(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:

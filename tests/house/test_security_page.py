@@ -133,6 +133,7 @@ def test_a_reader_can_hold_up_what_needs_a_table_alone(deployed: Deployment) -> 
                 owner.execute(held_up)
 
 
+@pytest.mark.slow
 def test_what_an_owner_leaves_runs_in_a_session_of_the_administrator(
     deployed: Deployment, server_dsn: str, databases: Databases
 ) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 SUPPORT = TESTS / "support"
 
 
-def imports(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the module and the name of each import of a name."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from ((node.module, one.name) for one in node.names)
+@cache
+def imports(path: Path) -> frozenset[tuple[str, str]]:
+    """Returns the module and the name of each import of a name."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return frozenset((node.module or "", one.name) for node in froms for one in node.names)
 
 
 def test_tests_import_internals_through_their_support() -> None:

@@ -158,6 +158,7 @@ def fill(table: TableContext) -> None:
         query(table.supplier, f"alter table {name} drop column {column}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "layout", "filling"),
     [(1, "file_table", fill_by_hand), *((3, layout, fill) for layout in LAYOUTS)],

@@ -49,6 +49,7 @@ print(json.dumps(told))
 )
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named_with_its_extra(dsn: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, json.dumps([*EXTRAS]), dsn, f"file://{tmp_path}/objects"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -113,6 +113,7 @@ def test_its_switch_may_read_the_image_that_the_template_asks_for(own: Assembly)
     assert asked <= {one.rpartition(":parameter")[2] for one in may} | {"/cdk-bootstrap/hnb659fds/version"}
 
 
+@pytest.mark.slow
 def test_a_reader_may_forward_a_port_and_get_no_shell(tmp_path: Path) -> None:
     asked = settings("minimal", access={}, iam={"policies": ["reader", "operator"]})
     found = synthesize(asked, tmp_path / "assembly")

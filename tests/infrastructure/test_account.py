@@ -114,6 +114,7 @@ def test_another_team_is_another_configuration(bound: Assembly) -> None:
     assert named == list(TEAMS.values())
 
 
+@pytest.mark.slow
 def test_existing_keys_and_topics_are_used_and_none_is_made(existing: Assembly) -> None:
     assert not list(existing.resources("AWS::KMS::Key", "AWS::SNS::Topic", "AWS::SNS::TopicPolicy"))
     [cluster] = existing.resources("AWS::RDS::DBCluster")

@@ -122,6 +122,7 @@ def test_what_is_not_built_has_a_placeholder_and_is_told_how_to_build_it(
     assert (tmp_path / "out/dormouse-dev-commit.template.json").exists()
 
 
+@pytest.mark.slow
 def test_all_that_is_not_built_is_told_at_once_and_each_stack_refuses_to_be_deployed(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_checkout_that_is_not_whole_is_one_line(built: Path, run_here: RunHere
     assert run_here("config/dev.toml") == (2, "dormouse/spark/run.py is missing: the checkout is not whole\n")
 
 
+@pytest.mark.slow
 def test_to_be_destroyed_an_instance_needs_nothing_built(
     built: Path, tmp_path: Path, run_here: RunHere
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_database_has_daily_snapshots_and_the_bucket_is_backed_up_at_any_mom
     ]
 
 
+@pytest.mark.slow
 def test_without_objects_the_role_may_not_read_buckets(tmp_path: Path) -> None:
     found = made(tmp_path, backup={"objects": False, "retention_days": 3})
     assert plans(found).keys() == {"Database"}
@@ -167,6 +168,7 @@ def test_each_snapshot_that_is_there_finds_its_objects_there(copied: Assembly) -
     assert action["Lifecycle"]["DeleteAfterDays"] == CONFIGURATIONS["copied"]().backup.retention_days  # type: ignore[union-attr]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("events", "fields"), [("write", {"readOnly"}), ("all", set())])
 def test_data_events_are_of_the_data_bucket_only(events: str, fields: set[str], tmp_path: Path) -> None:
     [trail] = made(tmp_path, audit={"events": events}).resources("AWS::CloudTrail::Trail")

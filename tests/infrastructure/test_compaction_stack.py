@@ -34,6 +34,7 @@ def environment(name: str, synthesized: All, monkeypatch: pytest.MonkeyPatch) ->
     return runs_environment(synthesized(name), monkeypatch)
 
 
+@pytest.mark.few(1)
 def test_runs_know_where_to_run_what(name: str, environment: RunsEnvironment) -> None:
     assert environment.engine == ENGINES[name]
     assert environment.instance_id == name
@@ -107,6 +108,7 @@ def test_no_cluster_is_made_by_the_deploy(synthesized: All) -> None:
     assert not [one for name in ENGINES for one in synthesized(name).resources("AWS::EMR::Cluster")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["dev", "prod"])
 def test_the_application_starts_and_stops_by_itself_within_limits(name: str, synthesized: All) -> None:
     [application] = synthesized(name).resources("AWS::EMRServerless::Application")

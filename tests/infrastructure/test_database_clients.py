@@ -35,6 +35,7 @@ def test_clients_that_are_named_come_in_and_no_others(synthesized: All) -> None:
     assert rules(synthesized("dev")) == rules(synthesized("prod")) == []
 
 
+@pytest.mark.slow
 def test_past_a_proxy_they_come_to_the_clusters_of_rows_which_have_none(tmp_path: Path) -> None:
     """The host for access and the query service, too; with one rule each, as a group has 60 at most."""
     database = {"kind": "serverless", "min_acu": 1, "proxy": True, "client_cidrs": ["10.30.0.0/16"]}

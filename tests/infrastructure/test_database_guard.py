@@ -28,6 +28,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return guarded(tmp_path_factory.mktemp("before"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "change",
     [

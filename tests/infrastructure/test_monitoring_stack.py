@@ -156,6 +156,7 @@ def test_nobody_uses_an_export_of_what_is_watched(name: str, synthesized: All) -
     assert "Fn::ImportValue" not in json.dumps(synthesized(name).templates["monitoring"])
 
 
+@pytest.mark.slow
 def test_an_address_subscribes_and_what_is_not_there_is_not_watched(tmp_path: Path) -> None:
     configuration = settings("minimal", monitoring={"email": "people@example.org"})
     assembly = synthesize(configuration, tmp_path / "assembly", checked=False)
@@ -191,6 +192,7 @@ def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesi
     assert settings.retention_days * 86_400 - alarm["Threshold"] >= 3 * 86_400
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["Garbage", "Maintenance"])
 def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, tmp_path: Path) -> None:
     """However seldom it calls: nothing else tries again."""
@@ -203,6 +205,7 @@ def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, 
     assert (alarm["DatapointsToAlarm"], alarm["EvaluationPeriods"]) == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_scheduled_lambda_is_not_called_again_when_a_pause_no_longer_waits(tmp_path: Path) -> None:
     found = synthesize(settings("dev", compaction=None), tmp_path / "assembly", checked=False)
     once = [one for one in found.resources("AWS::Lambda::EventInvokeConfig") if one.stack != "migrate"]

@@ -54,7 +54,7 @@ def test_an_option_that_is_off_leaves_nothing_and_changes_no_other(
         assert [path for path in found if not HARMLESS.fullmatch(f"{stack}{path}")] == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

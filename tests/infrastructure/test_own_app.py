@@ -238,6 +238,7 @@ def test_who_is_let_in_knows_where_row_tables_are_indexed(
     assert told.get("DORMOUSE_ROW_INDEXES", "").count("rds-iam://dormouse_run@") == count
 
 
+@pytest.mark.slow
 def test_an_instance_needs_a_place_of_its_own() -> None:
     import aws_cdk as cdk
 

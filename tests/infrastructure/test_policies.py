@@ -45,6 +45,7 @@ def test_there_are_none_unless_they_are_asked_for(assembly: Assembly) -> None:
     assert not list(assembly.resources("AWS::IAM::ManagedPolicy"))
 
 
+@pytest.mark.slow
 def test_one_may_be_asked_for_alone(tmp_path: Path) -> None:
     """Also of an instance with hardly anything."""
     found = synthesize(settings("minimal", iam={"policies": ["operator"]}), tmp_path / "a", checked=False)
@@ -105,6 +106,7 @@ def documented_rights(text: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_clusters_on_ec2_are_ended_by_their_tag(tmp_path: Path) -> None:
     configuration = settings(
         "dev", iam={"policies": ["operator"]}, compaction={"engine": "emr-ec2-transient"}

@@ -24,6 +24,7 @@ def test_logs_are_kept_as_what_they_tell_of(name: str, synthesized: Callable[[st
         assert policies(one) == (DELETED if one.name.startswith("RunsLogs") else wanted), str(one)
 
 
+@pytest.mark.slow
 def test_what_comes_and_goes_in_a_stack_that_stays_keeps_no_name(
     synthesized: Callable[[str], Assembly], tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_logs_of_state_machines_need_no_policy_each(assembly: Assembly) -> None:
         assert name.startswith("/aws/vendedlogs/states/dormouse-") and "StackId" in name
 
 
+@pytest.mark.slow
 def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_path: Path) -> None:
     """Each instance can be paused, with [pause] or without; what is protected would stay, and cost."""
     asked = settings("minimal", protected=True, query={})
@@ -83,6 +85,7 @@ def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_pat
     assert attributes["deletion_protection.enabled"] == "false"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("protected", "wanted"), [(True, KEPT), (False, DELETED)])
 def test_queues_of_a_protected_instance_stay_when_there_are_to_be_fewer(
     protected: bool, wanted: Any, tmp_path: Path

@@ -56,6 +56,7 @@ def holding(jobs: JobStore, file: Path) -> str:
     return job_id
 
 
+@pytest.mark.slow
 def test_the_job_of_a_killed_worker_is_run_by_another(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_the_job_of_a_killed_worker_is_run_by_another(
     assert count_ended(supplier) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_stopped_past_its_lease_finishes_nothing(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_worker_that_goes_on_before_another_took_its_job_keeps_it(
     assert count_ended(supplier) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
     jobs: JobStore, supplier: ConnectionSupplier
 ) -> None:
@@ -134,6 +137,7 @@ def test_a_worker_whose_function_tells_nothing_keeps_its_jobs(
     assert (jobs.status(job_id).state, jobs.status(job_id).attempts) == ("COMPLETE", 1)
 
 
+@pytest.mark.slow
 def test_a_job_that_its_processes_die_of_fails(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
@@ -151,6 +155,7 @@ def test_a_job_that_its_processes_die_of_fails(
     assert jobs.result(other) == "well"
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_whose_worker_dies_is_cancelled(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:
@@ -184,6 +189,7 @@ def test_a_cancelled_job_that_is_given_back_is_cancelled(jobs: JobStore) -> None
     assert jobs.worker({"work": lambda *_: None}).run(drain=True).complete == 0
 
 
+@pytest.mark.slow
 def test_a_limit_holds_for_all_workers_and_when_they_die(
     jobs: JobStore, supplier: ConnectionSupplier, dsn: str, tmp_path: Path
 ) -> None:

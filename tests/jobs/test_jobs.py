@@ -300,6 +300,7 @@ def test_a_function_that_does_not_ask_completes_its_cancelled_job(jobs: JobStore
     assert jobs.result(job_id) == "done"
 
 
+@pytest.mark.slow
 def test_progress_is_seen_while_a_job_runs(jobs: JobStore) -> None:
     gate = threading.Event()
 

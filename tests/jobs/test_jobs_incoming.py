@@ -80,6 +80,7 @@ def folder(incoming: Path, secret: Path) -> None:
     (incoming / "x.csv").mkdir()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("put", [link_to_a_file, folder_that_is_a_link, fifo, unix_socket, folder])
 def test_what_is_no_regular_file_is_not_read(
     client: Client, incoming: Path, tmp_path: Path, put: Any
@@ -110,6 +111,7 @@ def test_a_file_that_becomes_a_link_meanwhile_is_not_read(
     assert not path.exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("links", [True, False])
 def test_regular_files_are_ingested(
     instance: Instance, client: Client, incoming: Path, monkeypatch: pytest.MonkeyPatch, links: bool
@@ -150,6 +152,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", BROKEN)
 def test_errors_name_the_object_and_no_path(
     instance: Instance, client: Client, incoming: Path, tmp_path: Path, name: str
@@ -192,6 +195,7 @@ def test_paths_of_folders_are_taken_out_of_texts(tmp_path: Path) -> None:
         assert hide(given) == left
 
 
+@pytest.mark.slow
 def test_a_job_adds_columns_if_that_is_asked_for(incoming: Path, client: Client, instance: Instance) -> None:
     (incoming / "more.jsonl").write_text('{"k": 1, "v": "a", "n": 7}')
     asked = {"table": "t", "objects": ["incoming/more.jsonl"]}

@@ -233,6 +233,7 @@ class Jobs(RuleBasedStateMachine):
                 assert self.store.result(job_id) == known.result
 
 
+@pytest.mark.slow
 def test_jobs_are_what_the_model_says(supplier: ConnectionSupplier, tmp_path: object) -> None:
     machine = type(
         "OfThisTest",

@@ -97,6 +97,7 @@ def age(instance: Instance, days: int) -> None:
     roll(instance._supplier)
 
 
+@pytest.mark.slow
 def test_days_of_jobs_expire_with_all_that_is_theirs(instance: Instance) -> None:
     jobs = instance.jobs
 
@@ -306,6 +307,7 @@ def test_a_start_is_noted_for_workers_that_sleep(s3_store: ObjectStore, supplier
     note_activity(s3_store)
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_shows_cancels_and_runs(
     cli: Cli, instance: Instance, dsn: str, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def ended(client: Client, job_id: str) -> Any:
     return client.jobs.result(job_id)
 
 
+@pytest.mark.slow
 def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     instance: Instance, client: Client, tmp_path: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> No
     assert pq.read_table(saved).column("v").to_pylist() == [f"v{n}" for n in range(10, 15)]
 
 
+@pytest.mark.slow
 def test_rows_are_those_that_a_query_would_give(instance: Instance, client: Client, tmp_path: Path) -> None:
     """By the columns of the moment that is asked for, which had other names."""
     table = instance.table("t")
@@ -135,6 +137,7 @@ def test_rows_are_those_that_a_query_would_give(instance: Instance, client: Clie
         assert pq.read_table(saved).column(1).to_pylist() == values
 
 
+@pytest.mark.slow
 def test_objects_of_the_store_are_ingested_once(instance: Instance, client: Client) -> None:
     path = instance.objects.local_path("incoming/more.parquet")
     assert path is not None
@@ -146,6 +149,7 @@ def test_objects_of_the_store_are_ingested_once(instance: Instance, client: Clie
     assert instance.table("t").count() == 1_010
 
 
+@pytest.mark.slow
 def test_objects_in_s3_are_ingested_and_answers_are_written_there(
     dsn: str, s3_store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_objects_in_s3_are_ingested_and_answers_are_written_there(
         assert list(instance.orphans(timedelta(0))) == []
 
 
+@pytest.mark.slow
 def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
     for number in range(3):
         instance.table("t").ingest(ROWS.slice(number, 1))
@@ -178,6 +183,7 @@ def test_rounds_are_run_as_jobs(instance: Instance, client: Client) -> None:
     assert ended(client, client.jobs.start("split", {"table": "t"}))["partitions_split"] == []
 
 
+@pytest.mark.slow
 def test_a_query_that_fails_says_why(client: Client) -> None:
     """A fault that only the values show."""
     job_id = client.jobs.start("query", {"statement": "select 'nothing'::varchar::integer from t"})
@@ -187,6 +193,7 @@ def test_a_query_that_fails_says_why(client: Client) -> None:
     assert client.jobs.status(job_id).state == "FAILED"
 
 
+@pytest.mark.slow
 def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
     """Also while DuckDB computes, and tells nothing."""
     slow = "select count(*) from range(100000000) a, range(100000) b where hash(a.range + b.range) = 7"
@@ -199,7 +206,7 @@ def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
     assert list(instance.objects.list("answers")) == []
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "request_", "error"),
     [
@@ -231,6 +238,7 @@ def test_what_cannot_be_done_is_refused_when_it_is_asked(
     assert [job for job in instance.jobs.list() if not job.kind.startswith("round:")] == []
 
 
+@pytest.mark.slow
 def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
     job_id = client.jobs.start("ingest", {"table": "t", "objects": ["incoming/none.parquet"]})
     until(lambda: client.jobs.status(job_id).has_ended)
@@ -239,6 +247,7 @@ def test_an_object_that_is_not_there_fails_its_job(client: Client) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_service_of_its_own_jobs_alone_runs_none(instance: Instance, tmp_path: Path) -> None:
     """With 0 threads others run them; and what has not ended has no result."""
     with serving(instance, job_threads=0) as url, connect(url) as client:
@@ -259,6 +268,7 @@ def test_without_threads_there_are_no_paths_of_jobs(instance: Instance) -> None:
         client.jobs.start("query", {"statement": "select 1"})
 
 
+@pytest.mark.slow
 def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("# who may what\netl ingest,compact etl-token\n\nana query,split ana-token  # she\n")
@@ -289,6 +299,7 @@ def test_tokens_say_who_may_start_what(instance: Instance, tmp_path: Path) -> No
             client.close()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("line", ["etl ingest", "etl ingest tok en", "etl ingest t\u00f6ken", "a * t\nb * t"])
 def test_a_file_of_tokens_that_is_wrong_names_its_line(instance: Instance, tmp_path: Path, line: str) -> None:
     (tmp_path / "tokens").write_text(f"# tokens\n{line}\n", "utf-8")
@@ -300,6 +311,7 @@ def test_a_file_of_tokens_that_is_wrong_names_its_line(instance: Instance, tmp_p
         pass
 
 
+@pytest.mark.slow
 def test_an_instance_that_is_read_only_takes_no_jobs(dsn: str, instance: Instance, tmp_path: Path) -> None:
     with (
         dm.connect(dsn, (tmp_path / "objects").as_uri(), read_only=True) as reader,

@@ -119,6 +119,7 @@ def test_500_threads_with_a_pool_of_8(crowded_dsn: str) -> None:
     assert done(crowded_dsn) == 500
 
 
+@pytest.mark.slow
 def test_300_threads_with_a_pool_each_of_which_none_is_closed_before_all_are_served(crowded_dsn: str) -> None:
     """A pool keeps a connection for later only while the server has others to spare."""
     suppliers = [
@@ -132,6 +133,7 @@ def test_300_threads_with_a_pool_each_of_which_none_is_closed_before_all_are_ser
     assert done(crowded_dsn) == 300
 
 
+@pytest.mark.slow
 def test_20_processes_of_25_threads_with_a_pool_of_8_each(crowded_dsn: str) -> None:
     command = [sys.executable, "-c", WORKER_PROCESSES, crowded_dsn]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_SECONDS_MAX, check=False)
@@ -139,6 +141,7 @@ def test_20_processes_of_25_threads_with_a_pool_of_8_each(crowded_dsn: str) -> N
     assert done(crowded_dsn) == 500
 
 
+@pytest.mark.slow
 def test_a_full_server_is_waited_for(crowded_dsn: str) -> None:
     with (
         closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier,
@@ -154,6 +157,7 @@ def test_a_full_server_is_waited_for(crowded_dsn: str) -> None:
     assert done(crowded_dsn) == 1
 
 
+@pytest.mark.slow
 def test_when_the_bound_passes_it_is_one_clear_error_and_nothing_is_done(crowded_dsn: str) -> None:
     with closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=0.3)) as supplier:
         with ExitStack() as stack:

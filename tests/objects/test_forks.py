@@ -65,7 +65,7 @@ def said(first: str, then: str) -> list[str]:
     ).stdout.splitlines()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [("query", "merge"), ("merge", "query")])
 def test_a_child_forked_after_datafusion_was_used_is_told_to_be_spawned(first: str, then: str) -> None:
     found, after = said(first, then)
@@ -74,16 +74,19 @@ def test_a_child_forked_after_datafusion_was_used_is_told_to_be_spawned(first: s
     assert after == "[1]"
 
 
+@pytest.mark.slow
 def test_a_child_forked_after_s3_was_used_is_told_to_be_spawned(s3_endpoint: str) -> None:
     found, after = said(s3_endpoint, s3_endpoint)
     assert "forked after its parent had used an object store in S3" in found
     assert after == "[]"
 
 
+@pytest.mark.slow
 def test_a_child_opens_a_duckdb_of_its_own() -> None:
     assert said("sql", "sql") == ["[1]", "[1]"]
 
 
+@pytest.mark.slow
 def test_a_child_forked_before_datafusion_was_used_uses_it() -> None:
     """As Spark's Python workers are."""
     assert said("none", "query") == ["[1]"]

@@ -40,6 +40,7 @@ def staged_files(store: ObjectStore, tmp_path: Path) -> list[Path]:
     return [path for path in area.rglob("*") if path.is_file()]
 
 
+@pytest.mark.few(1)
 def test_a_listing_has_times(store: ObjectStore) -> None:
     store.put("a/b", b"xyz")
     [(name, size, written_at)] = store.list_dated("a")
@@ -158,6 +159,7 @@ def test_a_prefix_lists_whole_segments(store: ObjectStore) -> None:
     assert list(store.list("data/t1/a")) == list(store.list("data/t2")) == []
 
 
+@pytest.mark.few(1)
 def test_more_objects_than_a_page_are_listed_and_deleted(store: ObjectStore) -> None:
     """The S3 of the tests lists pages of 100; 1,000 are deleted at once, and absent ones count."""
     names = [f"many/{number}" for number in range(201)]
@@ -202,6 +204,7 @@ def publish_all(store: ObjectStore, barrier: Barrier, mark: bytes, wins: multipr
     wins.put(won)
 
 
+@pytest.mark.few(1)
 def test_of_two_processes_that_publish_one_name_exactly_one_wins(store: ObjectStore) -> None:
     barrier, wins = SERVED.Barrier(2), SERVED.Queue()
     writers = [SERVED.Process(target=publish_all, args=(store, barrier, mark, wins)) for mark in (b"a", b"b")]
@@ -284,6 +287,7 @@ def test_a_listing_during_a_storm_of_puts_has_only_whole_objects(store: ObjectSt
     assert {size for _, size in seen} == {100_000}
 
 
+@pytest.mark.few(1)
 def test_publishing_into_a_folder_that_is_being_emptied_succeeds(store: ObjectStore) -> None:
     """Deleting removes empty folders, also the one that somebody is about to publish into."""
 

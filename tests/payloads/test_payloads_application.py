@@ -35,6 +35,7 @@ def application(instance: Instance, dsn: str) -> Iterator[str]:
         yield own
 
 
+@pytest.mark.slow
 def test_a_payload_is_kept_with_the_applications_row_or_neither_is(
     instance: Instance, application: str
 ) -> None:
@@ -75,6 +76,7 @@ def test_sql_keeps_what_python_reads(instance: Instance, application: str) -> No
 DEEP = "[" * NESTING_MAX + "]" * NESTING_MAX
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -209,7 +211,7 @@ WORKS: dict[str, tuple[Work, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("work", "begins", "commits"),
     [
@@ -264,6 +266,7 @@ def test_what_an_application_puts_at_any_step_of_a_day_stays(
     assert leftovers(instance) == []
 
 
+@pytest.mark.slow
 def test_an_exchange_waits_for_an_application_that_has_put(instance: Instance, application: str) -> None:
     model = Model.filled(instance, 4)
     tried = threading.Event()

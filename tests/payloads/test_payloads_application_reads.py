@@ -49,6 +49,7 @@ def cooled(instance: Instance, state: str) -> Model:
 STATES = pytest.mark.parametrize("state", ["open", "offloaded", "folded"])
 
 
+@pytest.mark.few(1)
 @STATES
 def test_a_transaction_sees_its_own_puts_and_deletes(
     instance: Instance, application: str, state: str
@@ -72,6 +73,7 @@ def test_a_transaction_sees_its_own_puts_and_deletes(
     model.check(new)
 
 
+@pytest.mark.few(1)
 @STATES
 def test_a_delete_is_committed_or_rolled_back_with_the_transaction(
     instance: Instance, application: str, state: str
@@ -89,7 +91,7 @@ def test_a_delete_is_committed_or_rolled_back_with_the_transaction(
     model.check(*gone)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize(
     ("work", "at"), [*(("offload", step) for step in STEPS), *(("fold", step) for step in FOLD_STEPS)]
@@ -133,6 +135,7 @@ def test_a_delete_at_any_step_of_a_day_holds(
     assert leftovers(instance) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_put_may_end_while_the_exchange_waits_for_its_lock(
     instance: Instance, application: str, dsn: str, monkeypatch: pytest.MonkeyPatch, commits: bool
@@ -188,6 +191,7 @@ def wait_for_exchange(dsn: str) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_role_without_the_grants_reads_which_ones_it_needs(instance: Instance, application: str) -> None:
     query(instance._supplier, f"revoke execute on function find_payloads, delete_payloads from {ROLE}")
     for call, function in ((instance.payloads.get, "find"), (instance.payloads.delete, "delete")):
@@ -196,6 +200,7 @@ def test_a_role_without_the_grants_reads_which_ones_it_needs(instance: Instance,
             call("t", "1", AT, "k", conn=conn)
 
 
+@pytest.mark.slow
 def test_kinds_of_jobs_and_impossible_keys_are_refused(instance: Instance, application: str) -> None:
     for call in (instance.payloads.get, instance.payloads.delete):
         with (
@@ -212,6 +217,7 @@ def test_kinds_of_jobs_and_impossible_keys_are_refused(instance: Instance, appli
                 conn.execute(call_sql, wrong)
 
 
+@pytest.mark.slow
 def test_connections_that_have_no_transaction_are_refused(
     instance: Instance, application: str, empty_dsn: str
 ) -> None:
@@ -228,6 +234,7 @@ def test_connections_that_have_no_transaction_are_refused(
             call(*key("a1"), conn=conn)
 
 
+@pytest.mark.slow
 def test_a_dropped_day_is_told_from_one_without_payloads(instance: Instance, application: str) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     instance.payloads.put("t", "1", old, "k", 1)
@@ -238,6 +245,7 @@ def test_a_dropped_day_is_told_from_one_without_payloads(instance: Instance, app
         instance.payloads.delete("t", "1", old, "k", conn=conn)  # as without conn
 
 
+@pytest.mark.slow
 def test_what_the_connection_makes_of_rows_and_json_does_not_matter(
     instance: Instance, application: str
 ) -> None:

@@ -36,6 +36,7 @@ def model(instance: Instance) -> Model:
     return Model.filled(instance, 40)
 
 
+@pytest.mark.slow
 def test_a_day_that_expired_says_so(instance: Instance, model: Model) -> None:
     instance.payloads.offload()
     assert instance.payloads.expire(DAY, dry_run=True) == ([], [])
@@ -79,6 +80,7 @@ def test_days_that_are_not_over_do_not_expire(instance: Instance, model: Model) 
     assert instance.payloads.expire(today)[0] == [DAY]
 
 
+@pytest.mark.slow
 def test_a_day_that_is_worked_on_expires_later(instance: Instance, model: Model) -> None:
     seen: list[Any] = []
 
@@ -148,6 +150,7 @@ def test_a_copy_that_is_given_up_keeps_the_objects_that_pointers_lead_to(
     model.check(*every)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("folded", [False, True])
 def test_a_day_is_made_hot_again(instance: Instance, model: Model, folded: bool) -> None:
     cooling.offload(tools(instance), None, False)
@@ -234,7 +237,7 @@ def test_verification_names_what_is_wrong(instance: Instance, model: Model) -> N
     assert any(id_ == "b0039" and "does not lead" in why for _, id_, why in told)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("step", FOLD_STEPS[::-1])
 def test_a_day_that_is_being_folded_is_verified_as_it_is(instance: Instance, model: Model, step: str) -> None:
     """Also between the moment when its blocks are there and the one when its pointers are gone."""

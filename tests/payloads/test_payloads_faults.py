@@ -59,6 +59,7 @@ class Faulty:
         return getattr(self._store, name)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", ["throttled", "forbidden", "lost", "truncated", "other bytes"])
 def test_a_store_that_fails_costs_nothing(instance: Instance, model: Model, fault: str) -> None:
     calls: list[str] = []
@@ -228,7 +229,7 @@ def dies(instance: Instance, dsn: str, work: str, step: str, count: int) -> None
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "dies\n"), done.stderr
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("step", "count"),
     [
@@ -257,7 +258,7 @@ def test_a_killed_offload_is_gone_on_with(
     model.check(key("b0001"))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("step", "count"),
     [
@@ -304,6 +305,7 @@ def test_a_bad_day_holds_up_no_other_however_short_slices_are(instance: Instance
     model.check()
 
 
+@pytest.mark.slow
 def test_a_fold_goes_on_in_each_slice(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     model.put(key("a0003"), key("b0030"), content="late")

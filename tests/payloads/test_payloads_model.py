@@ -127,6 +127,7 @@ class Payloads(RuleBasedStateMachine):
             assert known_objects(self.instance).keys() <= {"live", "block", "dead", "pending"}
 
 
+@pytest.mark.slow
 def test_payloads_are_as_a_dictionary(databases: Databases) -> None:
     Payloads.databases = databases
     run_state_machine_as_test(

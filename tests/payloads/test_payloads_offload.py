@@ -42,7 +42,7 @@ def model(instance: Instance) -> Model:
     return Model.filled(instance, 40)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rows", [1, 2, 3, 39, 40, 41, 1_000])
 def test_every_row_is_moved_once_whatever_the_page(instance: Instance, model: Model, rows: int) -> None:
     [done] = cooling.offload(tools(instance, page_rows_max=rows), None, False).days
@@ -209,6 +209,7 @@ def test_who_lost_the_lease_commits_nothing(instance: Instance, model: Model, st
     assert leftovers(instance) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("spoil", ["content", "pointer", "missing", "extra", "late"])
 def test_a_copy_that_differs_takes_no_place(instance: Instance, model: Model, spoil: str) -> None:
     spoils = {
@@ -240,6 +241,7 @@ def test_a_copy_that_differs_takes_no_place(instance: Instance, model: Model, sp
     model.check()
 
 
+@pytest.mark.slow
 def test_a_long_reader_delays_the_exchange_and_not_the_other_way_round(
     instance: Instance, model: Model, dsn: str
 ) -> None:
@@ -372,6 +374,7 @@ def test_memory_is_bounded_by_decompressed_bytes(instance: Instance) -> None:
     assert locations(instance) == {}
 
 
+@pytest.mark.slow
 def test_objects_stay_in_their_bounds(instance: Instance) -> None:
     """All but the last of a day have the least; none has more than the most, unless one payload has."""
     chance = random.Random(3)

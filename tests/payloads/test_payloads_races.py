@@ -80,7 +80,7 @@ def model(instance: Instance) -> Model:
     return made
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_write_at_any_step_of_an_offload_stays(
@@ -101,7 +101,7 @@ def test_a_write_at_any_step_of_an_offload_stays(
     )
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("step", FOLD_STEPS)
 def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, step: str, kind: str) -> None:
@@ -123,6 +123,7 @@ def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, s
     assert locations(instance) == {}
 
 
+@pytest.mark.slow
 def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A day that no slice is long enough for: each goes on behind the last key that was compared."""
     monkeypatch.setattr(fold, "_VERIFIED_AT_ONCE", 5)
@@ -143,6 +144,7 @@ def test_a_fold_verifies_in_slices(instance: Instance, model: Model, monkeypatch
     assert leftovers(instance) == []
 
 
+@pytest.mark.slow
 def test_a_fold_asks_of_each_batch_alone_what_was_written(
     instance: Instance, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

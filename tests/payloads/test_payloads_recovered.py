@@ -76,6 +76,7 @@ def test_what_was_folded_in_the_last_day_is_read_by_a_database_from_before(tmp_p
         assert instance.payloads.collect().deleted == 0, "an adoption holds what both know"
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_found_in_other_objects_or_named(tmp_path: Path) -> None:
     expected = lake(tmp_path, 25)
     told: list[str] = []

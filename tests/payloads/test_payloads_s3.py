@@ -24,6 +24,7 @@ def lake(dsn: str, s3_store: ObjectStore) -> Iterator[Instance]:
         yield instance
 
 
+@pytest.mark.slow
 def test_a_day_in_s3_from_put_to_blocks(lake: Instance) -> None:
     model = Model(lake.payloads)
     model.put(*map(key, names(30)))

@@ -22,6 +22,7 @@ PATH = "/v1/payloads/acme/17%2Fa/2026-03-05T12:00:00Z/request"
 KEY = {"tenant": "acme", "id": "17/a", "inserted_at": "2026-03-05T12:00:00Z", "kind": "request"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("content", ["null", '{"a": [1, 2.5, "é", 12345678901234567890]}', "[]", '"x"'])
 def test_what_is_put_is_got_and_deleted(instance: Instance, content: str) -> None:
     json = {"content-type": "application/json"}
@@ -38,6 +39,7 @@ def test_what_is_put_is_got_and_deleted(instance: Instance, content: str) -> Non
         assert (gone.status_code, gone.json()["type"]) == (404, "urn:dormouse:payload-not-found")
 
 
+@pytest.mark.slow
 def test_many_at_once_with_a_problem_in_place_of_a_payload(instance: Instance) -> None:
     given = [{**KEY, "id": f"{n}", "content": n or None} for n in range(3)]
     with serving(instance, job_threads=0) as url, httpx.Client(base_url=url) as http:
@@ -51,6 +53,7 @@ def test_many_at_once_with_a_problem_in_place_of_a_payload(instance: Instance) -
         assert found[1]["problem"]["type"] == "urn:dormouse:payload-not-found"
 
 
+@pytest.mark.slow
 def test_a_client_keeps_and_reads_payloads_as_their_instance(instance: Instance) -> None:
     """The same keys, contents and errors."""
     contents: list[Any] = [None, [], {"a": [1, 2.5, "é\n", 2**70, True]}, "x", 0.5, ""]
@@ -112,6 +115,7 @@ def test_a_damaged_payload_is_counted(instance: Instance) -> None:
         assert "dormouse_payload_mismatches_total 1.0" in http.get("/metrics").text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("path", "why"),
     [

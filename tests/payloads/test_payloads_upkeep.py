@@ -131,6 +131,7 @@ def test_a_round_looks_at_all_days_once(
     assert len(looks) == 2
 
 
+@pytest.mark.slow
 def test_maintenance_measures_payloads_jobs_and_indexes(
     instance: Instance, model: Model, tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_who_may_not_drop_days_makes_them(instance: Instance, model: Model, dsn:
         query(instance._supplier, "drop owned by only_writes; drop role only_writes")
 
 
+@pytest.mark.slow
 def test_the_lambda_cools_payloads_and_tells_the_backlog(
     instance: Instance,
     model: Model,
@@ -312,6 +314,7 @@ def stop(step: str) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_the_commands(
     cli: Cli, instance: Instance, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

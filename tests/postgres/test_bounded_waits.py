@@ -131,6 +131,7 @@ def test_transactions_through_a_pooler_are_bounded(
                 assert run_transaction(committing, milliseconds) == {**SHORT, **COMMIT}
 
 
+@pytest.mark.slow
 def test_transactions_begin_only_where_they_are_bounded() -> None:
     """Walks the code: no module but one opens a transaction, and none but one a connection."""
     found = set()
@@ -177,6 +178,7 @@ def test_a_statement_that_takes_too_long_ends_with_an_error_that_names_the_opera
                 run(supplier, lambda conn: conn.execute("select pg_sleep(60)"), operation="look")
 
 
+@pytest.mark.slow
 def test_a_row_change_waits_no_longer_than_it_was_told_to(instance: Instance, dsn: str) -> None:
     rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
     rows.change([dm.Insert([{"n": 1}])])
@@ -186,6 +188,7 @@ def test_a_row_change_waits_no_longer_than_it_was_told_to(instance: Instance, ds
             rows.change([dm.Insert([{"n": 2}])], wait_seconds=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CHANGES],
@@ -223,6 +226,7 @@ def test_others_go_on_while_a_process_is_frozen_before_any_commit(
         assert inserted == 1 + added + done
 
 
+@pytest.mark.slow
 def test_another_process_maintains_when_the_first_is_frozen(dsn: str, instance: Instance) -> None:
     program = """
 from dormouse.postgres import ConnectionSupplier

@@ -137,6 +137,7 @@ def test_fifty_threads_share_four_connections(dsn: str) -> None:
     assert len(pids) == 4
 
 
+@pytest.mark.slow
 def test_a_server_that_accepts_and_never_answers_is_reported_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -152,6 +152,7 @@ def test_threads_that_start_at_once_apply_each_migration_once(empty_dsn: str, fo
     assert rows(empty_dsn, "select count(*) from dormouse.animal where name = 'newt'") == [(1,)]
 
 
+@pytest.mark.slow
 def test_a_migration_waits_for_who_is_at_work_and_holds_up_nobody(
     empty_dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_migration_that_lost_to_others_is_tried_again(empty_dsn: str, folder: 
     assert [str(one) for one in migrate(empty_dsn, folder)] == ["0004_lost"]
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_migrates_leaves_a_database_that_can_be_migrated(
     empty_dsn: str, folder: Path
 ) -> None:

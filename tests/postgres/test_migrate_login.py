@@ -125,7 +125,7 @@ def rule(server: str, folder: Path, members: str) -> None:
                 return
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_deployments_migrate_whatever_the_rule_makes_of_the_master_user(
     answer: str, server: str, folder: Path, front: Front, cloudformation: CloudFormation

@@ -80,6 +80,7 @@ def test_a_session_through_another_process_proves_nothing_about_the_server(
                 assert was_open_at(conn, monotonic()) is is_direct
 
 
+@pytest.mark.slow
 @with_pgbouncer
 @pytest.mark.usefixtures("role_settings")
 def test_statements_are_our_own_beside_others_with_the_same_names(dsn: str, tmp_path: Path) -> None:

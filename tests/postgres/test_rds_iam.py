@@ -149,6 +149,7 @@ def test_neither_token_nor_placeholder_is_shown() -> None:
     assert describe(conninfo(DSN)) == f"PostgreSQL at {HOST}:5433, database 'lake'"
 
 
+@pytest.mark.slow
 def test_the_token_is_the_password_over_tls(
     port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:

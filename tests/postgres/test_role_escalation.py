@@ -267,6 +267,7 @@ def test_the_administrator_runs_no_code_of_the_owner_of_indexes(deployed: Deploy
         execute(administrator, "drop table public.ran")
 
 
+@pytest.mark.slow
 def test_a_database_of_before_is_mended(database: str, server_dsn: str, tmp_path: Path) -> None:
     """Its functions, the mirror of a day that is being copied, and what all roles could do."""
     older = tmp_path / "migrations"

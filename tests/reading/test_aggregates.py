@@ -76,6 +76,7 @@ def answers(context: TableContext) -> list[pa.Table]:
     return before + ask()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("function", ["min", "max", "sum"])
 def test_every_type_of_value_is_aggregated(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path, function: str

@@ -61,6 +61,7 @@ def read(table: TableContext, after: Position, till: Position | None = None) -> 
     return sorted(zip(found["key"].to_pylist(), found["value"].to_pylist(), strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("writing", ["one_file_per_leaf", "one_reference_per_leaf"])
 def test_each_row_comes_once_through_compactions_and_splits(
@@ -189,6 +190,7 @@ def test_the_files_are_looked_up_once_however_many_deletions_there_are(
     assert told(table, cut) == [*expected, ("insert", 500)]
 
 
+@pytest.mark.slow
 def test_what_an_older_transaction_adds_after_a_deletion_comes_after_it(instance: Instance) -> None:
     """Its number is smaller than those of files that the deletion saw."""
     table = made(instance)

@@ -48,6 +48,7 @@ def churned(table: Table) -> None:
         table.collect_garbage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_restore_then_compactions_then_changes_from_before_it(instance: Instance, layout: str) -> None:
     table = made(instance, layout=layout, gc_delay_seconds=0)
@@ -74,6 +75,7 @@ def test_a_restore_then_compactions_then_changes_from_before_it(instance: Instan
     assert {(row["k"], row["v"]) for row in rows} == {(key, 1) for key in bad}, "as they were"
 
 
+@pytest.mark.slow
 def test_a_restore_of_a_restore(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0)
     add(table, 0, 10)
@@ -99,6 +101,7 @@ def test_a_restore_of_a_restore(instance: Instance) -> None:
     assert keys(table) == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_restore_to_before_a_delete_brings_the_rows_back(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0)
     add(table, 0, 10)
@@ -131,6 +134,7 @@ def test_a_restore_that_undoes_a_delete_alone(instance: Instance) -> None:
     assert Counter(told(table, again)) == deletes(0, 1, 2, 3, 9)
 
 
+@pytest.mark.slow
 def test_delete_restore_delete(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0)
     add(table, 0, 6)

@@ -18,6 +18,7 @@ from tests.support.reading import plan_query, question
 from tests.support.state import LAYOUTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_newest_row_of_each_key_stays(instance: Instance, layout: str) -> None:
     table = keyed(instance, layout=layout)
@@ -72,6 +73,7 @@ def test_a_load_that_began_later_wins_whenever_it_commits(instance: Instance) ->
     assert seen(table, instance) == {1: 2, 2: 1}
 
 
+@pytest.mark.slow
 def test_values_are_asked_of_the_newest_row_alone(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 10), (2, 20))
@@ -88,6 +90,7 @@ def test_values_are_asked_of_the_newest_row_alone(instance: Instance) -> None:
         assert compacted or table.compact().jobs_run == 1
 
 
+@pytest.mark.slow
 def test_the_largest_of_a_column_is_the_newest(instance: Instance) -> None:
     table = keyed(instance, newest_by="v")
     upsert(table, (1, 10), (1, 9), (2, 20))
@@ -118,6 +121,7 @@ def test_zeros_are_equal_and_nan_is_refused_where_a_column_tells_the_newest(inst
         table.upsert(pa.table({"k": [1, 2], "d": [0.5, float("nan")], "n": [1, 2]}))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("newest_by", [None, "v"])
 def test_a_deletion_by_keys_is_of_all_loads_that_began_before_it(
     instance: Instance, newest_by: str | None
@@ -154,6 +158,7 @@ def test_a_deletion_stays_while_a_load_is_open_that_began_before_it(instance: In
     assert (table.status().deletions, seen(table, instance)) == (0, {5: 5})
 
 
+@pytest.mark.slow
 def test_with_newest_by_no_older_row_comes_after_a_deletion_by_keys(instance: Instance) -> None:
     table = keyed(instance, newest_by="v")
     upsert(table, (1, 10))
@@ -170,6 +175,7 @@ def test_with_newest_by_no_older_row_comes_after_a_deletion_by_keys(instance: In
     assert seen(table, instance) == {1: 11}
 
 
+@pytest.mark.slow
 def test_a_deletion_by_values_is_of_the_newest_rows_that_match(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 7), (2, 7), (3, 3))
@@ -195,6 +201,7 @@ def test_a_deletion_by_values_has_the_place_of_the_row_that_it_is_of(instance: I
     assert seen(table, instance) == {2: 4}
 
 
+@pytest.mark.slow
 def test_marks_stay_as_long_as_an_older_row_is_in_another_file(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, *((key, 0) for key in range(50)))
@@ -207,6 +214,7 @@ def test_marks_stay_as_long_as_an_older_row_is_in_another_file(instance: Instanc
     assert (table.status().row_count, table.status().rows_exact) == (49, True)
 
 
+@pytest.mark.slow
 def test_marks_stay_as_long_as_a_load_is_open_that_may_bring_an_older_row(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 1), (2, 2))
@@ -233,6 +241,7 @@ def test_marks_go_beside_newer_files_and_open_loads_that_began_later(instance: I
     assert seen(table, instance)[1] == 3
 
 
+@pytest.mark.slow
 def test_marks_of_a_table_by_values_go_after_their_time(instance: Instance) -> None:
     kept, forgot = (
         keyed(instance, name, newest_by="v", deletion_marks_seconds=seconds)
@@ -248,6 +257,7 @@ def test_marks_of_a_table_by_values_go_after_their_time(instance: Instance) -> N
     assert (seen(kept, instance), seen(forgot, instance)) == ({2: 5}, {1: 5, 2: 5})
 
 
+@pytest.mark.slow
 def test_a_filter_hides_the_newest_row_and_reveals_no_older_one(instance: Instance) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("t", dm.LONG)])
     properties = dm.TableProperties(
@@ -265,6 +275,7 @@ def test_a_filter_hides_the_newest_row_and_reveals_no_older_one(instance: Instan
     assert table.status().row_count == 2
 
 
+@pytest.mark.slow
 def test_splits_merges_and_conversions_keep_the_newest(instance: Instance) -> None:
     table = keyed(instance, split_threshold_rows=20, split_min_rows=2, merge_threshold_rows=1_000)
     expected = {}
@@ -286,6 +297,7 @@ def test_splits_merges_and_conversions_keep_the_newest(instance: Instance) -> No
     assert instance.check(deep=True).problems == ()
 
 
+@pytest.mark.slow
 def test_moments_and_restores_have_the_newest_of_then(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, (1, 1), (2, 2))

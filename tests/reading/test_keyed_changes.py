@@ -19,6 +19,7 @@ def changed(table: Table, after: Any, till: Any = None) -> list[tuple[Any, ...]]
     return [tuple(row.values()) for row in table.changes(after, till, ["k", "v"]).read_all().to_pylist()]
 
 
+@pytest.mark.slow
 def test_each_key_whose_newest_row_is_another_comes_once(instance: Instance) -> None:
     table = keyed(instance)
     assert changed(table, None) == []
@@ -120,6 +121,7 @@ def test_of_many_rows_of_one_first_key_only_those_that_changed_are_held(
     assert sum(rows for _, rows in held) == 2 * len(changes)
 
 
+@pytest.mark.slow
 def test_a_consumer_that_applies_them_has_the_table(instance: Instance) -> None:
     table = keyed(instance, split_threshold_rows=30, split_min_rows=2)
     consumer, copy = table.consumer("copy", from_=table.history.record_cut()), dict[int, int]()
@@ -154,6 +156,7 @@ VALUES = {
 }
 
 
+@pytest.mark.slow
 def test_a_row_that_is_upserted_unchanged_is_no_change(instance: Instance) -> None:
     values = [dm.Field(name, kind, nullable=True) for name, kind in VALUES.items()]
     schema = dm.Schema([dm.Field("k", dm.LONG)], values=values)

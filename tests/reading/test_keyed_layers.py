@@ -170,6 +170,7 @@ def _check(table: Table, instance: Instance, model: Model, random: Random) -> No
             ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("newest_by", [None, "at", "v", "text"])
 def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, newest_by: str | None) -> None:
     """Loads, late loads, marks and deletions by keys; two key columns; NaN, -0.0 and null as values."""
@@ -210,6 +211,7 @@ def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, n
     assert bool(found.undecided) == (newest_by in ("v", "at", "text"))
 
 
+@pytest.mark.slow
 def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: Instance) -> None:
     """A small file that is older than the large one hides no row of it."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))
@@ -222,6 +224,7 @@ def test_a_load_that_began_before_the_large_file_is_compared_with_it(instance: I
     _check(table, instance, model, random)
 
 
+@pytest.mark.slow
 def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> None:
     """Of a table whose loads came in order nothing of the large file is compared."""
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(keep="newest_row"))

@@ -250,6 +250,7 @@ class KeyedMachine(RuleBasedStateMachine):
 _numbers = itertools.count()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_reader_sees_the_rows_of_a_naive_dict(instance: Instance, layout: str) -> None:
     run_machine(KeyedMachine, instance, layout, EXAMPLES // 2, STEPS)

@@ -39,6 +39,7 @@ def test_a_condition_that_bounds_nothing_changes_no_rows(instance: Instance) -> 
     assert table.deletions(pending_only=False) == []
 
 
+@pytest.mark.slow
 def test_a_range_in_a_query_gives_no_nulls(instance: Instance) -> None:
     table = made(instance)
     add(table, row(1), row(2, v=None, d=NAN), row(3, v=7, d=None), row(4, v=None, d=None))

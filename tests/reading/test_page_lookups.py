@@ -117,7 +117,7 @@ def by_engine(context: Any, *args: Any) -> pa.Table:
         return query(context, *args).read_all()
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KEYS)
 @pytest.mark.parametrize(
     "how",
@@ -157,7 +157,7 @@ def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[
     assert told >= (0 if kind == "few" else 70)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["long", "int, long", "long text", "timestamp", "few"])
 def test_ingested_tables_answer_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str
@@ -265,6 +265,7 @@ def test_a_file_that_is_another_is_read_anew(tmp_path: Path) -> None:
     assert rows_of(store, "gone.parquet", size, {field: 2}, ["k"]) is None
 
 
+@pytest.mark.slow
 def test_damage_is_left_to_who_can_name_it(tmp_path: Path) -> None:
     """Any byte of it may be another: there is an answer, or none, and never an error of this part."""
     store = open_store(tmp_path)

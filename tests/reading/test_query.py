@@ -245,6 +245,7 @@ def _order(number: float) -> tuple[bool, float]:
     return math.isnan(number), 0.0 if math.isnan(number) else number
 
 
+@pytest.mark.slow
 def test_lists_and_ranges_of_doubles_find_what_is_equal_to_them(new_lake: NewLake) -> None:
     schema = Schema([Field("k", LONG)], values=[Field("x", DOUBLE, nullable=True)])
     lake = new_lake(schema)

@@ -57,7 +57,7 @@ def replans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [
@@ -91,6 +91,7 @@ def meets(row: dict[str, Any], where: dict[str, Any] | None) -> bool:
     return all(one(name, wanted) for name, wanted in (where or {}).items())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", [1, 400, 5_000])
 def test_a_limit_counts_rows_once_however_often_it_is_planned(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch, limit: int
@@ -103,6 +104,7 @@ def test_a_limit_counts_rows_once_however_often_it_is_planned(
     assert len(made) >= (limit > 300)
 
 
+@pytest.mark.slow
 def test_columns_without_keys_come_in_key_order(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = filled(new_lake)
     made = replans(monkeypatch)
@@ -115,6 +117,7 @@ def test_columns_without_keys_come_in_key_order(new_lake: NewLake, monkeypatch: 
     assert made
 
 
+@pytest.mark.slow
 def test_rows_of_equal_key_are_aggregated_once(new_lake: NewLake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = filled(new_lake, aggregate="sum(n)")
     made = replans(monkeypatch)
@@ -268,6 +271,7 @@ def test_a_compaction_hides_no_ingest_of_its_transaction(new_lake: NewLake) -> N
         reader.read_all()
 
 
+@pytest.mark.slow
 def test_a_query_goes_on_beside_an_ingest_of_other_keys(new_lake: NewLake) -> None:
     lake = filled(new_lake)
     expected = [row for row in lake.all.to_pylist() if row["name"] < "d"]
@@ -290,6 +294,7 @@ def test_a_damaged_file_is_no_lost_one(new_lake: NewLake) -> None:
     assert not isinstance(error.value, ObjectNotFound)
 
 
+@pytest.mark.slow
 def test_files_that_are_collected_all_the_time_end_a_query(
     new_lake: NewLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def undivided(context: Any, *args: Any, **more: Any) -> list[Any]:
     return rows
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_parts_give_what_the_whole_group_does(instance: Instance, parts: list[int], keep: str) -> None:
     table = instance.create_table(
@@ -145,6 +146,7 @@ def two_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> dm.Table:
     return table
 
 
+@pytest.mark.slow
 def test_what_is_merged_of_many_row_groups_is_of_the_width_of_all(
     two_files: dm.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +156,7 @@ def test_what_is_merged_of_many_row_groups_is_of_the_width_of_all(
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
 
 
+@pytest.mark.slow
 def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.Table) -> None:
     found = list(two_files.query({"text": dm.Range(min="x")}))
     assert sum(batch.num_rows for batch in found) == 133_000
@@ -163,6 +166,7 @@ def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.T
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_rows_of_many_files_are_those_of_all(
@@ -187,6 +191,7 @@ def test_the_first_rows_of_many_files_are_those_of_all(
             assert found.num_rows == min(limit, whole.num_rows)
 
 
+@pytest.mark.slow
 def test_the_first_rows_need_few_files(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     table = instance.create_table("small", SCHEMA)
     for number in range(40):

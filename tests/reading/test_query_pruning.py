@@ -82,6 +82,7 @@ def test_of_rows_that_are_not_wanted_only_what_is_asked_of_is_read(
     assert found.numbers["pushdown_rows_matched"] == 100
 
 
+@pytest.mark.slow
 def test_each_of_many_keys_is_looked_at_a_few_times(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def batch(size: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array([b"x" * size], pa.binary())})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", [0, 100_000, AHEAD_BYTES])
 def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
     """Also those that have none; and as many again when half of them were taken."""
@@ -129,6 +130,7 @@ def test_a_failure_comes_after_all_batches_that_the_thread_made_before_it() -> N
         next(stream)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("read", ["whole", "failed", "dropped"])
 def test_what_a_reader_had_is_gone_with_it(read: str) -> None:
     """No memory waits for the garbage collector, which does not know how much of Arrow's there is."""

@@ -310,6 +310,7 @@ def test_tables_of_one_moment_are_planned_with_the_trees_that_are_known(
         split(table, -15, -10 - number)
 
 
+@pytest.mark.slow
 def test_plans_are_right_while_leaves_are_divided_and_files_replaced(
     new_table: NewTable, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def table(instance: Instance) -> Table:
     return made
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_each_flipped_bit_is_found(table: Table, how: dict[str, Any]) -> None:
     path = path_of(table)

@@ -93,6 +93,7 @@ def test_a_reader_that_is_asked_verifies_whatever_the_table_says(instance: Insta
                 instance.duckdb(verify=True).sql(SELECT).to_arrow_table()
 
 
+@pytest.mark.slow
 def test_the_property_is_set_later_and_seen_by_other_handles(
     instance: Instance,
     dsn: str,

@@ -257,6 +257,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 def test_upserts_are_those_of_a_naive_dict(instance: Instance) -> None:
     columns = [dm.Column("k", "STRING"), dm.Column("x", "DOUBLE"), dm.Column("s", "STRING", default="d")]
     names = (f"t{number}" for number in range(1_000))

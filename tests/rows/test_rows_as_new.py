@@ -111,12 +111,14 @@ def test_the_command_line_takes_it(
     assert cells(second) == EXPECTED
 
 
+@pytest.mark.slow
 def test_a_service_and_its_client_take_it(url: str, second: RowTable, download: Path) -> None:
     with connect(url) as client:
         assert client.row_table("second").upload_csv(download, as_new=True).changed["inserted"] == 2
     assert cells(second) == EXPECTED
 
 
+@pytest.mark.slow
 def test_rows_by_id_and_version_are_the_same_of_a_client(url: str, first: RowTable) -> None:
     first.change([dm.RenameColumn("n", "m")])
     wanted = [(2, 3), (1, 1), (3, 1), (2, 1), (1, 1)]

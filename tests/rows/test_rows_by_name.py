@@ -54,6 +54,7 @@ def test_every_reader_by_name_has_the_current_rows(instance: Instance, staff: Ro
         assert connection.execute("select count(*), max(pay) from staff").fetchall() == [(2, 100)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("where", "found"),
     [
@@ -72,6 +73,7 @@ def test_conditions_are_of_the_current_versions(
     assert instance.table("staff").query(where).read_all().to_pylist() == found
 
 
+@pytest.mark.slow
 def test_rows_that_meet_conditions_come_in_order_however_many_they_are(instance: Instance) -> None:
     """Batches are filtered together, and the versions of a row lie in several of them."""
     big = instance.create_row_table("big", [dm.Column("n", "INTEGER")])
@@ -135,6 +137,7 @@ def test_files_of_versions_are_listed_by_that_name_alone(instance: Instance, sta
     assert len(instance.table("staff$versions").live_files()) == 3
 
 
+@pytest.mark.slow
 def test_http_and_jobs_have_the_current_rows(instance: Instance, staff: RowTable) -> None:
     instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
     with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
@@ -156,6 +159,7 @@ def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) 
     assert names == ["name", "pay"]
 
 
+@pytest.mark.slow
 def test_what_a_row_table_consists_of_is_told_in_rows(
     instance: Instance, staff: RowTable, dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -193,6 +197,7 @@ def test_what_a_row_table_consists_of_is_told_in_rows(
     assert instance.table("empty").status().row_count == 0
 
 
+@pytest.mark.slow
 def test_spark_reads_the_current_rows(
     spark: SparkSession, instance: Instance, staff: RowTable, dsn: str
 ) -> None:

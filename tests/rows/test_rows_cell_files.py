@@ -275,6 +275,7 @@ def test_files_over_http(instance: dm.Instance, rows: RowTable, photo: Path, tmp
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["object_missing", "object_size", "object_digest"])
 def test_a_check_tells_of_files_that_are_lost(
     instance: dm.Instance, rows: RowTable, photo: Path, how: str

@@ -69,6 +69,7 @@ def no_index_ends(instance: Instance, rows: RowTable, statement: str) -> Iterato
         yield conn
 
 
+@pytest.mark.slow
 def test_changes_reach_queries_while_columns_are_indexed(
     instance: Instance, rows: RowTable, any_is_slow: None
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_sort_that_is_asked_once_makes_no_index(
     until(lambda: column_indexes(instance, rows) == [(f"c_{one}", True) for one in ids_of(rows, "n")])
 
 
+@pytest.mark.slow
 def test_an_index_of_a_column_that_no_query_uses_is_dropped(instance: Instance) -> None:
     rows = instance.create_row_table("t", [dm.Column("n", "INTEGER"), dm.Column("m", "INTEGER")])
     rows.change([dm.Insert([{"n": n, "m": -n} for n in range(20_000)])])
@@ -139,6 +141,7 @@ def test_an_index_of_a_column_that_no_query_uses_is_dropped(instance: Instance) 
     assert column_indexes(instance, rows) == [(f"c_{n}", True), (f"c_{m}", True)]
 
 
+@pytest.mark.slow
 def test_an_index_is_made_anew_where_that_costs_less_than_to_bring_it(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_what_is_wrong_with_a_file(write: Write, content: bytes, how: dict[str, 
     assert fault(write(content), **how) == said
 
 
+@pytest.mark.slow
 def test_rows_before_one_that_is_wrong_are_given_and_counted(write: Write) -> None:
     """Over many blocks, of which some begin within a row."""
     rows = [f'{n},"{"x" * (n % 7)}\n"\n' for n in range(300_000)]
@@ -376,6 +377,7 @@ def test_what_does_not_fit_the_table(
     assert refused(write(content), kind, **how) == said
 
 
+@pytest.mark.slow
 def test_rows_of_any_kind_and_order_have_their_numbers(write: Write) -> None:
     """As a reader of Python counts them, with short rows at random, over blocks of some hundred bytes."""
     numbers = random.Random(5)

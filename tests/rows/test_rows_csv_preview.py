@@ -99,6 +99,7 @@ def test_the_first_rows_are_shown_and_all_are_counted(file: Path) -> None:
     assert look(file, "a,b\n").rows == ()
 
 
+@pytest.mark.slow
 def test_only_the_beginning_is_read_unless_all_is_wanted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_preview, "LOOK_BYTES_MAX", 1 << 20)
     text = "a\n" + "1\n" * 2_000_000 + "x\n"

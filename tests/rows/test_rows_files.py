@@ -71,6 +71,7 @@ def test_a_download_that_is_uploaded_has_the_same_rows(rows: RowTable, tmp_path:
 YEAR_1, YEAR_10000 = -62_135_596_800_000, 253_402_300_800_000
 
 
+@pytest.mark.slow
 def test_a_download_writes_dates_as_a_calendar_does(
     instance: Instance, rows: RowTable, tmp_path: Path
 ) -> None:

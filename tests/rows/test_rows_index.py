@@ -106,6 +106,7 @@ def test_a_page_of_two_statements_is_of_one_version(
     assert is_changed
 
 
+@pytest.mark.slow
 def test_changes_of_rows_and_columns_come_into_the_index(rows: RowTable) -> None:
     assert is_as_the_files(rows)
     page = rows.query("select n, x from t order by n", 50)
@@ -205,6 +206,7 @@ def test_a_database_that_is_gone_is_made_again(rows: RowTable, dsn: str) -> None
         rows.query(page=page.next_page)
 
 
+@pytest.mark.slow
 def test_tables_that_are_gone_or_emptied_are_made_again(instance: Instance, rows: RowTable) -> None:
     for statement in (
         "drop table current_{}",
@@ -219,6 +221,7 @@ def test_tables_that_are_gone_or_emptied_are_made_again(instance: Instance, rows
         assert is_as_the_files(rows)
 
 
+@pytest.mark.slow
 def test_where_a_database_is_down_or_full_another_is_used(
     dsn: str, objects: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +286,7 @@ def test_an_idle_index_is_dropped_and_made_again(instance: Instance, rows: RowTa
     assert is_as_the_files(rows)
 
 
+@pytest.mark.slow
 def test_loads_are_balanced_and_pages_go_on_where_they_began(instance: Instance, rows: RowTable) -> None:
     others = [instance.create_row_table(f"t{number}", COLUMNS) for number in range(3)]
     for one in others:
@@ -314,6 +318,7 @@ def test_the_plan_of_balance_is_pure() -> None:
     assert balanced(busy, ["a", "b"]) == (busy[0], "b")
 
 
+@pytest.mark.slow
 def test_columns_that_slow_queries_look_in_have_an_index(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def two_databases(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[st
         in_server(dsn, "drop database if exists {} with (force)", name)
 
 
+@pytest.mark.slow
 def test_the_first_query_after_a_change_is_answered(instance: Instance) -> None:
     rows = made(instance)
     assert len(rows.query(TEXT, 1_000).rows) == 200
@@ -54,6 +55,7 @@ def test_a_service_waits_for_the_index_by_default(instance: Instance) -> None:
     assert (answer.status_code, answer.json()["rows"]) == (200, [[200]])
 
 
+@pytest.mark.slow
 def test_a_query_waits_for_an_index_whose_database_is_away(
     dsn: str, tmp_path: Path, two_databases: list[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_writer_that_gives_up_leaves_no_precursor(rows: RowTable) -> None:
             assert kinds(rows) == ["read", "read"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_died_holds_a_writer_up_until_its_lease_is_over(rows: RowTable) -> None:
     child = os.fork()
     if child == 0:
@@ -115,6 +116,7 @@ def test_a_reader_that_died_holds_a_writer_up_until_its_lease_is_over(rows: RowT
         pass
 
 
+@pytest.mark.slow
 def test_a_lock_is_kept_for_longer_than_its_lease(rows: RowTable) -> None:
     with locks(rows).write():
         time.sleep(2.5 * LEASE_SECONDS)
@@ -175,6 +177,7 @@ def _frozen(rows: RowTable, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.
     return written, goes_on
 
 
+@pytest.mark.slow
 def test_a_writer_whose_lock_was_given_to_another_commits_nothing(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_writer_whose_lock_was_given_to_another_commits_nothing(
     assert _untracked(rows) == []
 
 
+@pytest.mark.slow
 def test_a_writer_whose_lock_was_not_taken_by_another_commits_late(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +224,7 @@ def test_a_writer_whose_lock_was_not_taken_by_another_commits_late(
         assert late.result(20).row_ids == [3]
 
 
+@pytest.mark.slow
 def test_changes_of_many_threads_are_one_after_the_other(instance: Instance, rows: RowTable) -> None:
     def work(number: int) -> list[int]:
         own = instance.row_table("people")

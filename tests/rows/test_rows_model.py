@@ -190,6 +190,7 @@ def _after(columns: tuple[Known, ...], change: Any) -> tuple[Known, ...]:
 _numbers = itertools.count()
 
 
+@pytest.mark.slow
 def test_each_version_of_each_row_is_that_of_a_naive_dict(instance: Instance) -> None:
     run_machine(RowMachine, instance, "file_table", EXAMPLES, STEPS)
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import dormouse as dm
@@ -23,10 +25,12 @@ def printed(program: str, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_close_prints_nothing_of_its_worker(dsn: str, tmp_path: Path) -> None:
     assert printed(PROGRAM, dsn, (tmp_path / "objects").as_uri()) == (0, "[(1,)]\n", "")
 
 
+@pytest.mark.slow
 def test_a_program_with_a_server_of_its_own_prints_nothing_either(tmp_path: Path) -> None:
     """The worker has ended before the server is stopped."""
     assert printed(LOCAL, str(tmp_path / "lake")) == (0, "[(1,)]\n", "")

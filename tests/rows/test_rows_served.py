@@ -92,12 +92,14 @@ def test_a_dry_run_changes_nothing_and_a_change_is_made_once(rows: RemoteRowTabl
     assert rows.version() == 1
 
 
+@pytest.mark.slow
 def test_rows_are_found_by_columns(rows: RemoteRowTable) -> None:
     rows.change([dm.Insert([{"name": "a", "n": 1}, {"name": "b", "n": 2}])])
     done = rows.upsert([{"name": "a", "n": 1}, {"name": "b", "n": 5}, {"name": "c"}], on=["name"])
     assert dict(done.changed) == {"inserted": 1, "updated": 1, "deleted": 0, "unchanged": 1}
 
 
+@pytest.mark.slow
 def test_rows_are_counted_at_the_version_of_their_page(rows: RemoteRowTable) -> None:
     rows.change([dm.Insert([{"name": "a"}, {"name": "b"}])])
     pages = [rows.query(ALL, size, wait_seconds=60) for size in (None, 1)]
@@ -106,6 +108,7 @@ def test_rows_are_counted_at_the_version_of_their_page(rows: RemoteRowTable) -> 
     assert [page.count for page in pages] == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_snapshots(rows: RemoteRowTable) -> None:
     rows.change([dm.Insert([{"name": "a"}])])
     assert rows.snapshot("v1").version == 1
@@ -119,6 +122,7 @@ def test_snapshots(rows: RemoteRowTable) -> None:
         rows.drop_snapshot("v1")
 
 
+@pytest.mark.slow
 def test_download_edit_upload(rows: RemoteRowTable, tmp_path: Path) -> None:
     path = tmp_path / "rows.tsv"
     path.write_text("name\tn\n" + "".join(f'"row\n{n}"\t{n}\n' for n in range(30_000)), "utf-8")
@@ -137,6 +141,7 @@ def test_download_edit_upload(rows: RemoteRowTable, tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.glob(".*")] == []
 
 
+@pytest.mark.slow
 def test_a_file_that_is_sent_again_with_its_id_changes_once(rows: RemoteRowTable, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("name\na\n", "utf-8")
@@ -145,6 +150,7 @@ def test_a_file_that_is_sent_again_with_its_id_changes_once(rows: RemoteRowTable
     assert (rows.version(), first.row_ids) == (1, [1])
 
 
+@pytest.mark.slow
 def test_what_was_sent_goes_when_it_was_read(
     rows: RemoteRowTable, instance: Instance, tmp_path: Path
 ) -> None:
@@ -157,6 +163,7 @@ def test_what_was_sent_goes_when_it_was_read(
     assert list(instance.objects.list("answers/")) == []
 
 
+@pytest.mark.slow
 def test_errors_have_their_class_and_their_message(
     client: Client, rows: RemoteRowTable, instance: Instance, tmp_path: Path
 ) -> None:
@@ -196,6 +203,7 @@ def test_errors_have_their_class_and_their_message(
         client.row_table("plain")
 
 
+@pytest.mark.slow
 def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
     """Paging goes on at its version; a token that was tampered with, or of another table, is refused."""
     rows.change([dm.Insert([{"name": f"row {n}", "n": n} for n in range(25)])])
@@ -219,6 +227,7 @@ def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
             table.query(page=wrong)
 
 
+@pytest.mark.slow
 def test_changes_wait_for_others_and_may_be_cancelled_meanwhile(
     client: Client, rows: RemoteRowTable, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +244,7 @@ def test_changes_wait_for_others_and_may_be_cancelled_meanwhile(
     assert rows.version() == 1
 
 
+@pytest.mark.slow
 def test_the_same_query_as_a_job_is_the_same_job(client: Client, rows: RemoteRowTable) -> None:
     rows.change([dm.Insert([{"n": 1}])])
     asked = {"table": "samples", "sql": ALL}
@@ -301,6 +311,7 @@ def put_file(url: str, **headers: str) -> httpx.Response:
     return http_post(f"{url}/v1/rows/samples/files?name=a.bin", content=b"bytes", headers=named)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "headers",
     [

@@ -190,6 +190,7 @@ def test_whatever_is_sent_is_refused_or_written_anew(text: str) -> None:
         assert is_ours(sent), (text, sent)
 
 
+@pytest.mark.slow
 def test_nests_and_lengths_have_bounds() -> None:
     for text in (
         "select * from t where " + "(" * 60 + "b" + ")" * 60,

@@ -78,6 +78,7 @@ def test_a_page_goes_on_with_its_own_query_alone(http: httpx.Client, instance: I
         refused(http.post(path, json={**asked, **other, "page": token}), 400, "invalid-page")
 
 
+@pytest.mark.slow
 def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table_t: Table) -> None:
     table_t.ingest({"key": [4]})
     for _ in range(2):
@@ -101,6 +102,7 @@ def test_the_last_page_has_no_next(http: httpx.Client, instance: Instance, table
         assert http.get(path, params={"limit": 10_000}).status_code == 200
 
 
+@pytest.mark.slow
 def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
     """On every path that takes GET."""
     job = ended(http, "query", statement="select * from t")
@@ -139,6 +141,7 @@ def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Clie
     assert http.get("/health?probe=1").status_code == 200
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bad", ["%ff", "%fe", "%c3%28", "%ed%b0%af", "a%2F%ff"])
 def test_a_path_or_query_that_is_no_utf8_is_refused(http: httpx.Client, bad: str) -> None:
     """Else several paths would name one thing."""
@@ -242,6 +245,7 @@ def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
         assert str(instance.jobs.status(job).error).startswith("InvalidQuery: ")
 
 
+@pytest.mark.slow
 def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
     """In a process of its own, as it may be hostile."""
     with serving(instance, job_threads=1, sql_workers=1) as url, httpx.Client(base_url=url) as http:
@@ -297,6 +301,7 @@ def test_a_result_names_no_path_of_the_service(instance: Instance) -> None:
     assert shown == {"errors": ["file 'data/x.parquet' is gone"], "n": 1, "none": None}
 
 
+@pytest.mark.slow
 def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
     """Each page says where the next begins; together they are the whole list."""
 
@@ -333,6 +338,7 @@ def test_lists_come_in_pages(http: httpx.Client, instance: Instance) -> None:
         refused(http.get("/v1/jobs", params={"after": wrong}), 400, "invalid-input")
 
 
+@pytest.mark.slow
 def test_an_error_carries_its_data(http: httpx.Client, instance: Instance) -> None:
     """A program reads which rows are in conflict, and not a sentence."""
     rows = instance.row_table("r")

@@ -115,6 +115,7 @@ def test_what_runs_too_long_after_a_signal_is_cut(dsn: str, objects: str) -> Non
         list(parts)
 
 
+@pytest.mark.slow
 def test_tls_and_a_token(dsn: str, objects: str, tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("localhost", "127.0.0.1")

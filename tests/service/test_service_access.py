@@ -92,6 +92,7 @@ def test_a_variable_that_is_no_setting_is_refused_with_the_nearest(
         load_service_settings()
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_and_comes_back(
     new_database: Callable[[str], str],
     template_database: str,

@@ -181,6 +181,7 @@ def test_a_job_that_has_such_an_id_already_can_be_asked_for(
     assert client.jobs.cancel(job_id).state == "CANCELLED"
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=NAMES)
 @example(name="a/b")
@@ -200,6 +201,7 @@ def test_every_name_is_reached_by_quoting(url: str, client: Client, instance: In
         assert client.table("t").query(as_of=name).read_all().num_rows == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=FILE_NAMES)
 @example(name='a"; filename="b')

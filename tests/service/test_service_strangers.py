@@ -50,6 +50,7 @@ def test_a_connection_idles_for_long_once_it_has_shown_the_token(monkeypatch: py
             sock.close()
 
 
+@pytest.mark.slow
 def test_strangers_make_way_when_there_are_too_many_connections() -> None:
     with serving(SOME, token=TOKEN, connections_max=4) as url:
         holder = connected(url)

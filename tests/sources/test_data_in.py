@@ -62,6 +62,7 @@ def test_columns_have_any_name_in_all_that_is_asked(lake: Instance) -> None:
     assert table.count() == 38 and table.query({'z "q"': 3}).read_all().num_rows == 2
 
 
+@pytest.mark.slow
 def test_a_file_goes_in_by_one_command(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("carrier;flight;delay\nUA;1545;11\nAA;1141;NA\n")
@@ -111,6 +112,7 @@ def test_an_encoding_is_guessed_for_a_table_that_is_there(lake: Instance, tmp_pa
     assert rows == [{"k": 2, "day": "03/04/2020", "town": "Orléans"}]
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_leaves_no_table(cli: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("k,t,v\n" + f"1,{'a' * 99},1\n" * 30_000 + "2,b,late\n")
@@ -127,6 +129,7 @@ def test_data_may_have_a_column_row_number(lake: Instance) -> None:
     assert table.query().read_all().to_pylist() == data.to_pylist()
 
 
+@pytest.mark.slow
 def test_running_numbers_are_given_once(
     lake: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

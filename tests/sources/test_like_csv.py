@@ -46,6 +46,7 @@ def test_a_table_like_a_csv_file_takes_the_file(instance: Instance, path: Path) 
     assert rows[1]["at"].isoformat() == "2026-01-02T03:04:05.250000+00:00"
 
 
+@pytest.mark.slow
 def test_on_the_command_line(cli: Callable[..., Any], path: Path) -> None:
     given = (
         "t",

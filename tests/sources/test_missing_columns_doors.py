@@ -82,6 +82,7 @@ DOORS: list[Callable[[Doors, pa.Table, Any], None]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("load", DOORS)
 def test_a_door_fills_refuses_and_adds_columns(
     dsn: str,

@@ -287,6 +287,7 @@ def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Ins
     assert rows[1] == {**keys, "d": "1970-01-01", "f": "inf", **dict.fromkeys(empty, "")}
 
 
+@pytest.mark.slow
 def test_times_of_years_that_python_lacks_leave_by_each_door(
     lake: dm.Instance, cli: Callable[..., tuple[int, str, str]]
 ) -> None:

@@ -192,6 +192,7 @@ def test_codes_that_come_late_or_in_another_file_do_not_lose_their_zeros(
     assert loaded(folder, "zip", dm.LONG) == [12345, 1234]
 
 
+@pytest.mark.slow
 def test_numbers_are_watched_whatever_the_blocks_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_format, "CSV_BLOCK_BYTES", 64)
     monkeypatch.setattr(sniffing, "SAMPLE_BYTES", 64)
@@ -202,6 +203,7 @@ def test_numbers_are_watched_whatever_the_blocks_are(tmp_path: Path, monkeypatch
             inferred(dm.Files(folder, types={"v": dm.DOUBLE} if width > 16 else {}), "v")
 
 
+@pytest.mark.slow
 def test_folders_tell_whole_numbers_as_they_are_written(tmp_path: Path) -> None:
     for names, kind, values in (
         (["2024_01", "2024_02"], dm.STRING, ["2024_01", "2024_02"]),
@@ -276,6 +278,7 @@ def test_years_of_int96_are_those_that_nanoseconds_have_not(tmp_path: Path) -> N
     assert inferred(path, "t") == [last]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("word", ["infinity", "-infinity", "Infinity", "epoch", '" Epoch "'])
 def test_words_of_postgresql_are_no_times(tmp_path: Path, word: str) -> None:
     """DuckDB's strptime returns 1900-01-01 for them, in any format."""
@@ -299,6 +302,7 @@ def test_words_of_postgresql_are_no_times(tmp_path: Path, word: str) -> None:
         assert inferred(folder, "v") == [said]
 
 
+@pytest.mark.slow
 def test_no_number_becomes_another(tmp_path: Path) -> None:
     for kind, text in (
         (dm.LONG, "0x0A"), (dm.INT, "0X1f"), (dm.LONG, " 0x0A"), (dm.LONG, '"0x0A"'),
@@ -356,6 +360,7 @@ def test_a_double_is_inferred_of_what_it_holds(
         inferred(late, "v")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "text",
     ["123456789012345678.12", "0.12345678901234567891", "1e400", "1e-400", "9007199254740993.0", "9" * 41],

@@ -113,6 +113,7 @@ def drawn(random: random.Random) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_decimals_are_those_of_python() -> None:
     chance = random.Random(53)
     kinds = [dm.DECIMAL(*one) for one in [(1, 0), (5, 5), (10, 2), (18, 4), (38, 0), (38, 10), (38, 38)]]
@@ -154,6 +155,7 @@ def test_whole_numbers_that_come_as_floats_are_whole(tmp_path: Path, suffix: str
             loaded(path, kind)
 
 
+@pytest.mark.slow
 def test_whole_floats_of_a_long_file_keep_every_row(tmp_path: Path) -> None:
     values = [str(k) for k in range(300_000)] + ["5.0", ""] + [f"{k}.0" for k in range(1_000)]
     found = loaded(written(tmp_path / "a.csv", values), dm.LONG)
@@ -207,6 +209,7 @@ def test_infinite_numbers_are_doubles_in_any_order(
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("between", ["/", "-", "."])
 def test_a_short_year_is_the_last_part_of_a_day_if_it_can_be(tmp_path: Path, between: str) -> None:
     def format_of(*days: str) -> tuple[str, bool]:

@@ -135,6 +135,7 @@ def test_other_handles_follow_the_properties_that_make_other_rows(instance: Inst
             assert len(handles[5].live_files()) == 2
 
 
+@pytest.mark.slow
 def test_files_are_read_without_dormouse(table: Table) -> None:
     """Divided files, deletions, other moments: DuckDB has the rows by the conditions alone."""
 

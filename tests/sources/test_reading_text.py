@@ -114,7 +114,7 @@ def rows_of(path: str | dm.Files, *fields: dm.Field) -> list[Any]:
 ID, TEXT = dm.Field("id", dm.LONG), dm.Field("v", dm.STRING)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be"])
 @pytest.mark.parametrize("end", ["", "\n", "\r\n"])
 def test_the_end_of_a_file_may_be_anything_but_within_a_value(

@@ -91,6 +91,7 @@ def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
     assert done.wait(30)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("taken", [1, 3])
 def test_what_a_program_drops_last_is_ended(taken: int) -> None:
     code = f"""
@@ -114,6 +115,7 @@ del stream
     assert (done.stdout, done.stderr, done.returncode) == ("ended\n", "", 0)
 
 
+@pytest.mark.slow
 def test_a_forked_child_ends_what_it_drops() -> None:
     code = """
 import os, threading, time
@@ -144,6 +146,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_with_a_reader_waits_for_one_batch_of_it() -> None:
     code = """
 import time

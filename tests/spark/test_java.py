@@ -127,6 +127,7 @@ def test_the_folder_is_made_once_and_repaired(environment: dict[str, str]) -> No
     assert named(home) == whole
 
 
+@pytest.mark.slow
 def test_processes_that_make_the_folder_at_once_agree(environment: dict[str, str]) -> None:
     """Each finds a java that runs, and nothing unfinished stays."""
     script = (

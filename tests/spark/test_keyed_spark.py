@@ -32,6 +32,7 @@ def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(
         table.upsert(frame)
 
 
+@pytest.mark.slow
 def test_files_are_loaded_and_compacted_by_tasks(
     spark: SparkSession, instance: Instance, tmp_path: Path
 ) -> None:
@@ -51,6 +52,7 @@ def test_files_are_loaded_and_compacted_by_tasks(
     assert (seen(table, instance), table.status().row_count) == (expected, len(expected))
 
 
+@pytest.mark.slow
 def test_rows_that_the_shuffle_loses_fail_the_load(
     spark: SparkSession, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +67,7 @@ def test_rows_that_the_shuffle_loses_fail_the_load(
     assert table.status().files == 0
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "listings"), [("files", 1), ("folder", 1), ("pattern", 2)])
 def test_of_files_at_urls_the_later_wins_whichever_is_larger(
     spark: SparkSession,

@@ -119,6 +119,7 @@ def unseen(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield opened
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs a folder that differs by process")
 def test_a_folder_that_workers_do_not_see(spark: SparkSession, unseen: Instance, tmp_path: Path) -> None:
     assert not (Path(spark._jvm.System.getProperty("user.dir")) / "lake").exists()  # type: ignore[union-attr]

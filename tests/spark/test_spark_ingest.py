@@ -184,6 +184,7 @@ def test_rows_that_the_shuffle_loses_fail_the_ingest(
     check_untouched(table)
 
 
+@pytest.mark.slow
 def test_bad_data_is_one_clear_line_and_leaves_nothing(
     spark: SparkSession, new_flights: NewTable, files: Path, tmp_path: Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_bad_data_is_one_clear_line_and_leaves_nothing(
         check_untouched(table)
 
 
+@pytest.mark.slow
 def test_files_at_urls_are_looked_at_each_and_none_is_left_out(
     spark: SparkSession, instance: Instance, files: Path
 ) -> None:
@@ -231,6 +233,7 @@ def test_files_at_urls_are_looked_at_each_and_none_is_left_out(
     assert table.status().files == 0
 
 
+@pytest.mark.slow
 def test_whole_numbers_at_urls_are_as_wide_as_the_widest(spark: SparkSession, tmp_path: Path) -> None:
     """Spark by itself merges no INT32 with INT64."""
     for name, kind in (("1 [x]", pa.int32()), ("2", pa.int64())):

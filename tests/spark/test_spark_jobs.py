@@ -70,6 +70,7 @@ def test_an_ingest_is_applied_once_and_compacted(table: Table, run: Run, files: 
     assert keys(table) == sorted([*range(100)] * 2)
 
 
+@pytest.mark.slow
 def test_a_full_compaction_makes_each_leaf_one_file(table: Table, run: Run, files: str) -> None:
     for _ in range(2):
         run("ingest", "t", files)

@@ -60,6 +60,7 @@ def shown(table: Table) -> list[dict[str, Any]]:
     return list(table.query().read_all().to_pylist())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_vectorized", ["true", "false"])
 def test_files_that_lack_a_column_have_its_default(
     spark: SparkSession, instance: Instance, tmp_path: Path, is_vectorized: str
@@ -87,6 +88,7 @@ def test_files_that_lack_a_column_have_its_default(
     assert nulls == {**old, "k": 3, "v": "c", "text": None}
 
 
+@pytest.mark.slow
 def test_numbers_that_are_narrower_in_files_have_a_default_that_is_wider(
     spark: SparkSession, instance: Instance, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ def test_numbers_that_are_narrower_in_files_have_a_default_that_is_wider(
     ]
 
 
+@pytest.mark.slow
 def test_an_upsert_of_such_files_keeps_their_order(
     spark: SparkSession, instance: Instance, tmp_path: Path
 ) -> None:
@@ -119,6 +122,7 @@ def test_an_upsert_of_such_files_keeps_their_order(
         assert shown(table) == [{"k": 1, "v": "a", "text": text}]
 
 
+@pytest.mark.slow
 def test_columns_of_files_at_urls_are_added(spark: SparkSession, instance: Instance, tmp_path: Path) -> None:
     table = instance.create_table("t", SCHEMA)
     more = pa.table({"k": [2], "v": ["b"], "n": [1], "tags": [["x"]]})
@@ -134,6 +138,7 @@ def test_columns_of_files_at_urls_are_added(spark: SparkSession, instance: Insta
         table.ingest((tmp_path / "nothing").as_uri(), engine="spark", evolve="add")
 
 
+@pytest.mark.slow
 def test_a_job_of_spark_submit_adds_columns(
     spark: SparkSession, instance: Instance, dsn: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

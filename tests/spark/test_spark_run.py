@@ -69,6 +69,7 @@ def created(supplier: ConnectionSupplier, objects: ObjectStore, jobs_max: int = 
     return run_id
 
 
+@pytest.mark.slow
 def test_a_run_compacts_exactly_its_jobs(
     new: NewTable, supplier: ConnectionSupplier, objects: ObjectStore, start: Callable[[str], int]
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_dropped_table_is_skipped_and_a_renamed_one_is_not(
     assert [reference.row_count for reference in renamed.store.file_references()] == [10]
 
 
+@pytest.mark.slow
 def test_a_table_dropped_while_it_is_compacted_is_skipped(
     new: NewTable,
     supplier: ConnectionSupplier,
@@ -126,6 +128,7 @@ def test_a_table_dropped_while_it_is_compacted_is_skipped(
     assert second.jobs.count() == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_given_up_fails_the_run_and_holds_up_no_other(
     new: NewTable,
     supplier: ConnectionSupplier,

@@ -216,6 +216,7 @@ def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: In
     assert [tuple(row) for row in counted] == [(table.query(columns=["k"]).read_all().num_rows, 3)]
 
 
+@pytest.mark.slow
 def test_changes_since_a_cut(table: Table, load: Load) -> None:
     found = load(changes_after="before", columns="k,name")
     assert found.columns == ["k", "name", "_change"]
@@ -223,6 +224,7 @@ def test_changes_since_a_cut(table: Table, load: Load) -> None:
     assert load(changes_after="beginning", changes_till="before").count() == ROWS
 
 
+@pytest.mark.slow
 def test_changes_are_read_by_several_tasks_in_their_order(table: Table, load: Load) -> None:
     found = load(changes_after="beginning", columns="k,name")
     assert found.rdd.getNumPartitions() == 5
@@ -232,6 +234,7 @@ def test_changes_are_read_by_several_tasks_in_their_order(table: Table, load: Lo
     assert load(changes_after="before", changes_till="before").count() == 0
 
 
+@pytest.mark.slow
 def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None:
     table.consumer("etl", from_="before")
     files = load(metadata="files").collect()
@@ -257,6 +260,7 @@ def test_metadata_are_rows(instance: Instance, table: Table, load: Load) -> None
     assert (consumer.name, consumer.rows_behind) == ("etl", 20)
 
 
+@pytest.mark.slow
 def test_a_read_whose_file_was_collected_says_so(instance: Instance, table: Table, load: Load) -> None:
     frame = load(as_of="before")
     for name in [file.filename for file in table.file_page()]:
@@ -294,6 +298,7 @@ def test_one_ingest_id_adds_once(spark: SparkSession, instance: Instance, dsn: s
     assert table.query({"k": dm.Range(1_000)}).read_all().num_rows == 10
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_leaves_nothing(
     spark: SparkSession, instance: Instance, dsn: str, table: Table, tmp_path: Path
 ) -> None:
@@ -313,7 +318,7 @@ def test_a_write_that_fails_leaves_nothing(
     assert query(instance._supplier, "select count(*) from write_attempt where table_id > 0")[0][0] == 0
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -168,6 +168,7 @@ def test_what_cannot_go_on_says_so(
         run()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("options", "counts"),
     [
@@ -303,6 +304,7 @@ def keyed_load(table: Table) -> Load:
     return Load.begun(table._context, struct_of(arrow_schema(table.schema)))
 
 
+@pytest.mark.slow
 def test_rows_of_a_later_task_win(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, tasks in (("one", (0, 1)), ("other", (1, 0))):
         table = keyed_tables.keyed(instance, name)
@@ -361,7 +363,7 @@ def test_a_batch_has_no_more_rows_than_are_asked_for(
     assert keys(sink)[-20:] == list(range(300, 320) if limit == 1 else range(400, 420))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

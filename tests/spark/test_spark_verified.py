@@ -16,6 +16,7 @@ SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
 ROWS = 300
 
 
+@pytest.mark.slow
 def test_spark_gives_no_rows_of_a_damaged_file(spark: SparkSession, instance: Instance, dsn: str) -> None:
     table = instance.create_table("t", SCHEMA, properties=dm.TableProperties(verify_reads=True))
     table.ingest([{"k": k, "v": f"value {k % 17}"} for k in range(ROWS)])

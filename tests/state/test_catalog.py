@@ -283,6 +283,7 @@ def test_a_drop_waits_for_readers_and_holds_up_no_other_table(
     assert [t.name for t in catalog.tables()] == ["other"]
 
 
+@pytest.mark.slow
 def test_60_tables(catalog: Catalog, supplier: ConnectionSupplier) -> None:
     for n in range(60):
         create(catalog, f"t{n}")

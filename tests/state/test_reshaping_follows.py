@@ -52,6 +52,7 @@ def shaped(instance: Instance) -> Shaped:
     return Shaped.begun(instance)
 
 
+@pytest.mark.slow
 def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
     """By ids, also when the names are others' since; and of new columns whose old rows have a default."""
     shaped.delete("i", -7)
@@ -69,6 +70,7 @@ def test_pending_deletions_follow_their_columns(shaped: Shaped) -> None:
         shaped.check()
 
 
+@pytest.mark.slow
 def test_a_column_that_a_pending_deletion_names_is_dropped_when_no_row_is_left(instance: Instance) -> None:
     properties = dm.TableProperties(**TWO, deletions_max=1)
     shaped = Shaped.made(instance, SCHEMA, properties=properties)
@@ -182,7 +184,7 @@ REFUSED: list[tuple[Callable[[Any], object], str]] = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", range(len(REFUSED)))
 def test_what_cannot_be_is_one_clear_line_and_changes_nothing(shaped: Shaped, case: int) -> None:
     change, said = REFUSED[case]
@@ -193,6 +195,7 @@ def test_what_cannot_be_is_one_clear_line_and_changes_nothing(shaped: Shaped, ca
     shaped.check()
 
 
+@pytest.mark.slow
 def test_other_handles_follow_at_once(shaped: Shaped, dsn: str, tmp_path: Path) -> None:
     """Of another instance, as of another process: each kind of call on a handle of before."""
     with connect(dsn, f"file://{tmp_path}/objects") as other:
@@ -234,6 +237,7 @@ def test_old_handles_delete_and_erase_by_the_names_of_now(shaped: Shaped, handle
     assert 1 not in {row["k_k"] for row in handles[3].query().read_all().to_pylist()}
 
 
+@pytest.mark.slow
 def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list[Table]) -> None:
     """At files, and for deletions, of columns that came since."""
     shaped.table.set_properties(compaction_batch_files=100)
@@ -246,6 +250,7 @@ def test_a_job_that_looks_follows_on_an_old_handle(shaped: Shaped, handles: list
     shaped.check()
 
 
+@pytest.mark.slow
 def test_a_job_is_divided_by_keys_that_others_renamed_since(shaped: Shaped, handles: list[Table]) -> None:
     shaped.table.set_properties(compaction_batch_files=100)
     rename_keys(shaped)
@@ -372,6 +377,7 @@ def test_old_files_are_read_as_sorted_streams(shaped: Shaped) -> None:
     assert "SortExec" not in plan
 
 
+@pytest.mark.slow
 def test_leaves_are_split_and_merged_by_renamed_keys(shaped: Shaped) -> None:
     shaped.table.set_properties(split_threshold_rows=4, split_min_rows=2)
     for k in range(10, 30):

@@ -138,6 +138,7 @@ class Machine(RuleBasedStateMachine):
             assert self.instance.check(deep=True, table=self.shaped.table.name).problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_changes_in_any_order(instance: Instance, layout: str) -> None:
     run_machine(Machine, instance, layout, EXAMPLES // 2, STEPS)

@@ -51,6 +51,7 @@ def test_a_time_has_the_columns_of_then(shaped: Shaped) -> None:
         shaped.table.query({"new": 7}, as_of=times[0][0])
 
 
+@pytest.mark.slow
 def test_the_service_and_its_client_have_the_columns_of_now_and_of_then(shaped: Shaped) -> None:
     """A client that described the table before: by new names, of other types, and all columns."""
     with service(shaped.instance) as url, connect_client(url) as client:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import psycopg
+import pytest
 
 import dormouse as dm
 from dormouse.postgres import migrate
@@ -70,6 +71,7 @@ def test_objects_of_before_there_were_uuids_are_the_tables_own(instance: Instanc
     assert [name for name, _ in instance._objects.list("data")] == [staying]
 
 
+@pytest.mark.slow
 def test_copies_that_are_migrated_apart_agree(databases: Databases, tmp_path: Path) -> None:
     dsn = databases.create("template0")
     older = tmp_path / "migrations"

@@ -63,7 +63,7 @@ def table(new_table: NewTable) -> TableContext:
     return table
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS[::-1])
 def test_a_runner_that_is_killed_leaves_nothing_half_done(table: TableContext, moment: str) -> None:
     inputs = {reference.filename for reference in table.store.file_references()}
@@ -112,6 +112,7 @@ def test_of_two_processes_that_run_the_same_job_one_commits(table: TableContext)
     assert len(objects_of(table)) == 2 * 4
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_a_merge_ends_at_once_and_the_job_is_due(table: TableContext) -> None:
     inputs = objects_of(table)
     with runner(table, RUNNER, "before the output is published") as process:

@@ -99,6 +99,7 @@ CONDITIONS: list[tuple[Any, Callable[[dict[str, Any]], bool]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_conditions_have_the_meaning_that_they_have_in_queries(instance: Instance) -> None:
     strings, values = ["a", "a\0'\"", "é"], [None, 1, 2, 3]
     doubles = [None, 0.0, 1.0, 5.0, NAN, float("inf")]
@@ -143,6 +144,7 @@ def test_where_rows_are_merged_only_keys_tell_them(instance: Instance) -> None:
     assert len(seen(table, instance)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_moments_before_a_deletion_have_the_rows_and_those_after_do_not(
     instance: Instance, layout: str
@@ -271,6 +273,7 @@ def test_a_deletion_is_retired_when_no_file_may_have_its_rows(instance: Instance
     assert table.deletions()[-1].deletion_id == 5
 
 
+@pytest.mark.slow
 def test_numbers_are_not_given_again(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     for expected in (1, 2, 3):
@@ -316,6 +319,7 @@ def test_rows_are_not_merged_while_a_deletion_by_values_is_pending(instance: Ins
     assert [r["v"] for r in table.query().read_all().to_pylist()] == [2]
 
 
+@pytest.mark.slow
 def test_on_the_command_line(
     instance: Instance,
     cli: Callable[..., tuple[int, str, str]],

@@ -52,6 +52,7 @@ def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instan
     assert keys(table) == [0, 1, 3]
 
 
+@pytest.mark.slow
 def test_hostile_conditions_are_of_rows_that_have_them_and_no_others(instance: dm.Instance) -> None:
     table = made(instance, [*HOSTILE, "other"])
     for number, text in enumerate(HOSTILE):
@@ -66,6 +67,7 @@ def test_hostile_conditions_are_of_rows_that_have_them_and_no_others(instance: d
     assert keys(table) == [len(HOSTILE)]
 
 
+@pytest.mark.slow
 def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Instance) -> None:
     """Also where a restore has undone one, and another has made it pending again, as a row of its own."""
     table = made(instance, ["a", "b", "c"])
@@ -87,6 +89,7 @@ def test_a_copied_database_has_the_deletions_that_were_pending(instance: dm.Inst
     assert table.deletions()[-1].deletion_id == 3, "numbers are not given again"
 
 
+@pytest.mark.slow
 def test_the_service_answers_without_deleted_rows_and_deletes_none(instance: dm.Instance) -> None:
     table = made(instance, ["a", "b", "c"])
     with serving(instance) as url, connect(url) as client:

@@ -356,6 +356,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_reader_sees_the_rows_of_a_naive_list(instance: Instance, layout: str) -> None:
     run_machine(DeletesMachine, instance, layout, EXAMPLES // 2, STEPS)

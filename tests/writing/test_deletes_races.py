@@ -165,6 +165,7 @@ with dm.connect(sys.argv[1], sys.argv[2]) as instance:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_whole_deletions_and_no_lock(
     instance: Instance, dsn: str, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_one_file_has_the_rows_of_all_ranges(new_table: NewTable) -> None:
     assert len(objects_of(table)) == 3 * 2
 
 
+@pytest.mark.slow
 def test_parts_are_joined_in_s3(new_table_in: NewTable, s3_store: ObjectStore) -> None:
     table = new_table_in(s3_store, **PAIRS)
     for name in "ab":
@@ -149,6 +150,7 @@ def test_what_is_deleted_meanwhile_is_deleted(instance: Instance) -> None:
     assert table.query().read_all().column("k").to_pylist() == expected
 
 
+@pytest.mark.slow
 def test_the_newest_row_of_each_key_stays(instance: Instance) -> None:
     table = keyed(instance)
     upsert(table, *((key, 1) for key in range(500)))

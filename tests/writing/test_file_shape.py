@@ -110,7 +110,7 @@ def write(request: pytest.FixtureRequest) -> Write:
     return chosen
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "lz4", "none"])
 def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_smaller(
     write: Write, tmp_path: Path, compression: str
@@ -137,7 +137,7 @@ def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_s
     assert duckdb.sql(f"{sums} read_parquet('{path}')").fetchall() == duckdb.sql(f"{sums} rows").fetchall()
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "condition",
     [
@@ -188,6 +188,7 @@ def test_a_few_rows_tell_nothing(write: Write, tmp_path: Path) -> None:
     assert {group.column(n).compression for n in range(group.num_columns)} == {"ZSTD"}
 
 
+@pytest.mark.slow
 def test_rows_from_all_over_are_tried() -> None:
     schema = Schema([Field("id", LONG)], values=[Field("v", STRING)])
     count = 2 * SAMPLE_ROWS

@@ -53,6 +53,7 @@ def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
     assert seen(table, instance) == expected
 
 
+@pytest.mark.slow
 def test_a_leaf_of_a_keyed_table_becomes_one_file_when_that_is_worth_its_rows(instance: Instance) -> None:
     """Not after each small upsert, and in all at most five rows are written for each that is upserted."""
     table = keyed(instance, compaction_strategy="size_ratio", compaction_batch_files=12)

@@ -66,7 +66,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("writing", WRITING)
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
 def test_rows_are_sorted_into_the_files_of_their_leaves(
@@ -93,6 +93,7 @@ def test_what_is_ingested_is_kept_as_it_is(new_flights: NewTable, memory_bytes: 
     check_holds(table, rows)
 
 
+@pytest.mark.slow
 def test_data_comes_as_batch_reader_stream_iterable_or_files(table: TableContext, tmp_path: Path) -> None:
     rows = flights(1_000)
     folder = tmp_path / "source"
@@ -175,6 +176,7 @@ def test_no_rows_write_no_file_and_use_the_id_up(table: TableContext) -> None:
     check_untouched(table)
 
 
+@pytest.mark.slow
 def test_progress_tells_rows_done_of_all(table: TableContext) -> None:
     seen: list[tuple[int, int | None]] = []
     ingest(table, flights(200_000), progress=lambda done, total: seen.append((done, total)))
@@ -238,7 +240,7 @@ def bad(rows: pa.Table, tmp_path: Path) -> dict[str, tuple[Any, list[str]]]:
     }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["parquet", "csv", "table", "batches"])
 def test_the_row_of_a_null_is_counted_from_the_beginning_of_all_rows(
     new_flights: NewTable, tmp_path: Path, kind: str

@@ -136,7 +136,7 @@ def check_recovers(table: TableContext, rows: pa.Table) -> None:
     check_holds(table, rows)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [has_written, has_begun])
 def test_killed_before_its_commit(
     table: TableContext, start: Start, rows: pa.Table, moment: Callable[[TableContext], bool]
@@ -191,6 +191,7 @@ def objects(table: TableContext) -> list[str]:
     return [name for name, _ in table.objects.list()]
 
 
+@pytest.mark.slow
 def test_an_ingest_whose_table_is_dropped_leaves_no_objects(table: TableContext, start: Start) -> None:
     process = start()
     wait_until(has_written, table)

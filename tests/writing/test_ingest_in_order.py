@@ -148,7 +148,7 @@ def test_what_is_interrupted_in_the_middle_leaves_nothing(
     assert [name for name in names if name.startswith(("dormouse-ahead", "dormouse-spill"))] == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
 def test_the_file_that_has_a_bad_row_is_named_among_many(
     table: TableContext, tmp_path: Path, memory_bytes: int

@@ -64,7 +64,7 @@ def killed(table: Table, what: str, moment: str) -> None:
         wait_for(process)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", quick(MOMENTS[::2]))
 def test_a_compaction_with_marks_that_is_killed_changes_no_row(instance: Instance, moment: str) -> None:
     table = keyed(instance, compaction_batch_files=3, gc_delay_seconds=0, attempt_expiry_seconds=0.0)

@@ -77,6 +77,7 @@ def test_a_run_that_vanishes_before_it_is_read_is_an_error(monkeypatch: pytest.M
         given_back([[("a", 1)], [("b", 1)]])
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_while_rows_are_read_and_sorted() -> None:
     """About twice what may be held, however many rows there are; of a batch at a time there is more."""
     random, held, found = np.random.default_rng(1), 8 << 20, 0

@@ -49,6 +49,7 @@ def test_rounds_find_files_that_have_many_by_their_keys(
     assert table.context.followed().jobs.create_of_deleted() == LEAVES
 
 
+@pytest.mark.slow
 def test_a_job_asks_for_the_deletions_of_its_leaf(table: Table) -> None:
     table.set_properties(deletions_max=KEYS_A_LEAF - 1)
     context = table.context.followed()

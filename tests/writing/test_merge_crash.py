@@ -23,6 +23,7 @@ def merge_and_die(table: TableContext, leaves: list[str], statement: int) -> boo
     return dies_at(table, merge, statement, "execute")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_merge_that_is_killed_is_done_or_not(new_table: Callable[..., TableContext], layout: str) -> None:
     table = new_table(split_points=[10, 20, 30], layout=layout)

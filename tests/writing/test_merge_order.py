@@ -90,6 +90,7 @@ def test_a_region_of_one_key_is_merged_in_the_order_of_the_others(
     assert (merged["a"].unique().to_pylist(), merged["b"].to_pylist()) == ([5], list(range(500)))
 
 
+@pytest.mark.slow
 def test_a_plan_that_merges_by_fewer_keys_is_refused() -> None:
     schema = Schema([Field("a", LONG), Field("b", LONG)], [Field("c", LONG)])
     merge = "  SortPreservingMergeExec: [{}]\n    UnionExec"

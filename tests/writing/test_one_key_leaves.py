@@ -26,6 +26,7 @@ def fill(table: Table, *keys: int) -> None:
     table.ingest(pa.table({"key": list(keys)}))
 
 
+@pytest.mark.slow
 def test_status_names_them_as_long_as_they_are_full(instance: Instance, table: Table) -> None:
     fill(table, *[7] * 9)
     table.split()
@@ -60,6 +61,7 @@ def test_maintenance_tells_of_each_once(instance: Instance, table: Table) -> Non
     assert (again.one_key_partitions, len(told)) == ([], 1)
 
 
+@pytest.mark.slow
 def test_the_commands_show_them(
     instance: Instance,
     table: Table,

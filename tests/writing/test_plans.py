@@ -210,6 +210,7 @@ def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
     assert queue.depth().messages == 1 + others - 2 * few
 
 
+@pytest.mark.slow
 def test_commits_are_asked_for_and_forgotten_without_a_look_at_those_of_other_tables(
     supplier: ConnectionSupplier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,6 +187,7 @@ def test_a_database_that_is_away_has_every_record_come_again(
         again(record("1", add("t", "a"), 50), record("2", add("t", "b")))
 
 
+@pytest.mark.slow
 def test_a_database_that_wakes_is_waited_for(
     instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ def calls(weeks: Weeks, command: Callable[..., Any]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("status", STATES)
 def test_an_interrupted_pause_costs_hours_and_not_weeks(status: str, fault: str) -> None:
     """Interrupted at each of its calls; then AWS starts the database twice, and tells of neither."""
@@ -95,7 +95,7 @@ def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
         assert weeks.applied == {0}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("loses_events", [True, False])
 def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool) -> None:
@@ -167,7 +167,7 @@ SENDERS = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 @pytest.mark.parametrize("tells_ages", [True, False])
 @pytest.mark.parametrize("sender", SENDERS)
@@ -231,7 +231,7 @@ def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
     assert (weeks.status, weeks.mapping, set(weeks.rules.values())) == ("stopped", "Disabled", {False})
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wanted", ["paused", "running"])
 @pytest.mark.parametrize("status", ["available", "starting", "stopping", "stopped"])
 def test_the_last_wish_counts_whatever_comes_between_the_calls_of_a_look(wanted: str, status: str) -> None:
@@ -300,6 +300,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
 EVENT = {"Records": [{"messageId": str(number), "body": "{}"} for number in range(2)]}
 
 
+@pytest.mark.slow
 def test_the_lambda_answers_when_all_is_as_wanted(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,6 +117,7 @@ def test_create_migrates_and_makes_the_roles(
         assert found.fetchall() == [(3,)]
 
 
+@pytest.mark.slow
 def test_databases_of_row_tables_are_made(event: dict[str, Any], cloudformation: CloudFormation) -> None:
     for more in ({"RowDatabases": "rows_1 rows_2"}, {"Database": "rows_1", "RowsOnly": "true"}):
         handler({**event, "ResourceProperties": event["ResourceProperties"] | more}, Context())
@@ -124,6 +125,7 @@ def test_databases_of_row_tables_are_made(event: dict[str, Any], cloudformation:
     assert told == ["databases of row tables: rows_1, rows_2", "databases of row tables: rows_1"]
 
 
+@pytest.mark.slow
 def test_an_update_is_the_same_resource(event: dict[str, Any], cloudformation: CloudFormation) -> None:
     handler(event, Context())
     handler(updated(event, migrations="c1"), Context())
@@ -171,6 +173,7 @@ def test_a_failure_is_one_line_without_the_password(
     assert password not in json.dumps(answer) + captured.out + captured.err
 
 
+@pytest.mark.slow
 def test_older_code_is_refused_by_a_newer_database(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str
 ) -> None:
@@ -188,6 +191,7 @@ def owners(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "objects" / "owner").glob("*"))
 
 
+@pytest.mark.slow
 def test_a_new_database_and_an_empty_store_become_each_others(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str, tmp_path: Path
 ) -> None:
@@ -200,6 +204,7 @@ def test_a_new_database_and_an_empty_store_become_each_others(
         assert instance.refusal is None
 
 
+@pytest.mark.slow
 def test_a_database_in_place_of_another_adopts_the_store_and_a_rollback_gives_it_back(
     event: dict[str, Any], cloudformation: CloudFormation, server: tuple[str, int], dsn: str, tmp_path: Path
 ) -> None:
@@ -248,6 +253,7 @@ def test_a_snapshot_in_a_new_deployment_adopts_the_store_that_was_kept(
         assert [one.holder for one in instance.holds()] == ["adoption 2"]
 
 
+@pytest.mark.slow
 def test_an_empty_database_beside_the_store_of_another_fails_the_deployment(
     event: dict[str, Any], cloudformation: CloudFormation, tmp_path: Path
 ) -> None:
@@ -306,6 +312,7 @@ def test_a_resource_without_its_properties_is_refused(
     assert cloudformation.answer["Reason"] == "the resource has no Host, User"
 
 
+@pytest.mark.slow
 def test_two_at_once_both_succeed(event: dict[str, Any], cloudformation: CloudFormation) -> None:
     threads = [threading.Thread(target=handler, args=(event, Context())) for _ in range(2)]
     for thread in threads:
@@ -330,6 +337,7 @@ def of_cloudformation(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "ResourceProperties": properties}
 
 
+@pytest.mark.slow
 def test_the_login_comes_from_the_secret(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
@@ -363,6 +371,7 @@ def test_a_resource_without_a_secret_is_refused(
     assert cloudformation.answer["Reason"] == "the resource has no Secret"
 
 
+@pytest.mark.slow
 def test_a_rollback_to_older_code_succeeds_and_says_what_the_database_is(
     event: dict[str, Any], cloudformation: CloudFormation, aws: Aws, dsn: str
 ) -> None:
@@ -393,6 +402,7 @@ def test_what_fails_in_a_rollback_is_no_failure(
     assert "no right to secretsmanager:GetSecretValue" in cloudformation.answer["Data"]["Result"]
 
 
+@pytest.mark.slow
 def test_delete_needs_no_secret(event: dict[str, Any], cloudformation: CloudFormation, aws: Aws) -> None:
     gone = {"RequestType": "Delete", "PhysicalResourceId": "of a failure"}
     begin(of_cloudformation(event) | gone, Context())

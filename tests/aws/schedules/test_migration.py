@@ -78,6 +78,7 @@ def test_it_may_be_run_again_and_changes_nothing(database: str) -> None:
     assert (report.applied, report.adopted) == ((), 0)
 
 
+@pytest.mark.slow
 def test_many_at_once_apply_each_migration_once(database: str) -> None:
     with ThreadPoolExecutor(4) as threads:
         reports = list(threads.map(bring_up_to_date, [database] * 4))
@@ -97,6 +98,7 @@ def test_all_are_members_of_rds_iam_and_the_administrator_is_granted_none(databa
     assert [role for role, is_member in answers.items() if is_member] == [OWNER_ROLE, RUN_ROLE, READ_ROLE]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("role", [OWNER_ROLE, RUN_ROLE, READ_ROLE])
 def test_sessions_have_their_settings_from_the_role(database: str, role: str) -> None:
     """As through an RDS Proxy, which takes none from those who connect."""
@@ -106,6 +108,7 @@ def test_sessions_have_their_settings_from_the_role(database: str, role: str) ->
     assert found == SESSION_SETTINGS
 
 
+@pytest.mark.slow
 def test_rows_are_indexed_by_who_runs_and_read_by_who_reads(
     database: str, server_dsn: str, databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +156,7 @@ def test_what_an_owner_makes_belongs_to_the_schema_s_role(database: str, tmp_pat
         assert conn.execute("select session_user, current_user").fetchall() == [(OWNER_ROLE, SCHEMA_ROLE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whoever_runs_jobs_reads_and_writes_rows(database: str, tmp_path: Path, layout: str) -> None:
     bring_up_to_date(database)
@@ -202,6 +206,7 @@ def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Pa
     assert days == 8  # those of a week, and the default
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whoever_reads_queries_all_tables_and_changes_nothing(
     database: str, tmp_path: Path, layout: str

@@ -135,6 +135,7 @@ def test_a_table_is_changed_and_dropped(there: Cli, here: Cli, dsn: str, tmp_pat
     assert not [*(tmp_path / "objects").rglob("*.parquet")]
 
 
+@pytest.mark.slow
 def test_a_drop_is_asked_for_on_a_terminal(
     there: Cli, asked: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +273,7 @@ def test_show_is_answered_to_one_who_may_only_read(
     assert tables.change({"do": "drop", "table": "t"}, Context())["answer"]["dropped"]
 
 
+@pytest.mark.slow
 def test_a_database_that_wakes_is_waited_for(
     dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_pause_says_what_waits_since_when_and_when_it_is_lost(deployed: Deploy
     )
 
 
+@pytest.mark.slow
 def test_before_a_loss_status_and_pause_offer_a_resume(deployed: Deployed, cli: Cli) -> None:
     send(deployed, "old", days=12)
     day = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"

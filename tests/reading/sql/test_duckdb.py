@@ -249,6 +249,7 @@ def test_a_file_that_is_collected_meanwhile_has_a_successor(
         assert db.execute("from t").fetchall() == [(1,)]
 
 
+@pytest.mark.slow
 def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         properties = dm.TableProperties(gc_delay_seconds=0, compaction_batch_files=2)

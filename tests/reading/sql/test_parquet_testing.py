@@ -28,6 +28,7 @@ def plain(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in rows)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

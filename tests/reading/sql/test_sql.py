@@ -316,6 +316,7 @@ def test_a_file_of_nulls_is_read_where_null_is_a_value(
         assert db.execute(f"select k from t where {condition} order by k").fetchall() == found
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("column", ["k", "x"])
 @pytest.mark.parametrize("join", ["full join", "natural  FULL /* both */ outer join"])
 def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
@@ -331,6 +332,7 @@ def test_the_first_rows_of_a_full_join_are_not_those_that_duckdb_skipped(
     assert [int(row[0]) for row in tuples(sql({"t": lake.context}, statement))] == [0, 1, 2]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("column", ["k", "x"])
 @pytest.mark.parametrize(
     "join", ["small s left join t on s.k = t.k", "t right  OUTER join small s using (k)"]

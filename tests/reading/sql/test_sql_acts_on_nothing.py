@@ -235,6 +235,7 @@ def test_a_statement_that_is_refused_touches_nothing(
     check(watched, [refusal(instance, text) for text in watched.texts(statement)], statement)
 
 
+@pytest.mark.slow
 def test_nor_does_it_through_a_service(instance: dm.Instance, watched: Watched) -> None:
     """Whose workers have a home and a folder as this process has."""
     with serving(instance, sql_workers=1) as url, closing(connect(url)) as client:

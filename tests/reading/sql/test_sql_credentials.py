@@ -114,18 +114,21 @@ def count(engine: Engine) -> int:
     return int(answer)
 
 
+@pytest.mark.slow
 def test_a_statement_outlives_its_credentials(engine: Engine, bucket: Bucket) -> None:
     bucket.ends_at = f"{FILES - 1}.parquet"
     assert count(engine) == FILES * sum(range(1_000))
     assert bucket.keys_used == {"first", "second"}
 
 
+@pytest.mark.slow
 def test_the_next_statement_has_new_credentials(engine: Engine, bucket: Bucket) -> None:
     assert count(engine) == FILES * sum(range(1_000))
     bucket.key = "second"
     assert count(engine) == FILES * sum(range(1_000))
 
 
+@pytest.mark.slow
 def test_credentials_that_are_refused_are_an_error(
     engine: Engine, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_table_is_seen_as_it_is_now(instance: Instance) -> None:
     assert tuples(instance.sql("show tables")) == [("A",), ("b",)]
 
 
+@pytest.mark.slow
 def test_statements_at_once_have_cursors_of_their_own(instance: Instance) -> None:
     def asked(number: int) -> bool:
         name = "ab"[number % 2]

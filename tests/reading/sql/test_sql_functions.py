@@ -121,6 +121,7 @@ def test_so_it_is_in_from() -> None:
             check_tables({"range", name})
 
 
+@pytest.mark.slow
 def test_the_connection_of_the_module_itself_is_used_nowhere() -> None:
     """`duckdb.sql` and its like run, and parse, on a connection of the process that is not locked."""
     package = Path(__file__).parents[3] / "dormouse"

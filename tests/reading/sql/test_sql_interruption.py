@@ -101,6 +101,7 @@ def test_ctrl_c_ends_what_is_computed(instance: dm.Instance, statement: str, res
     eventually(computes_nothing)
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_dropped_ends_what_it_computes(instance: dm.Instance) -> None:
     reader = instance.sql(SEARCH)
     for _ in range(2):
@@ -152,6 +153,7 @@ def test_a_client_that_vanishes_before_the_first_row_ends_what_is_computed(
         eventually(computes_nothing)
 
 
+@pytest.mark.slow
 def test_the_time_limit_ends_what_is_computed(instance: dm.Instance) -> None:
     with serving(instance, seconds_max=0.3) as url:
         found = httpx.post(f"{url}/v1/sql", json={"statement": HEAVY}, timeout=SECONDS_MAX)

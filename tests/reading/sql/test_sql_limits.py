@@ -149,7 +149,7 @@ def test_a_limit_of_an_aggregated_table_gives_whole_sums(
     assert tuples(sql({"t": lake.context}, "select word from t where n > 3 limit 1")) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("first_rows", [1, 7, statements.FIRST_ROWS])
 def test_the_first_rows_in_key_order_are_those_of_all_rows(
     shared_supplier: tuple[str, ConnectionSupplier],

@@ -103,6 +103,7 @@ def written(instance: dm.Instance, statement: str, file_format: str) -> bytes:
     return sink.getvalue()
 
 
+@pytest.mark.slow
 def test_odd_values_are_written_as_they_are(instance: dm.Instance, url: str) -> None:
     with httpx.Client(base_url=url) as client, connect(url) as remote:
         for expression, (in_json, in_csv) in WRITTEN.items():
@@ -131,6 +132,7 @@ def test_odd_values_are_written_as_they_are(instance: dm.Instance, url: str) -> 
             assert value == in_json or value == f"{in_json}.000", expression
 
 
+@pytest.mark.slow
 def test_values_that_arrow_has_not_are_refused_at_every_door(instance: dm.Instance, url: str) -> None:
     with httpx.Client(base_url=url) as client, connect(url) as remote:
         for expression, why in REFUSED.items():

@@ -163,6 +163,7 @@ def test_64_statements_at_once_and_look_ups_meanwhile(instance: dm.Instance) -> 
         eventually(lambda: metric(url, "dormouse_queries_running") == 0)  # it is told behind the answer
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_gives_its_worker_back(
     served: tuple[str, Workers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_parameters_that_do_not_fit_are_refused(url: str, parameters: Any, messa
         raise InvalidQuery(found.json()["detail"])
 
 
+@pytest.mark.slow
 def test_parameters_are_a_list_or_an_object(url: str, client: Client) -> None:
     assert asked(url, "select 1", parameters="x").json()["type"] == "urn:dormouse:invalid-input"
     with pytest.raises(InvalidQuery, match="must be a list"):

@@ -42,6 +42,7 @@ def workers(shared: Path, tmp_path: Path) -> Iterator[Workers]:
         yield started
 
 
+@pytest.mark.slow
 def test_a_worker_s_folder_and_files_are_its_user_s_alone(shared: Path, workers: Workers) -> None:
     squatted = shared / f"dormouse-sql-{os.geteuid()}"
     with closing(workers.session(Interruption())) as session:

@@ -25,6 +25,7 @@ def made(instance: Instance, *values: int | None) -> Table:
     return table
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("expression", "values"),
     [
@@ -54,6 +55,7 @@ def test_whole_numbers_that_do_not_fit_are_exact(instance: Instance) -> None:
     assert (column.type, [int(one.as_py()) for one in column]) == (wide, [LARGEST, LARGEST + 1, LARGEST + 3])
 
 
+@pytest.mark.slow
 def test_a_sum_that_comes_late_and_does_not_fit_is_refused(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +72,7 @@ def test_a_sum_that_comes_late_and_does_not_fit_is_refused(
     assert instance.sql(f"select s::decimal(38, 0) d from ({sums})").read_all().num_rows == 100_000
 
 
+@pytest.mark.slow
 def test_programs_get_numbers(
     instance: Instance,
     cli: Callable[..., tuple[int, str, str]],

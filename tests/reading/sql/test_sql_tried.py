@@ -146,6 +146,7 @@ def url(instance: dm.Instance) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_what_reads_has_duckdbs_answer(instance: dm.Instance, url: str) -> None:
     with duckdb.connect() as plain, httpx.Client(base_url=url) as client:
         plain.register("flights_", FLIGHTS)
@@ -162,6 +163,7 @@ def test_what_reads_has_duckdbs_answer(instance: dm.Instance, url: str) -> None:
             assert sorted(map(str, served.to_pylist())) == sorted(map(str, expected)), statement
 
 
+@pytest.mark.slow
 def test_what_does_not_read_says_what_to_do_instead(instance: dm.Instance, url: str) -> None:
     with httpx.Client(base_url=url) as client:
         for statement, message in REFUSED.items():
@@ -175,6 +177,7 @@ def test_what_does_not_read_says_what_to_do_instead(instance: dm.Instance, url: 
     assert not Path("never.parquet").exists()
 
 
+@pytest.mark.slow
 def test_a_refusal_is_one_line_of_the_command_line(
     dsn: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
 ) -> None:

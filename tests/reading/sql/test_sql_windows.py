@@ -67,6 +67,7 @@ def test_windows_beside_others_are_those_that_stand_alone(filled: Instance) -> N
     assert wrong == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -137,7 +137,7 @@ def test_errors_come_with_their_class(
     assert one(workers) == 42
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "message"),
     [(signal.SIGKILL, "was killed, as the system does when memory is short"), (signal.SIGSEGV, "SIGSEGV")],
@@ -354,6 +354,7 @@ print(flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_process_whose_parent_ends_need_not_have_the_interpreters_lock() -> None:
     watched, lifeline = os.pipe()
     command = [sys.executable, "-c", BUSY, str(watched)]
@@ -373,6 +374,7 @@ def _runs(number: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_worker_is_limited_and_knows_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DORMOUSE_SERVICE_TOKEN", "hunter-1")
     monkeypatch.setenv("PGPASSWORD", "hunter-2")

@@ -235,6 +235,7 @@ def test_tables_are_those_that_are_given() -> None:
         wanted({"t": SCHEMAS["t"], "T": SCHEMAS["u"]}, "from t")
 
 
+@pytest.mark.slow
 def test_constants_that_fill_the_memory_or_the_plan_bound_nothing() -> None:
     assert of("select repeat('a', 30_000_000) from t where k = 5") == "t"
     assert of("select repeat('a', 70_000_000) from t where k = 5") == "t"
@@ -275,6 +276,7 @@ def test_an_interruption_is_told_how_to_end_the_planning() -> None:
         wanted(SCHEMAS, "from t", interruption=watching)
 
 
+@pytest.mark.slow
 def test_threads_plan_at_once() -> None:
     found: list[Wanted] = []
 

@@ -122,6 +122,7 @@ def test_a_full_queue_refuses_at_last(dsn: str, tmp_path: Path) -> None:
         instance.submit([add("t", "d")])
 
 
+@pytest.mark.slow
 def test_runaway_producers_against_a_slow_committer_keep_the_queue_bounded(
     small: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

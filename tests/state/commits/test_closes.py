@@ -64,6 +64,7 @@ def asks(pid: int, supplier: ConnectionSupplier) -> bool:
     return found == [("PgSleep",)]
 
 
+@pytest.mark.slow
 def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
     dsn: str, tmp_path: Path, apart: ConnectionSupplier
 ) -> None:
@@ -113,6 +114,7 @@ def test_the_close_of_a_healthy_supplier_cuts_nothing(dsn: str) -> None:
     assert not [one for one in threading.enumerate() if one.name == "dormouse-cut"]
 
 
+@pytest.mark.slow
 def test_a_reader_closes_though_its_session_is_frozen(dsn: str, apart: ConnectionSupplier) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
 
@@ -132,6 +134,7 @@ def test_a_reader_closes_though_its_session_is_frozen(dsn: str, apart: Connectio
                 Ended(reader.close).check()
 
 
+@pytest.mark.slow
 def test_a_worker_stops_while_it_opens_a_connection_that_is_never_answered(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: ConnectionSupplier
 ) -> None:
@@ -171,6 +174,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_the_committer_program_ends_though_all_sessions_are_frozen(
     dsn: str, tmp_path: Path, apart: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

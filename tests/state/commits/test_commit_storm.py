@@ -240,6 +240,7 @@ def storm_of(
         check_rows(instance, told)
 
 
+@pytest.mark.slow
 def test_what_was_told_in_a_storm_is_true(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storm_of(dsn, tmp_path, monkeypatch, seed=1, seconds=1, submitters=2, committers=2)
 

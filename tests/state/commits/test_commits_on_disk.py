@@ -179,6 +179,7 @@ def test_a_job_is_told_nothing_that_a_crash_may_undo(
     assert files_of(instance) == [name]
 
 
+@pytest.mark.slow
 def test_what_was_committed_at_once_outlives_a_crash(server: Server) -> None:
     instance = server.instance
     for number in range(3):
@@ -221,6 +222,7 @@ def drain(instance: Instance) -> dict[str, str]:
     raise AssertionError("the queue does not become empty")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "before"),
     [

@@ -301,6 +301,7 @@ def test_a_batch_is_larger_where_many_requests_wait_for_many_tables(instance: In
     assert (committer.metrics().batch_messages_max, committer.metrics().batches) == (30, 3)
 
 
+@pytest.mark.slow
 def test_requests_for_several_queues_are_all_served(dsn: str, tmp_path: Path) -> None:
     settings = load_settings(queues=5)
     with Instance(dsn, open_store(tmp_path / "objects"), settings).open() as instance:

@@ -53,6 +53,7 @@ def produce(instance: Instance, producer: int) -> None:
         instance.submit(compaction("t", number))
 
 
+@pytest.mark.slow
 def test_killed_committers_lose_nothing_and_apply_everything_once(
     instance: Instance, dsn: str, tmp_path: Path
 ) -> None:

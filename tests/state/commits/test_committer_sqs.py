@@ -37,6 +37,7 @@ def instance(
         yield instance
 
 
+@pytest.mark.slow
 def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None:
     names = [f"t{number}" for number in range(4)]
     for name in names:
@@ -76,6 +77,7 @@ def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
         thread.join()
 
 
+@pytest.mark.slow
 def test_draining_ends_at_once_when_one_thread_of_it_fails(instance: Instance) -> None:
     instance.commits.queues[0].send(["not a request"])
     errors: list[CommitQueueError] = []

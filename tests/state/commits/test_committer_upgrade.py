@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("table_t")
 NEWER: list[dict[str, Any]] = [{"version": 2}, {"type": "merge_partitions"}, {"colour": "red"}]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("newer", NEWER)
 def test_what_a_newer_dormouse_wrote_is_left_to_it(instance: Instance, newer: dict[str, Any]) -> None:
     """Also what may wait for it; all else is applied."""
@@ -43,6 +44,7 @@ def test_what_a_newer_dormouse_wrote_is_left_to_it(instance: Instance, newer: di
     assert files_of(instance) == ["new 1", "other"]
 
 
+@pytest.mark.slow
 def test_it_comes_back_with_a_delay(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     send_raw(instance, encode(add("t", "a")).replace('"version":1', '"version":2'))
     instance.committer().drain()
@@ -65,6 +67,7 @@ def migrated(instance: Instance, change: str) -> None:
     query(instance._supplier, "insert into migration (version, name, checksum) values (9999, 'newer', '')")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "change",
     [

@@ -132,6 +132,7 @@ def test_a_batch_that_waits_is_not_tried_request_by_request(
     assert supplier.lent <= waits_max + 1  # one looks the table up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timeout", ["statement_timeout"])
 def test_a_batch_that_is_too_much_for_the_limits_is_applied_in_parts(
     limited: Instance, patient: Instance

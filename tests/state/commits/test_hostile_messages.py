@@ -166,7 +166,7 @@ def bombard(dsn: str, folder: Path, seed: int, messages: int) -> Counter[str]:
         return answers
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_message_touches_another_table(dsn: str, tmp_path: Path, seed: int) -> None:
     assert set(bombard(dsn, tmp_path, seed, MESSAGES)) >= {"applied", "rejected", "try_later"}

@@ -17,6 +17,7 @@ from tests.support.commits import AddFiles, Committer, PointerQueue, PostgresQue
 pytestmark = pytest.mark.usefixtures("table_t")
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_not_handled_twice(
     dsn: str, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,6 +158,7 @@ def test_queues_do_not_see_each_other(lender: ConnectionSupplier) -> None:
     assert bodies(one.receive(10)) == ["a"]
 
 
+@pytest.mark.slow
 def test_processes_that_receive_at_once_never_get_the_same_message(
     queue: PostgresQueue, dsn_of_all: str, number: int
 ) -> None:
@@ -191,6 +192,7 @@ while messages := queue.receive(7):
     assert set(taken) == sent
 
 
+@pytest.mark.slow
 def test_what_a_killed_receiver_held_comes_again(queue: PostgresQueue, dsn_of_all: str, number: int) -> None:
     queue.send(["a"])
     script = """

@@ -135,6 +135,7 @@ def test_a_change_that_lost_its_lock_keeps_no_id(instance: Instance) -> None:
     assert samples.change([dm.Insert([{"name": "b"}])], change_id="one").changed["inserted"] == 1
 
 
+@pytest.mark.slow
 def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:
     """`Idempotency-Key` is the id of the job, quoted or not: sent again with another body it is refused."""
     instance.create_row_table("samples", [dm.Column("name", "STRING")])
@@ -171,6 +172,7 @@ def test_the_header_of_a_request_names_its_job(instance: Instance) -> None:
         ]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instance, tmp_path: Path) -> None:
     """What a client sends of no use is not kept."""
     instance.create_row_table("samples", [dm.Column("name", "STRING")])
@@ -196,6 +198,7 @@ def test_a_file_that_is_sent_with_the_id_of_another_is_refused(instance: Instanc
         assert more.version() == 1
 
 
+@pytest.mark.slow
 def test_an_id_of_no_rows_is_not_that_of_rows(table: TableContext) -> None:
     """Every kind of data without rows counts as the same data; rows of any kind are other data."""
     rows = flights(10)

@@ -64,6 +64,7 @@ def test_a_limit_is_kept(queue: SqsQueue) -> None:
     assert len(queue.receive(12, 0)) == 12
 
 
+@pytest.mark.slow
 def test_a_wait_for_an_empty_queue_ends(queue: SqsQueue) -> None:
     assert queue.receive(10, 0.5) == []
 
@@ -79,6 +80,7 @@ def test_a_message_that_is_tried_later_comes_again_with_its_count(queue: SqsQueu
     assert queue.depth().oldest_seconds >= 0
 
 
+@pytest.mark.slow
 def test_what_is_received_at_once_is_bounded_in_bytes(queue: SqsQueue) -> None:
     queue.send(["x" * 2**19] * 30)
     assert [len(received(queue)) for _ in range(4)] == [10, 10, 10, 0]

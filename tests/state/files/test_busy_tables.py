@@ -56,6 +56,7 @@ CHANGES: dict[str, Callable[[Instance], object]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_waits_for_others_holds_up_none(dsn: str, instance: Instance, change: str) -> None:
     store = instance.table("t").files
@@ -154,6 +155,7 @@ with dm.connect(*sys.argv[1:]) as instance:
 """
 
 
+@pytest.mark.slow
 def test_a_committer_that_is_frozen_in_its_transaction_holds_up_no_other(
     dsn: str, tmp_path: Path, instance: Instance
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_claim_that_commits_during_creation_leaves_no_job_with_a_part_of_its_f
     assert table.jobs.count() == (3, 0)
 
 
+@pytest.mark.slow
 def test_20_000_files_of_2_000_leaves(new_table: Callable[..., TableContext]) -> None:
     table = new_table(split_points=range(1, 2_000), compaction_strategy="basic", compaction_batch_files=10)
     leaves = [leaf.partition_id for leaf in table.partitions.leaves()]

@@ -288,6 +288,7 @@ def test_it_waits_for_a_commit_that_is_under_way(new_table: NewTable, layout: st
     assert table.store.table.layout == target
 
 
+@pytest.mark.slow
 def test_a_stream_is_read_to_its_end(new_table: NewTable) -> None:
     table = new_table(layout="file_table")
     table.store.add_files(ref(f"f{n:05}") for n in range(10_500))

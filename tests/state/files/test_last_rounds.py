@@ -109,6 +109,7 @@ def test_several_jobs_that_are_given_up_in_a_round_are_one_failure(new_table: Ne
     assert (found.failures, table.last_rounds.read()[1].jobs) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_job_whose_runners_died_is_counted_also_when_its_round_is_never_told(instance: Instance) -> None:
     properties = dm.TableProperties(**PAIRS, compaction_attempts_max=2)
     table = instance.create_table("t", SCHEMA, properties=properties)._context

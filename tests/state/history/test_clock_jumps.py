@@ -139,6 +139,7 @@ def test_a_day_of_payloads_is_free_a_while_later(instance: Instance) -> None:
         assert seconds_left(instance, "payload_day", "leased_until") <= 60
 
 
+@pytest.mark.slow
 def test_a_job_of_a_dead_worker_is_run_a_while_later(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_compaction_job_is_taken_when_its_span_is_over(instance: Instance) -> 
     assert table.compact().jobs_run == 1
 
 
+@pytest.mark.slow
 def test_history_can_be_read_from_now_on(instance: Instance, table_t: Table) -> None:
     """A moment, a new consumer, and a cut, though collection let all go that came before the wrong clock."""
     add(table_t, 1)
@@ -202,6 +204,7 @@ def test_history_can_be_read_from_now_on(instance: Instance, table_t: Table) -> 
     assert len(clock_jumps(instance._supplier)) == 3
 
 
+@pytest.mark.slow
 def test_a_truncation_at_a_cut_of_the_wrong_clock_lets_the_present_be_read(
     instance: Instance, table_t: Table
 ) -> None:

@@ -130,6 +130,7 @@ def test_an_acknowledge_whose_answer_was_lost_can_be_given_again(instance: Insta
     assert rows(consumer) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_consumer_keeps_its_files_through_collection(instance: Instance, layout: str) -> None:
     properties = dm.TableProperties(gc_delay_seconds=0, compaction_batch_files=2, compaction_strategy="basic")

@@ -177,6 +177,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         yield found
 
 
+@pytest.mark.slow
 def test_a_history_is_what_a_naive_one_says(instance: Instance) -> None:
     run_machine(HistoryMachine, instance, "file_table", EXAMPLES, STEPS)
 

@@ -131,6 +131,7 @@ def test_a_push_down_follows_a_merge_of_its_targets_or_is_refused(table: TableCo
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ingests_that_race_with_merges_lose_no_row_and_give_none_twice(
     new_table: NewTable, layout: str

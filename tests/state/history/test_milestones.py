@@ -255,7 +255,7 @@ def test_a_server_that_died_is_not_started_for_a_milestone(
     assert asked == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("claims", [False, True], ids=["milestone", "incarnation"])
 def test_what_the_store_knows_survives_a_crash(tmp_path: Path, url: str, claims: bool) -> None:
     """Though commits do not wait for the disk there: the store is told what cannot be lost."""

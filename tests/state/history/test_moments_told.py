@@ -29,6 +29,7 @@ def change(table: Table, statement: str, *values: Any) -> None:
     query(table._context.supplier, f"{statement} returning 1", *values)
 
 
+@pytest.mark.slow
 def test_a_time_finds_the_epoch_that_came_after_the_clock_was_set_back(instance: Instance) -> None:
     table = made(instance, split_threshold_rows=10**6)
     # as if the clock had been an hour ahead until now
@@ -92,7 +93,7 @@ def test_a_time_at_which_what_came_later_was_removed_is_refused(instance: Instan
         keys(table, at)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["references", "epoch"])
 def test_a_time_among_commits_whose_times_are_forgotten_is_refused(tmp_path: Path, what: str) -> None:
     """The server forgets them when all databases are frozen."""
@@ -203,6 +204,7 @@ def _reads(table: Table, at: datetime) -> list[Callable[[], object]]:
     ]
 
 
+@pytest.mark.slow
 def test_history_reads_on_a_standby_and_what_writes_is_refused_by_name(
     pair: Pair, both: tuple[Instance, Instance]
 ) -> None:

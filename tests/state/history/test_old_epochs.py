@@ -144,6 +144,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 3)
 
 
+@pytest.mark.slow
 def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the thousands, too, in which the truncation is, and of a thousand that ends after it."""
     monkeypatch.setattr(garbage, "PIECE_EPOCHS", 400)
@@ -175,6 +176,7 @@ def test_totals_go_on_from_what_is_forgotten(table: TableContext, monkeypatch: p
         assert [each for each in problems if "epoch" in each and "it " not in each] == []
 
 
+@pytest.mark.slow
 def test_the_work_of_a_piece_does_not_grow_with_the_history(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_the_work_of_a_piece_does_not_grow_with_the_history(
         assert 0 < work.total() < PIECE_WORK_MAX
 
 
+@pytest.mark.slow
 def test_a_tree_is_whole_from_the_truncation_on(table: TableContext) -> None:
     """Through splits and merges after it, too; ids are not given again, and a check finds nothing."""
     trees, stale = dict[int, PartitionTree](), []

@@ -53,6 +53,7 @@ def test_a_restore_puts_back_the_rows_of_a_moment(instance: Instance, layout: st
     assert keys(table) == sorted([*rows, *range(5)])
 
 
+@pytest.mark.slow
 def test_files_that_come_back_are_collected_when_they_go_again(instance: Instance) -> None:
     for layout in LAYOUTS:
         table = made(instance, f"t_{layout}", layout=layout, gc_delay_seconds=0, history_retention_seconds=0)
@@ -91,6 +92,7 @@ def test_a_compaction_that_runs_while_its_table_is_restored_is_given_up(instance
     assert keys(table) == list(range(20))
 
 
+@pytest.mark.slow
 def test_what_is_written_while_a_restore_counts_comes_after_it(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ def merged_whole(table: Table) -> str:
     return table.partitions.merge(leaves).partition_id
 
 
+@pytest.mark.slow
 def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance: Instance) -> None:
     table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)
     table.partitions.split("root", 20)

@@ -103,6 +103,7 @@ class RestoresMachine(DeletesMachine):
                 assert self.times[cut.cut_id] < self.erased_at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_changes_tell_what_restores_did(instance: Instance, layout: str) -> None:
     run_machine(RestoresMachine, instance, layout, EXAMPLES // 2, STEPS)

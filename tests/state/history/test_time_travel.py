@@ -271,6 +271,7 @@ def age(instance: Instance, minutes: int = 31) -> None:
     query(instance._supplier, f"update cut set recorded_at = recorded_at - interval '{minutes} minutes'")
 
 
+@pytest.mark.slow
 def test_maintenance_records_a_cut_when_the_last_is_old_and_something_has_changed(instance: Instance) -> None:
     table = made(instance)
     add(table, 0)
@@ -291,6 +292,7 @@ def test_maintenance_records_a_cut_when_the_last_is_old_and_something_has_change
     assert len(list(table.history.cuts())) == 2, "the first can be read no more, and is forgotten"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_cut_knows_what_was_ingested_till_then_each_file_once(instance: Instance, layout: str) -> None:
     more = {"split_threshold_rows": 30, "ingest_file_writing": "one_reference_per_leaf"}
@@ -311,6 +313,7 @@ def test_a_cut_knows_what_was_ingested_till_then_each_file_once(instance: Instan
         assert query(instance._supplier, till, cut.cut_id) == [(rows, sizes)]
 
 
+@pytest.mark.slow
 def test_moments_travel_over_http(instance: Instance) -> None:
     table = made(instance)
     add(table, 0)

@@ -29,6 +29,7 @@ STATEMENTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_statement_may_name_tables_of_which_it_reads_nothing(instance: Instance) -> None:
     """Tools ask for the columns of a statement in this way."""
     for name in ("t", "u"):

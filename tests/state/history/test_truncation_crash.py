@@ -87,6 +87,7 @@ def killed_until_done(
     raise AssertionError(f"not done in {EXCHANGES_MAX} exchanges")
 
 
+@pytest.mark.slow
 def test_a_truncation_that_is_killed_is_done_or_not(table: TableContext) -> None:
     before = list(cuts(table))
     kept = Kept(table, before[2])

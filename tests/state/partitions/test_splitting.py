@@ -203,6 +203,7 @@ def test_a_second_key_is_divided_by_the_rows_inside_alone(new_table: NewTable) -
     assert points[left].field == points[right].field == "y"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_every_row_is_in_exactly_one_leaf_when_splitting_is_done(plane: TableContext, seed: int) -> None:
     """Random, skewed and correlated keys; until nothing is left to divide or to push."""
@@ -241,6 +242,7 @@ def test_two_rounds_at_once_divide_each_leaf_once(new_table: NewTable) -> None:
     assert all_keys(table) == Counter(n * 1000 + k for n in range(4) for k in range(200))
 
 
+@pytest.mark.slow
 def test_splits_beside_ingests_and_compactions_lose_nothing(new_table: NewTable) -> None:
     table = new_table(
         split_threshold_rows=100, split_min_rows=2, compaction_strategy="basic", compaction_batch_files=2

@@ -187,6 +187,7 @@ def test_threads_that_need_the_same_tree_read_it_once(
         statements.clear()
 
 
+@pytest.mark.slow
 def test_readers_that_race_with_splits_see_the_tree_of_an_epoch_exactly(new_table: NewTable) -> None:
     """All share a cache, which forgets the tree every now and then."""
     table, cache = new_table(split_points=[0]), TreeCache()
@@ -235,7 +236,7 @@ def some_range(rng: random.Random, name: str) -> Range:
     return Range(*ends, min_inclusive=rng.random() < 0.5, max_inclusive=rng.random() < 0.5)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_walk_finds_what_the_tree_has_in_the_ranges_and_no_more(table: TableContext, seed: int) -> None:
     rng = random.Random(seed)
