@@ -175,10 +175,11 @@ def new_job_id() -> str:
 
 
 def job_key(job_id: object) -> uuid.UUID:
-    """Under what a job is kept: the id itself when it is a UUID as those are written, else 128 bits of it."""
+    """Returns the key of a job: its id when that is written as a UUID is, else 128 bits of it."""
+    if isinstance(job_id, str) and is_key(job_id):
+        return uuid.UUID(job_id)
     check_text("job_id", job_id, JOB_ID_BYTES_MAX)
-    text = str(job_id)
-    return uuid.UUID(text) if is_key(text) else narrow_id(text)
+    return narrow_id(str(job_id))
 
 
 def check_new_id(job_id: object) -> None:

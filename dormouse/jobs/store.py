@@ -42,7 +42,7 @@ from dormouse.jobs.job import (
     request_of,
     result_of,
 )
-from dormouse.objects.store import ObjectStore, note_if_shared
+from dormouse.objects.store import ObjectStore, is_shared, note_activity
 from dormouse.payloads.keys import decode
 from dormouse.payloads.rows import with_days, write
 from dormouse.postgres.connection import Supplier
@@ -85,6 +85,7 @@ class JobStore:
     ) -> None:
         self._supplier = supplier
         self._objects = objects
+        self._is_shared = is_shared(objects)
         self._payloads = payloads
         self._check_writable = check_writable
         self._kind_ids: dict[str, int] = {}
@@ -102,8 +103,9 @@ class JobStore:
         self._check_writable()
         check_kind(kind)
         check_owner(owner)
-        chosen = new_job_id() if job_id is None else job_id
-        check_new_id(chosen)
+        if job_id is not None:
+            check_new_id(job_id)
+        chosen = job_id or new_job_id()
         key = job_key(chosen)
         text = encode_request(chosen, request)
         values = {
@@ -131,7 +133,8 @@ class JobStore:
             is_new = False
         if not is_new:
             self._check_same(chosen, kind, owner, text)
-        note_if_shared(self._objects)  # for workers that let their connections go
+        if self._is_shared:  # for workers that let their connections go
+            note_activity(self._objects)
         return chosen
 
     def status(self, job_id: str, owner: str | None = None) -> Job:

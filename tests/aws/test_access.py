@@ -106,6 +106,7 @@ def test_the_command_that_forwards_the_port_is_printed(deployed: Deployed, cli: 
     assert json.loads(words[10]) == {"host": ["db"], "portNumber": ["5432"], "localPortNumber": ["5432"]}
 
 
+@pytest.mark.slow
 def test_what_is_forwarded_is_still_checked_by_its_name(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

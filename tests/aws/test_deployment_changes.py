@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dormouse.settings.config_file import tables
 
 REPLACED = {
@@ -35,6 +37,7 @@ DEPLOYED = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_change_needs_is_what_cloudformation_does() -> None:
     """A property that can only be set at creation makes a change a replacement."""
     from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER

@@ -43,7 +43,7 @@ def existing(session: Any, *, endpoint: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("has", [False, True])
 @pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
 def test_the_endpoint_of_an_existing_vpc_is_there_or_made(session: Any, has: bool, s3_endpoint: str) -> None:
@@ -71,7 +71,7 @@ def test_subnets_and_route_tables_are_where_the_settings_say(session: Any) -> No
     assert check.mend == "correct network.vpc_id"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("s3_endpoint", ["create", "existing"])
 def test_an_endpoint_in_other_route_tables_is_no_way_to_s3(session: Any, s3_endpoint: str) -> None:
     """Lambdas would hang there; and nothing keeps another from being made."""

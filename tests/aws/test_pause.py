@@ -112,6 +112,7 @@ def test_no_request_is_waited_for_longer_than_a_lambda_works(deployed: Deployed,
     assert all(one.seconds == 0 for one in early.steps)
 
 
+@pytest.mark.slow
 def test_job_runs_are_cancelled_after_the_deadline(deployed: Deployed, clock: FakeClock) -> None:
     run = start_job_run(deployed)
     pause(deployed.find(), drain_seconds=100, clock=clock.clock)

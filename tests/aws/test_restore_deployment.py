@@ -74,6 +74,7 @@ def objects(deployed: Deployed) -> list[str]:
     return [one["Key"] for one in deployed.client("s3").list_objects_v2(Bucket="data").get("Contents", ())]
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_the_moment_and_the_objects_are_there(deployed: Deployed, moment: datetime) -> None:
     found = restore_deployment(deployed.find(), moment, clock=SOON)
     assert snapshots(deployed) == [found.snapshot]

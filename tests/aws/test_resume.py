@@ -93,6 +93,7 @@ def test_messages_that_came_meanwhile_are_there(deployed: Deployed, clock: FakeC
     assert {one["Body"] for one in found} == {str(number) for number in range(10)}
 
 
+@pytest.mark.slow
 def test_a_resume_ends_when_somebody_pauses_meanwhile(deployed: Deployed) -> None:
     pause(deployed.find(), clock=FakeClock().clock)
     events, ssm = deployed.client("events"), deployed.client("ssm")

@@ -180,6 +180,7 @@ def test_clusters_that_a_restore_has_replaced_are_woken_and_deleted() -> None:
     assert writers == [f"dormouse-{deployed.id}-writer"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protected", [False, True])
 def test_a_look_tells_of_clusters_that_a_restore_has_replaced(
     deployed_stacks: Deployed, protected: bool
@@ -285,6 +286,7 @@ def test_a_look_says_what_would_be_done_and_does_nothing(deployed_stacks: Deploy
     assert deployed_stacks.state() == before
 
 
+@pytest.mark.slow
 def test_all_is_ended_before_a_stack_is_deleted(
     deployed_stacks: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_rows_are_counted_as_they_go_to_a_file(
     assert told[-1] == ("write new.json", 2, None, "rows")
 
 
+@pytest.mark.slow
 def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:
     with (
         dm.connect(dsn, f"file://{tmp_path}/objects", read_only=True) as instance,
@@ -183,6 +184,7 @@ def test_changes_over_http(table: Table, dsn: str, tmp_path: Path) -> None:
         assert replace(status, consumers=()) == replace(table.status(), consumers=())
 
 
+@pytest.mark.slow
 def test_the_service_tells_how_far_consumers_are_behind(table: Table, dsn: str, tmp_path: Path) -> None:
     behind = partial(metric, name="dormouse_consumer_rows_behind", table="t", consumer="etl")
     with dm.connect(dsn, f"file://{tmp_path}/objects") as instance, serving(instance) as url:

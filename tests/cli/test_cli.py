@@ -114,6 +114,7 @@ def test_a_schema_comes_from_a_file_of_json(cli: Cli, tmp_path: Path) -> None:
     assert_one_line(cli("table", "create", "u", "--schema", str(path)), 2, "is not JSON")
 
 
+@pytest.mark.slow
 def test_a_schema_is_taken_from_a_parquet_file(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "like.parquet"
     columns = {"id": pa.array([1], pa.uint32()), "tags": [["a"]], "when": pa.array([0], pa.timestamp("ms"))}
@@ -129,6 +130,7 @@ def test_a_schema_is_taken_from_a_parquet_file(cli: Cli, tmp_path: Path) -> None
     assert_one_line(cli("table", "create", "u", "--like", str(path), "--row-key", "x"), 2, "no column 'x'")
 
 
+@pytest.mark.slow
 def test_the_same_ingest_id_adds_nothing_twice(loaded: Cli, flights: str) -> None:
     again = loaded("ingest", "flights", flights, "--id", "first", "--json").json
     assert again["applied"] is False
@@ -168,6 +170,7 @@ def test_answers_have_four_formats(loaded: Cli, tmp_path: Path) -> None:
     assert_one_line(loaded(*select, "--format", "xml"), 2, "'--format' / '-f': 'xml' is not one of")
 
 
+@pytest.mark.slow
 def test_an_answer_of_many_rows_is_cut_as_its_hint_says(loaded: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     many = ("sql", "select i as value from generate_series(1, 100000) t(i)")
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
@@ -333,6 +336,7 @@ def test_help_has_an_example_for_every_verb(cli: Cli) -> None:
         assert f"Example: dormouse {verb}" in " ".join(cli(*verb.split(), "--help", on=()).out.split())
 
 
+@pytest.mark.slow
 def test_the_program_starts_without_heavy_libraries() -> None:
     script = (
         "import sys; from dormouse.cli import main; sys.argv[1:] = ['--help']; main(); "
@@ -375,6 +379,7 @@ def test_a_missing_extra_is_one_line_with_the_command() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_column_has_the_name_that_the_answer_gives_it(loaded: Cli) -> None:
     assert "carrier[bold]" in loaded("sql", 'select 1 as "carrier[bold]"').out
 

@@ -100,6 +100,7 @@ def test_an_ingest_that_is_repeated_says_so(command: Cli, tmp_path: Path) -> Non
     assert out.startswith("nothing was added to t: an ingest with the id 'x' is there already (")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("error", [InvalidData("bad"), CommitOutcomeUnknown("cut")])
 def test_a_load_that_fails_takes_no_rows_of_others_with_it(
@@ -188,6 +189,7 @@ def test_a_parameter_that_is_left_out_is_named(command: Cli, given: list[str]) -
     assert (code, err.partition(": number them")[0]) == (2, f"dormouse: parameter ${missing} is not given")
 
 
+@pytest.mark.slow
 def test_small_leaves_are_listed_and_merged_where_that_is_wanted(command: Cli, instance: dm.Instance) -> None:
     table = instance.table("t")
     table.partitions.split("root", 5)

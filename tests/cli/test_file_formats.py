@@ -112,6 +112,7 @@ def test_a_format_that_compresses_by_itself_is_not_compressed_again(run: Run) ->
 DOWNLOADED = [{"ROW_ID": 1, "ROW_VERSION": 1, "v": "a"}, {"ROW_ID": 2, "ROW_VERSION": 1, "v": "b"}]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [[], ["--sql", "select v from r order by ROW_ID"]])
 def test_a_download_is_written_as_its_name_tells(run: Run, more: list[str]) -> None:
     for name in ("x.parquet", "x.json", "x.jsonl.gz", "x.csv.gz", "x.tsv.gz"):

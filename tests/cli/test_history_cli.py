@@ -232,6 +232,7 @@ def test_a_page_is_written_to_a_file(cli: Cli, lake: list[str], tmp_path: Path) 
     assert all(covers(page, epoch) for epoch in range(31))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("given", "told"),
     [

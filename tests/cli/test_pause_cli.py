@@ -74,6 +74,7 @@ def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Depl
     assert (code, out.splitlines()[-1]) == (0, "dev ran already, its database is available")
 
 
+@pytest.mark.slow
 def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
     code, out, err = cli(*on("pause", "--json"))
     report = json.loads(out)
@@ -81,6 +82,7 @@ def test_with_json_it_is_one_document(deployed: Deployed, cli: Cli) -> None:
     assert report["steps"][1]["outcome"] == "done" and len(report["steps"][1]["what"]) == 3
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_it_would_do(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause", "--dry-run"))
     assert (code, deployed.state()) == (0, RUNNING)
@@ -96,6 +98,7 @@ def test_the_drain_can_be_shortened(deployed: Deployed, cli: Cli) -> None:
     assert (code, deployed.state()) == (0, PAUSED)
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def failed(*args: str) -> tuple[int, str]:
         code, out, err = cli(*args)
@@ -147,6 +150,7 @@ def test_the_status_says_what_runs_and_what_it_costs(deployed: Deployed, cli: Cl
     assert dict(found["usd_hour"])["database"] == 0.0
 
 
+@pytest.mark.slow
 def test_an_id_needs_no_region_option_where_there_is_one(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -174,6 +178,7 @@ def test_the_status_knows_what_waits_and_what_runs(deployed: Deployed) -> None:
     assert (found.spark, dict(found.usd_hour)["runs"]) == ("STARTED", None)
 
 
+@pytest.mark.slow
 def test_what_a_database_costs_follows_its_capacity(deployed: Deployed) -> None:
     assert dict(status(deployed.find()).usd_hour)["database"] is None  # nothing was measured yet
     dimensions = [{"Name": "DBClusterIdentifier", "Value": deployed.cluster}]
@@ -185,6 +190,7 @@ def test_what_a_database_costs_follows_its_capacity(deployed: Deployed) -> None:
     assert usd is not None and 0.1 < usd < 1
 
 
+@pytest.mark.slow
 def test_clusters_of_rows_cost_what_they_take_now(deployed: Deployed) -> None:
     """None while one of them was not measured; nothing where there are none."""
     assert "clusters of rows" not in dict(status(deployed.find()).usd_hour)

@@ -109,7 +109,7 @@ def outcome(ask: Callable[[], Any]) -> Any:
         return error
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("table", "where"),
     [
@@ -285,6 +285,7 @@ def test_a_table_that_was_dropped_is_an_error(instance: dm.Instance, client: Cli
             ask()
 
 
+@pytest.mark.slow
 def test_a_question_is_written_by_the_columns_of_now(instance: dm.Instance, client: Client) -> None:
     """As FLOAT has it, 0.1 is another number."""
 

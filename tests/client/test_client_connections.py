@@ -108,6 +108,7 @@ def test_an_answer_that_is_cut_anywhere_is_an_error(shared: Any, data: st.DataOb
             client.sql("select").read_all()
 
 
+@pytest.mark.slow
 def test_no_cut_of_a_whole_stream_is_taken_for_the_whole(shared: Any) -> None:
     """Each position of the last message and the marker, where a short answer would be closest to whole."""
     client, answer_with = shared
@@ -230,6 +231,7 @@ def test_what_failed_otherwise_is_not_asked_again() -> None:
         assert len(script.asked) == 1
 
 
+@pytest.mark.slow
 def test_a_service_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dormouse.client.http.ATTEMPTS_MAX", 2)
     with listening() as (_, url):
@@ -298,7 +300,7 @@ class Waiting:
         return self._found.pop()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("end", ["close", "drop", "with", "client"])
 def test_the_connection_ends_with_its_reader(end: str) -> None:
     """So that the service stops working on what nobody reads."""

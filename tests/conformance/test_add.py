@@ -118,7 +118,7 @@ def test_the_same_reference_twice_in_one_call(store: FileReferenceStore) -> None
     assert store.has_no_files()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_10_000_in_one_call(store: FileReferenceStore) -> None:
     store.add_files(ref(f"file-{n}", f"p{n % 100:02}", n) for n in range(10_000))
     found = live(store)
@@ -126,7 +126,7 @@ def test_10_000_in_one_call(store: FileReferenceStore) -> None:
     assert sum(rows for _, _, rows, _ in found) == sum(range(10_000))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_one_file_over_20_000_partitions(store: FileReferenceStore) -> None:
     """What one sorted file of a big table has; a quadratic check would take long."""
     store.add_files_with_references([file("a", *(ref("a", f"p{n}", 1) for n in range(20_000)))])

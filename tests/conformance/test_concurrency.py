@@ -89,6 +89,7 @@ def test_the_same_file_is_added_once(store: FileReferenceStore) -> None:
         assert {rows for _, f, rows, _ in live(store) if f.endswith(str(n))} == {outcomes.index(True)}
 
 
+@pytest.mark.few(2)
 def test_the_same_replacement_is_applied_once(store: FileReferenceStore) -> None:
     for n in range(ROUNDS):
         store.add_files([ref(f"a{n}"), ref(f"b{n}")])
@@ -335,6 +336,7 @@ def test_a_reference_that_is_another_jobs_beside_its_replacement_stays(
     assert live(store) == [("root", "a", 100, job), ("root", "b", 100, "j")]
 
 
+@pytest.mark.few(2)
 def test_readers_see_one_consistent_state_in_a_storm(table: TableContext) -> None:
     """Every file's rows are on the root, or on both children, or in its output: never both, never neither."""
     store = table.store

@@ -80,7 +80,7 @@ def salted(table: TableContext, buckets: int) -> TableContext:
     return changed(table, table=changed(table.table, properties=properties))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_partitions_and_files_of_any_name_are_what_is_seen(store: FileReferenceStore) -> None:
     for odd in ODD_NAMES:
         with case(odd):

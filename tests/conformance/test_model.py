@@ -384,7 +384,7 @@ def compare(new_table: Callable[..., TableContext], layout: str, isolation: str,
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_the_store_does_what_the_model_does(
     new_table: Callable[..., TableContext], layout: str, isolation: str
 ) -> None:

@@ -57,6 +57,7 @@ def test_partitions_that_cannot_be_have_no_references(store: FileReferenceStore,
     assert [r.filename for r in store.file_references_in([odd, "root"])] == ["a"]
 
 
+@pytest.mark.few(1)
 def test_references_of_some_partitions_are_one_index_look_up(table: TableContext) -> None:
     store = table.store
     store.add_files(ref(f"f{n}", f"p{n % 500}") for n in range(5_000))
@@ -127,7 +128,7 @@ class TestReport:
 class TestStream:
     """`file_references`, on a table of many."""
 
-    @pytest.mark.few(1)
+    @pytest.mark.slow
     def test_memory_is_bounded_by_the_page_and_not_by_the_table(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -154,6 +155,7 @@ class TestStream:
         assert any("FETCH FORWARD 10 " in row[0] for row in query(table.supplier, text))
         assert sum(1 for _ in stream) == 99
 
+    @pytest.mark.few(2)
     @pytest.mark.at_each_isolation
     def test_it_sees_one_snapshot_while_commits_go_on(
         self, table: TableContext, monkeypatch: pytest.MonkeyPatch

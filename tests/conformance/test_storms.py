@@ -22,6 +22,7 @@ ROWS = 2**10
 """Rows of a new file: they divide evenly down to the deepest partition."""
 
 
+@pytest.mark.few(2)
 def test_jobs_that_finish_at_once_on_disjoint_partitions_of_the_same_files(
     table: TableContext, layout: str, isolation: str
 ) -> None:
@@ -55,6 +56,7 @@ def everything_unreferenced_can_be_collected(store: FileReferenceStore, expected
     assert not store.all_files(0).more_than_max
 
 
+@pytest.mark.few(2)
 def test_the_same_commit_at_once_from_many_threads_is_applied_once(store: FileReferenceStore) -> None:
     for n in range(4):
         store.add_files([ref(f"a{n}"), ref(f"b{n}")])

@@ -43,6 +43,7 @@ def _rank_errors(quantiles: Quantiles, field: str, values: Any) -> float:
     )
 
 
+@pytest.mark.slow
 def test_files_of_very_different_sizes_weigh_as_many_rows_as_they_have() -> None:
     """A million skewed rows, a thousand and a few: each row counts once, whatever its file's stride."""
     random_numbers = np.random.default_rng(7)

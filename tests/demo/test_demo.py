@@ -138,7 +138,7 @@ def test_the_demo_leaves_the_table_and_no_scratch_files(demo: Finished) -> None:
 INTERRUPT, TERMINATE = (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [INTERRUPT, TERMINATE])
 def test_an_interrupt_while_it_loads_ends_in_one_line(
     tmp_path: Path, kind: tuple[signal.Signals, int, str]

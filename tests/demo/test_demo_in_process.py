@@ -86,6 +86,7 @@ def test_a_folder_of_something_else_is_left_alone(cli: Cli, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.slow
 def test_too_many_rows_for_the_disk_are_refused_before_anything_is_made(
     cli: Cli, tmp_path: Path, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

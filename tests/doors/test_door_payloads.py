@@ -145,7 +145,7 @@ KEYS: list[tuple[Key, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("content", CONTENTS, ids=repr)
 def test_what_one_door_keeps_every_door_gives(payload_doors: list[Any], content: Any) -> None:
     for door in payload_doors:
@@ -155,6 +155,7 @@ def test_what_one_door_keeps_every_door_gives(payload_doors: list[Any], content:
             assert reader.ask("get", key=key) == content, type(reader).__name__
 
 
+@pytest.mark.slow
 def test_a_payload_takes_the_place_of_the_one_before(payload_doors: list[Any]) -> None:
     key = new_key()
     for number, door in enumerate(payload_doors):

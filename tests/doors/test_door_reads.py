@@ -89,6 +89,7 @@ def label(case: Any) -> str:
     return str(case) if isinstance(case, str) else ""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("verb", "how"), READS, ids=label)
 def test_every_door_gives_the_same_answer(doors: dict[str, Door], verb: str, how: dict[str, Any]) -> None:
     expected = doors["Python"].ask(verb, **how)

@@ -37,7 +37,7 @@ def python(house: House) -> Python:
     return Python(house)
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "how"), READS[::-1])
 def test_spark_gives_the_same_answer(door: Door, python: Door, verb: str, how: dict[str, Any]) -> None:
     expected = python.ask(verb, **how)
@@ -54,7 +54,7 @@ def test_spark_refuses_the_same(door: Door, python: Door, verb: str, how: dict[s
         assert failed == python.ask(verb, **how)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "verb", "how"), CHANGES)
 def test_spark_adds_the_same_rows(
     door: Door, python: Door, make: test_door_writes.Make, verb: str, how: dict[str, Any]

@@ -81,7 +81,7 @@ def plain(answer: Any, name: str) -> Any:
     return None if answer is None else {key: value for key, value in answer.items() if key != "table"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("verb", "how"), CHANGES)
 def test_every_door_changes_a_table_alike(table_doors: TableDoors, verb: str, how: dict[str, Any]) -> None:
     (nothing, expected), (said, then), (answer, last) = (done_by(door, verb, how) for door in table_doors)

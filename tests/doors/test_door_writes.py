@@ -136,7 +136,7 @@ def test_every_door_refuses_the_same_change(
             assert failed.error in (None, error), name
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "how"), WAITING, ids=label)
 def test_every_door_waits_for_a_lock_as_long_as_it_was_asked_to(
     doors: dict[str, Door], verb: str, how: dict[str, Any]

@@ -163,6 +163,7 @@ def test_who_must_go_on_may_force_it(dsn: str, url: str, copy: str) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 def test_whoever_asks_after_the_mark_deletes_nothing(dsn: str, url: str, copy: str) -> None:
     """Announced before the mark, asked after it: both see the other."""
     before = data(url)

@@ -160,6 +160,7 @@ def test_a_manifest_of_anybody_is_one_line(tmp_path: Path) -> None:
     assert dm.restore(tmp_path / "backups", tmp_path / "new", made.name, check=True).tables == 1
 
 
+@pytest.mark.slow
 def test_the_names_of_all_objects_of_all_backups_are_not_kept_in_memory() -> None:
     now = datetime.now(UTC)
     names = [f"2026-01-{day:02}T000000Z" for day in range(1, 21)]

@@ -78,6 +78,7 @@ def test_objects_of_nobody_are_found(lake: Instance, objects: Path) -> None:
     assert {one.filename: one.table for one in problems}[foreign[0]] == "t"
 
 
+@pytest.mark.slow
 def test_what_writers_are_writing_is_known(lake: Instance, objects: Path) -> None:
     table = lake.table("t")
     attempts = lake._attempts
@@ -158,6 +159,7 @@ def test_a_lost_row_of_a_table_is_found_by_its_objects(lake: Instance, objects: 
     assert len(lake.check().problems) == 10  # files and their sketches
 
 
+@pytest.mark.slow
 def test_a_lost_row_of_the_log_is_found(lake: Instance) -> None:
     lake.table("t").status()  # counts
     lake.table("t").compact()

@@ -103,6 +103,7 @@ def test_a_lost_object_of_payloads_is_told_until_it_is_there_again(instance: Ins
     assert days.on(day + timedelta(2)) == {}
 
 
+@pytest.mark.slow
 def test_what_no_time_is_left_for_is_no_round_that_went_well(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def test_what_no_time_is_left_for_is_no_round_that_went_well(
         shares.checks(*how)["check 0"]()
 
 
+@pytest.mark.slow
 def test_a_share_that_takes_all_the_time_is_not_always_the_first(instance: Instance, days: Days) -> None:
     text = "insert into instance_round values ('check 3', now(), now(), 'lost', null) returning 1"
     query(instance._supplier, text)

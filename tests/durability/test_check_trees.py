@@ -16,7 +16,7 @@ from tests.support.objects import SKETCHES_SUFFIX
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG), dm.Field("name", dm.STRING)])
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "damage",
     [

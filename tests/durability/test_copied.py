@@ -187,6 +187,7 @@ def test_a_database_is_settled_once(dsn: str, young_server: str, tmp_path: Path)
     assert written(copied) == (True, True)
 
 
+@pytest.mark.slow
 def test_an_upgrade_keeps_cuts_and_holds_and_a_copy_does_not(
     dsn: str, young_server: str, tmp_path: Path
 ) -> None:
@@ -217,6 +218,7 @@ def written(dsn: str) -> Any:
         return conn.execute(query).fetchone()
 
 
+@pytest.mark.slow
 def test_who_only_reads_is_told(dsn: str, young_server: str) -> None:
     copied = fresh_database(young_server)
     copy(dsn, copied)
@@ -241,6 +243,7 @@ def test_a_copy_by_files_is_at_home(dsn: str, server_dsn: str, new_database: Cal
     assert written(same) == (True, True)
 
 
+@pytest.mark.slow
 def test_what_was_dropped_from_the_log_before_a_copy_stops_no_query(
     dsn: str, young_server: str, tmp_path: Path
 ) -> None:
@@ -260,6 +263,7 @@ def test_what_was_dropped_from_the_log_before_a_copy_stops_no_query(
         assert (is_logged, [row[1] for row in found.references]) == (True, ["a"])
 
 
+@pytest.mark.slow
 def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, tmp_path: Path) -> None:
     with closing(ConnectionSupplier(dsn)) as supplier:
         table = table_in(dsn, supplier, tmp_path, LAYOUTS[0])
@@ -294,6 +298,7 @@ def test_cuts_of_before_a_copy_are_refused_by_name(dsn: str, young_server: str, 
         cuts.drop_cut(table, "release")
 
 
+@pytest.mark.slow
 def test_consumers_of_before_a_copy_are_refused_by_name_and_undone_deletions_are_told(
     dsn: str, young_server: str, tmp_path: Path
 ) -> None:

@@ -151,6 +151,7 @@ def test_jobs_lose_their_files_and_commit_nothing(instance: Instance, tmp_path: 
     assert len(people(table)) == 9
 
 
+@pytest.mark.slow
 def test_a_writer_that_began_before_is_named_until_it_has_ended(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
@@ -183,6 +184,7 @@ def test_writers_are_waited_for_when_the_files_are_gone(
     assert (quick(table).is_finished, gone) == (True, [True])
 
 
+@pytest.mark.slow
 def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
     instance: Instance, tmp_path: Path
 ) -> None:
@@ -202,6 +204,7 @@ def test_what_a_writer_committed_meanwhile_goes_when_it_is_asked_again(
     assert is_erased(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_whose_object_was_collected_and_whose_row_was_not(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     for _ in range(2):
@@ -225,6 +228,7 @@ def copied(table: Table, folder: Path, name: str) -> None:
     shutil.copyfile(folder / "objects" / source, target)
 
 
+@pytest.mark.slow
 def test_objects_that_the_database_does_not_know_are_looked_at(instance: Instance, tmp_path: Path) -> None:
     table = made(instance)
     table.ingest(data(*range(5)))
@@ -277,6 +281,7 @@ def test_consumers_are_waited_for_and_told(instance: Instance) -> None:
     assert [row["k"] for row in quicker.read().read_all().to_pylist()] == [8]
 
 
+@pytest.mark.slow
 def test_bytes_since_an_erasure_keep_the_history(instance: Instance) -> None:
     table = made(instance)
     table.history.record_cut()

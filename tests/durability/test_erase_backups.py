@@ -71,7 +71,7 @@ def of_backups(report: EraseReport) -> dict[str, str]:
     return {name.rpartition("/")[2]: doubt for name, _, doubt in named}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_backup_that_is_killed_at_its_manifest_is_named(lake: Path, when: str) -> None:
     assert killed(lake, MANIFEST, when) == -signal.SIGKILL

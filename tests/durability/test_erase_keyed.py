@@ -13,6 +13,7 @@ from tests.support.api import Instance
 from tests.support.state import Erasure
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seconds", [0, 60], ids=["before", "before the deletion was committed"])
 def test_a_load_that_began_before_and_ends_while_it_is_waited_for(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, seconds: int
@@ -65,7 +66,7 @@ def test_with_newest_by_an_older_row_is_there_as_soon_as_it_comes_after_the_dele
     assert told == [{"k": 3, "v": 2, "s": None, "_change": "upsert"}]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("compacts", [False, True])
 def test_with_newest_by_nothing_of_a_key_is_left_either(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, *, compacts: bool

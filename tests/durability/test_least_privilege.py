@@ -108,6 +108,7 @@ def test_a_query_of_rows_says_that_no_database_of_indexes_may_be_made(
             staff.upsert([{"name": "Ann"}], on=["name"])
 
 
+@pytest.mark.slow
 def test_a_schema_of_the_role_is_enough(admin: psycopg.Connection, tmp_path: Path) -> None:
     admin.execute(f"create schema dormouse authorization {ROLE}")
     admin.execute(f"grant connect on database {admin.info.dbname} to {ROLE}")
@@ -146,6 +147,7 @@ def test_what_only_reads_says_that_a_database_is_empty(
     assert "older" not in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_database_of_an_older_version_is_called_so(empty_dsn: str, tmp_path: Path) -> None:
     older = tmp_path / "older"
     older.mkdir()

@@ -106,7 +106,7 @@ def collect(lake: Instance) -> None:
         lake.table("t").collect_garbage()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_counted", [True, False], ids=["counted", "at once"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_lost_is_told_for_ever(
@@ -157,6 +157,7 @@ def test_the_lost_half_of_a_partition_is_named(lake: Instance) -> None:
     assert all(leaf in one.detail for one in told)
 
 
+@pytest.mark.slow
 def test_collection_deletes_nothing_of_the_table_until_it_is_accepted(lake: Instance) -> None:
     """The rows may be in no other file: here the other references of the file are compacted away."""
     table, name = lake.table("t"), shared_file(lake)
@@ -192,6 +193,7 @@ def test_metrics_tell(lake: Instance, tmp_path: Path) -> None:
     assert 'dormouse_round_failing{kind="collection",table="t"} 1.0' in text
 
 
+@pytest.mark.slow
 def test_what_was_accepted_and_comes_again_is_told_again(lake: Instance) -> None:
     table = lake.table("t")
     lose_one_of_two(lake)
@@ -246,6 +248,7 @@ def test_the_command_accepts(
     assert "of table t accepted" in err
 
 
+@pytest.mark.slow
 def test_no_other_table_s_counts_are_void_when_one_is_cleared(lake: Instance) -> None:
     """Else a difference that was not looked at yet would be hidden."""
     lake.table("t").status()
@@ -279,6 +282,7 @@ ADDED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("added", ["35 days ago", "29 days ago, 00:10"], ids=["before", "clock set back"])
 def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance, added: str) -> None:
     """What was removed long ago is told by nothing any more, by whatever clock it was added."""
@@ -298,6 +302,7 @@ def test_a_log_that_is_dropped_makes_nothing_lost(lake: Instance, added: str) ->
     assert lake.check().problems == ()
 
 
+@pytest.mark.slow
 def test_a_day_is_kept_until_all_was_counted_after_it(lake: Instance) -> None:
     table = lake.table("t")
     table.set_properties(history_retention_seconds=0)

@@ -85,6 +85,7 @@ def files(objects: Path) -> set[str]:
     return {str(path.relative_to(objects)) for path in objects.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_what_is_known_is_no_orphan(instance: Instance, objects: Path) -> None:
     """Files, sketches, what is being written, what waits for collection, and records."""
     for key in (1, 2):
@@ -144,6 +145,7 @@ def test_orphans_are_deleted_when_they_are_old(instance: Instance, objects: Path
         instance.delete_orphans(timedelta(days=-1))
 
 
+@pytest.mark.slow
 def test_a_copy_deletes_none(dsn: str, url: str, copy: str, objects: Path) -> None:
     """What it does not know may be the owner's."""
     with dm.connect(dsn, url) as owner:

@@ -81,6 +81,7 @@ def test_the_two_halves_of_a_new_instance_know_each_other(dsn: str, url: str) ->
     assert names(url) == ["instance.json", "owner/1.json"]
 
 
+@pytest.mark.slow
 def test_a_copy_reads_and_changes_nothing(dsn: str, url: str, copied: Callable[[], str]) -> None:
     filled(dsn, url, gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
     copy, before = copied(), names(url)
@@ -99,6 +100,7 @@ def test_a_copy_reads_and_changes_nothing(dsn: str, url: str, copied: Callable[[
         assert keys(instance) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_adopted_goes_on_and_the_former_owner_does_not(
     dsn: str, url: str, copied: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_copy_that_is_adopted_goes_on_and_the_former_owner_does_not(
             instance.table("t").ingest(pa.table({"key": [6]}))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [0, 6])
 def test_what_is_deleted_asks_first(dsn: str, url: str, copied: Callable[[], str], ahead: int) -> None:
     """Within the seconds in which writers are not asked; whatever the number of the next owner."""
@@ -168,6 +171,7 @@ def test_a_committer_ends_when_another_database_is_adopted(
     assert len(ended) == 1
 
 
+@pytest.mark.slow
 def test_an_adopted_database_deletes_nothing_that_only_another_timeline_knew(
     dsn: str, url: str, copied: Callable[[], str]
 ) -> None:
@@ -305,6 +309,7 @@ def test_a_copy_of_before_there_were_incarnations_is_one(
         databases.drop(database)
 
 
+@pytest.mark.slow
 def test_the_command_line_adopts_when_it_is_told_to(
     dsn: str, url: str, copied: Callable[[], str], cli: Callable[..., tuple[int, str, str]]
 ) -> None:

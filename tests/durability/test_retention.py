@@ -211,6 +211,7 @@ def test_nothing_that_is_named_or_read_is_truncated_away(instance: Instance, tab
     assert len(table.changes(after="release").read_all()) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_lies_before_a_truncation_is_collected_and_nothing_else(instance: Instance, layout: str) -> None:
     table = new_table(instance, layout, gc_delay_seconds=1, history_retention_seconds=HOUR)
@@ -248,6 +249,7 @@ def collect_all(instance: Instance, table: Table) -> None:
     table.collect_garbage()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("limits", "said"),
     [

@@ -102,7 +102,7 @@ def test_a_process_with_the_dead_server_s_number_confuses_no_start(
     assert not running.is_alive(orphan)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("damage", "signed"), [("", True), ("1\n", False)])
 def test_a_live_server_s_backends_are_never_ended(server_folder: Path, damage: str, *, signed: bool) -> None:
     """Whatever its postmaster.pid and its lease say, and also when its starter is dead and it is stopped."""

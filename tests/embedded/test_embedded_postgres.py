@@ -50,6 +50,7 @@ def test_data_is_there_when_the_folder_is_opened_again(server_folder: Path) -> N
         assert ask(server.dsn, "select x from t") == 7
 
 
+@pytest.mark.slow
 def test_only_the_owner_can_reach_the_server(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder) as server:
         assert f"host={server_folder}/postgres" in server.dsn
@@ -79,6 +80,7 @@ def test_a_server_that_died_is_started_again_for_who_comes_next(server_folder: P
     assert not runs(server_folder)
 
 
+@pytest.mark.slow
 def test_a_pid_file_whose_number_another_process_got_is_no_obstacle(server_folder: Path) -> None:
     """PostgreSQL itself would refuse to start: it sees a process of its user with that number."""
     data = server_folder / "postgres"
@@ -104,11 +106,13 @@ def test_a_set_up_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
     assert not half.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_terminal_does_not_reach_the_server(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder):
         assert os.getsid(postmaster(server_folder).pid) != os.getsid(0)
 
 
+@pytest.mark.slow
 def test_a_server_on_tcp_wants_a_password(server_folder: Path) -> None:
     with EmbeddedPostgres(server_folder, options=on_tcp()) as server:
         assert ask(server.dsn, "select inet_server_addr()") is None
@@ -128,6 +132,7 @@ def test_the_folder_may_have_any_name(server_folder: Path, name: str) -> None:
     assert socket_folder == odd / "postgres" or not socket_folder.exists()
 
 
+@pytest.mark.slow
 def test_the_folder_for_temporary_files_may_be_as_deep(
     server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +158,7 @@ def test_a_relative_path_and_a_link_mean_the_same_folder(
         assert two.joined
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("version", "error"), [("19", InstanceTooNew), ("17", InstanceError), ("soup", NotAnInstance)]
 )

@@ -60,6 +60,7 @@ def linked_first(own: Path) -> None:
     own.symlink_to(own.with_name("target"))
 
 
+@pytest.mark.few(1)
 @needs_root
 @pytest.mark.parametrize("lay", [made_first, linked_first])
 def test_what_another_user_lays_in_the_way_is_not_used(

@@ -86,6 +86,7 @@ def test_a_server_runs_programs_from_a_private_home(private: Path, place: Path, 
     assert "Permission denied" in denied
 
 
+@pytest.mark.slow
 def test_a_copy_is_used_again_until_the_version_changes(private: Path, place: Path) -> None:
     first = owner.copied_programs(private)
     inode = (first / "postgres").stat().st_ino
@@ -152,6 +153,7 @@ def below_a_folder_that_is_open_to_all(place: Path) -> None:
     place.parent.chmod(0o1777)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [

@@ -78,6 +78,7 @@ def test_an_error_takes_no_field_that_its_class_lacks() -> None:
     assert isinstance(errors.TableNotFound.table, Told)
 
 
+@pytest.mark.slow
 def test_errors_of_tables_have_fields(instance: Instance, table: Table, tmp_path: Path) -> None:
     refused(errors.TableNotFound, lambda: instance.table("x"), table="x")
     refused(errors.TableAlreadyExists, lambda: instance.create_table("t", SCHEMA), table="t")
@@ -127,6 +128,7 @@ def test_a_moment_that_cannot_be_read_tells_the_oldest_that_can() -> None:
     assert told.table == "t"
 
 
+@pytest.mark.slow
 def test_the_client_raises_errors_with_their_fields(client: Client) -> None:
     refused(errors.TableNotFound, lambda: client.table("x"), table="x")
     refused(errors.InvalidQuery, lambda: client.sql("select * from x").read_all(), table="x")
@@ -153,6 +155,7 @@ def test_an_index_that_is_not_ready_tells_the_table_and_how_long_it_was_waited_f
     assert raised.value.table == "r" and (raised.value.seconds or 0) >= 0.05
 
 
+@pytest.mark.slow
 def test_no_error_of_a_job_has_a_path_of_the_server(instance: Instance, table: Table) -> None:
     instance.objects.put("incoming/a.csv", b"k,v\n1,a\nx,b\n")
     job = instance.jobs.start("ingest", {"table": "t", "objects": ["incoming/a.csv"]})

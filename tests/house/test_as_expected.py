@@ -107,6 +107,7 @@ def test_a_row_table_is_what_other_libraries_take(staff: RowTable, instance: Ins
     assert (len(empty), bool(empty), pa.table(empty).num_rows) == (0, True, 0)
 
 
+@pytest.mark.slow
 def test_tables_are_items_of_their_client(table: Table, staff: RowTable, instance: Instance) -> None:
     with serving(instance) as url, connect(url) as client:
         assert client["t"].count() == 50

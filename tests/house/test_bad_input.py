@@ -111,6 +111,7 @@ def test_a_split_outside_its_partition(flights: dm.Table) -> None:
     assert_as_before(flights)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -140,6 +141,7 @@ def damaged(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "write", [damaged, lambda path: path.write_bytes(b""), lambda path: path.write_text("not Parquet at all")]
 )
@@ -181,7 +183,7 @@ def test_a_table_that_was_dropped_says_so_whatever_is_asked_of_it(
             use()
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -272,6 +274,7 @@ def test_an_instance_opened_read_only_changes_nothing(tmp_path: Path, dsn: str, 
         assert_as_before(table)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("properties", "word"),
     [

@@ -82,7 +82,7 @@ def is_gone(folder: Path) -> bool:
     return not folder.exists() and processes_of(folder) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "workers"),
     [pytest.param(signal.SIGKILL, 0, marks=pytest.mark.slow), (signal.SIGKILL, 1), (signal.SIGINT, 1)],

@@ -187,6 +187,7 @@ def test_the_command_line_finds_s3_by_the_aws_variables(
     assert run("sql", "select count(*) as n from t") in ([{"n": 10}], {"rows": [{"n": 10}]})
 
 
+@pytest.mark.slow
 def test_credentials_may_come_from_a_profile(
     dsn: str,
     url: str,

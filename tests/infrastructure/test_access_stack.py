@@ -57,6 +57,7 @@ def test_nobody_reaches_the_host(name: str, synthesized: All) -> None:
     assert "SecurityGroupIngress" not in made.properties
 
 
+@pytest.mark.slow
 def test_the_host_is_as_closed_as_it_can_be(own: Assembly) -> None:
     [host] = of(own, "AWS::EC2::Instance")
     assert host.properties["MetadataOptions"] == {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}

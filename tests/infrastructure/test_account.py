@@ -127,6 +127,7 @@ def test_existing_keys_and_topics_are_used_and_none_is_made(existing: Assembly) 
     assert TOPICS[0] in json.dumps(budget.properties["NotificationsWithSubscribers"])
 
 
+@pytest.mark.slow
 def test_alarms_that_can_wait_go_to_the_topic_for_them(existing: Assembly) -> None:
     alarms = [one.properties for one in existing.resources("AWS::CloudWatch::Alarm")]
     severities = {"Critical": TOPICS[0], "Warning": TOPICS[1]}

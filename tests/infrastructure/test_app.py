@@ -154,6 +154,7 @@ def test_what_is_built_is_not_refused(built: Path, tmp_path: Path, run_here: Run
         assert "executable" not in one.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_checkout_that_is_not_whole_is_one_line(built: Path, run_here: RunHere) -> None:
     (built / "dormouse").unlink()
     (built / "dormouse").mkdir()
@@ -195,6 +196,7 @@ def test_a_region_of_the_credentials_without_certificates_is_refused_by_name(
     assert said.startswith("the certificates of Amazon RDS in il-central-1 are not in rds-ca-bundle.pem: ")
 
 
+@pytest.mark.slow
 def test_what_a_region_does_not_have_is_no_traceback(
     tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_without_objects_the_role_may_not_read_buckets(tmp_path: Path) -> None:
     assert "copy" not in found.templates
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_protected", [True, False])
 def test_vaults_outlive_their_stacks_and_those_of_a_protected_instance_keep_all(
     is_protected: bool, tmp_path: Path
@@ -168,7 +169,7 @@ def test_each_snapshot_that_is_there_finds_its_objects_there(copied: Assembly) -
     assert action["Lifecycle"]["DeleteAfterDays"] == CONFIGURATIONS["copied"]().backup.retention_days  # type: ignore[union-attr]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("events", "fields"), [("write", {"readOnly"}), ("all", set())])
 def test_data_events_are_of_the_data_bucket_only(events: str, fields: set[str], tmp_path: Path) -> None:
     [trail] = made(tmp_path, audit={"events": events}).resources("AWS::CloudTrail::Trail")

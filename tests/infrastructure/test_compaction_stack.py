@@ -43,6 +43,7 @@ def test_runs_know_where_to_run_what(name: str, environment: RunsEnvironment) ->
     assert environment.run_minutes_max == 360
 
 
+@pytest.mark.few(1)
 def test_spark_unpacks_the_archive_by_its_name(environment: RunsEnvironment) -> None:
     """Of a name that ends in .tar.gz an asset keeps .gz, which is no archive to Spark."""
     assert environment.archive.startswith("s3://cdk-")

@@ -46,6 +46,7 @@ def test_it_changes_with_the_database_and_with_tags(
     assert before["Changes"] != guarded(tmp_path, **change)["Changes"]
 
 
+@pytest.mark.slow
 def test_it_does_not_change_with_anything_else(before: Any, tmp_path: Path) -> None:
     assert before["Changes"] == guarded(tmp_path, garbage={})["Changes"]
 

@@ -192,7 +192,7 @@ def test_an_alarm_rings_days_before_messages_are_lost_also_while_paused(synthesi
     assert settings.retention_days * 86_400 - alarm["Threshold"] >= 3 * 86_400
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["Garbage", "Maintenance"])
 def test_two_failures_among_three_calls_of_a_schedule_raise_an_alarm(what: str, tmp_path: Path) -> None:
     """However seldom it calls: nothing else tries again."""

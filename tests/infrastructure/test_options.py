@@ -101,6 +101,7 @@ def test_a_vpc_that_has_all_that_is_needed_gets_nothing(
     assert "WARNING" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_own_vpc_is_in_the_zones_that_are_named(
     changed: Changed, synthesized: Callable[[str], Assembly], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,7 @@ def test_a_reader_logs_in_to_the_clusters_of_rows_as_to_the_instance_s(with_rows
     assert with_rows.findings == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("instance", ["made", "with_rows"])
 def test_policies_are_not_too_long(instance: str, request: pytest.FixtureRequest) -> None:
     """Each reference as long as an ARN may be."""

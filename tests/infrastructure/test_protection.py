@@ -85,7 +85,7 @@ def test_a_pause_can_take_the_balancer_away_also_of_a_protected_instance(tmp_pat
     assert attributes["deletion_protection.enabled"] == "false"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("protected", "wanted"), [(True, KEPT), (False, DELETED)])
 def test_queues_of_a_protected_instance_stay_when_there_are_to_be_fewer(
     protected: bool, wanted: Any, tmp_path: Path
@@ -99,6 +99,7 @@ def test_queues_of_a_protected_instance_stay_when_there_are_to_be_fewer(
     assert starts == [DELETED] * 2, "which hold nothing that an hour does not bring again"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("given", "wanted"), [({}, True), ({"minor_upgrades": False}, False)])
 def test_minor_versions_of_the_engine_are_upgraded_unless_the_settings_say_no(
     given: dict[str, Any], wanted: bool, tmp_path: Path

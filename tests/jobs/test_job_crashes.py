@@ -207,6 +207,7 @@ def test_a_limit_holds_for_all_workers_and_when_they_die(
     assert {job.state for job in jobs.list("hold")} == {"COMPLETE"}
 
 
+@pytest.mark.slow
 def test_a_limit_holds_while_many_claim_at_once(jobs: JobStore) -> None:
     lock, running, most = threading.Lock(), 0, 0
 

@@ -189,6 +189,7 @@ def test_a_function_that_ends_its_thread_fails_its_job(jobs: JobStore) -> None:
     assert jobs.status(job_id).error == "its function ended the thread by SystemExit(3)"
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_fails_its_job_and_holds_up_no_other(jobs: JobStore) -> None:
     gate = threading.Event()
     stuck, other = jobs.start("work", "stuck"), jobs.start("work", "other")

@@ -80,7 +80,7 @@ def folder(incoming: Path, secret: Path) -> None:
     (incoming / "x.csv").mkdir()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("put", [link_to_a_file, folder_that_is_a_link, fifo, unix_socket, folder])
 def test_what_is_no_regular_file_is_not_read(
     client: Client, incoming: Path, tmp_path: Path, put: Any
@@ -111,7 +111,7 @@ def test_a_file_that_becomes_a_link_meanwhile_is_not_read(
     assert not path.exists()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("links", [True, False])
 def test_regular_files_are_ingested(
     instance: Instance, client: Client, incoming: Path, monkeypatch: pytest.MonkeyPatch, links: bool
@@ -152,7 +152,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_errors_name_the_object_and_no_path(
     instance: Instance, client: Client, incoming: Path, tmp_path: Path, name: str

@@ -76,6 +76,7 @@ def test_the_answer_of_a_statement_is_an_object_and_a_stream(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.parquet", "objects"]
 
 
+@pytest.mark.slow
 def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer(
     instance: Instance, client: Client
 ) -> None:
@@ -88,6 +89,7 @@ def test_an_answer_of_a_claim_that_the_database_has_lost_stays_beside_the_answer
     assert instance.objects.get(answer_name("lost", 1)) == b"of the same attempt"
 
 
+@pytest.mark.slow
 def test_a_service_whose_worker_ends_gets_another(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_service_whose_worker_ends_gets_another(
         assert client.jobs.result(job_id)["rows"] == 1_000
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_table_are_an_object(client: Client, tmp_path: Path) -> None:
     asked = {"table": "t", "where": {"k": {"min": 10, "max": 20}}, "columns": ["v"], "limit": 5}
     job_id = client.jobs.start("query", asked)
@@ -206,7 +209,7 @@ def test_a_query_is_cancelled(instance: Instance, client: Client) -> None:
     assert list(instance.objects.list("answers")) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "request_", "error"),
     [

@@ -171,6 +171,7 @@ def test_when_the_bound_passes_it_is_one_clear_error_and_nothing_is_done(crowded
     assert done(crowded_dsn) == 1
 
 
+@pytest.mark.slow
 def test_who_cannot_open_one_takes_the_next_that_comes_back(crowded_dsn: str) -> None:
     with (
         closing(ConnectionSupplier(crowded_dsn, wait_seconds_max=WAIT_SECONDS_MAX)) as supplier,
@@ -232,6 +233,7 @@ class Interrupting(threading.Event):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_no_connection_is_kept_of_the_server_s_last_quarter(crowded_dsn: str) -> None:
     with closing(ConnectionSupplier(crowded_dsn)) as supplier, ExitStack() as stack:
         for _ in range(80):

@@ -54,6 +54,7 @@ def test_of_what_nobody_takes_little_is_made() -> None:
     assert len(made) <= 3 * 4 + 3  # three that have begun, and what the first goes on with
 
 
+@pytest.mark.slow
 def test_many_small_files_are_read_as_few_batches() -> None:
     def read(number: int) -> Iterator[pa.RecordBatch]:
         if number == 9_000:

@@ -48,6 +48,7 @@ def test_a_listing_has_times(store: ObjectStore) -> None:
     assert abs(datetime.now(UTC) - written_at) < timedelta(minutes=5)
 
 
+@pytest.mark.few(1)
 def test_an_object_is_read_back_as_it_was_put(store: ObjectStore) -> None:
     store.put("data/t1/ab12/0-root.parquet", b"\x00whole\xff")
     store.put("empty", b"")
@@ -159,7 +160,7 @@ def test_a_prefix_lists_whole_segments(store: ObjectStore) -> None:
     assert list(store.list("data/t1/a")) == list(store.list("data/t2")) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_more_objects_than_a_page_are_listed_and_deleted(store: ObjectStore) -> None:
     """The S3 of the tests lists pages of 100; 1,000 are deleted at once, and absent ones count."""
     names = [f"many/{number}" for number in range(201)]
@@ -204,7 +205,7 @@ def publish_all(store: ObjectStore, barrier: Barrier, mark: bytes, wins: multipr
     wins.put(won)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_of_two_processes_that_publish_one_name_exactly_one_wins(store: ObjectStore) -> None:
     barrier, wins = SERVED.Barrier(2), SERVED.Queue()
     writers = [SERVED.Process(target=publish_all, args=(store, barrier, mark, wins)) for mark in (b"a", b"b")]
@@ -244,6 +245,7 @@ def test_sweeping_a_store_that_nobody_wrote_to_does_nothing(store: ObjectStore) 
     assert store.sweep_staging() == 0
 
 
+@pytest.mark.slow
 def test_sweeps_and_writers_do_not_disturb_each_other(tmp_path: Path) -> None:
     store = open_store(tmp_path / "objects")
     with repeating(store.sweep_staging):
@@ -276,6 +278,7 @@ class repeating:  # noqa: N801
             raise self.error
 
 
+@pytest.mark.few(1)
 def test_a_listing_during_a_storm_of_puts_has_only_whole_objects(store: ObjectStore) -> None:
     seen: set[tuple[str, int]] = set()
     with repeating(lambda: seen.update(store.list("storm"))):
@@ -287,7 +290,7 @@ def test_a_listing_during_a_storm_of_puts_has_only_whole_objects(store: ObjectSt
     assert {size for _, size in seen} == {100_000}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_publishing_into_a_folder_that_is_being_emptied_succeeds(store: ObjectStore) -> None:
     """Deleting removes empty folders, also the one that somebody is about to publish into."""
 

@@ -76,7 +76,7 @@ def test_sql_keeps_what_python_reads(instance: Instance, application: str) -> No
 DEEP = "[" * NESTING_MAX + "]" * NESTING_MAX
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -98,6 +98,7 @@ def test_sql_refuses_what_no_reader_could_read(application: str, given: tuple[An
         conn.execute(PUT, given)
 
 
+@pytest.mark.slow
 def test_sql_keeps_what_is_just_within_its_bounds(instance: Instance, application: str) -> None:
     numbers = "4" * 1200
     texts = [DEEP, f'[{numbers}, 1.5, 5e-324, "{numbers}.5"]']
@@ -110,6 +111,7 @@ def test_sql_keeps_what_is_just_within_its_bounds(instance: Instance, applicatio
     assert wide == [int(numbers), 1.5, 5e-324, f"{numbers}.5"]
 
 
+@pytest.mark.slow
 def test_an_application_has_no_other_right(instance: Instance, application: str) -> None:
     instance.payloads.put("t", "1", AT, "k", 1)
     with psycopg.connect(application, autocommit=True) as conn:
@@ -123,6 +125,7 @@ def test_an_application_has_no_other_right(instance: Instance, application: str)
                 conn.execute(statement)
 
 
+@pytest.mark.slow
 def test_a_role_without_the_grant_reads_which_one_it_needs(instance: Instance, application: str) -> None:
     query(instance._supplier, f"revoke execute on function put_payload, put_payloads from {ROLE}")
     refused = rf"put_payloads; as the owner of the schema: grant .* dormouse.put_payloads to {ROLE}"
@@ -130,6 +133,7 @@ def test_a_role_without_the_grant_reads_which_one_it_needs(instance: Instance, a
         instance.payloads.put("t", "1", AT, "k", 1, conn=conn)
 
 
+@pytest.mark.slow
 def test_connections_that_cannot_keep_it_are_refused(
     instance: Instance, application: str, empty_dsn: str, databases: Any
 ) -> None:
@@ -165,6 +169,7 @@ def test_the_kind_of_cursors_and_rows_of_the_connection_does_not_matter(
     assert list(instance.payloads.get_many(keys).values()) == ['a"\\é'] * 2
 
 
+@pytest.mark.slow
 def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> None:
     old = datetime(2020, 1, 1, tzinfo=UTC)
     instance.payloads.put("t", "1", old, "k", 1)
@@ -180,6 +185,7 @@ def test_a_dropped_day_takes_nothing(instance: Instance, application: str) -> No
     assert told.value.sqlstate == "DM002"
 
 
+@pytest.mark.slow
 def test_a_day_is_made_outside_of_the_applications_transaction(instance: Instance, application: str) -> None:
     with psycopg.connect(application) as conn:
         instance.payloads.put("t", "1", AT, "k", 1, conn=conn)
@@ -211,7 +217,7 @@ WORKS: dict[str, tuple[Work, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("work", "begins", "commits"),
     [
@@ -287,6 +293,7 @@ def test_an_exchange_waits_for_an_application_that_has_put(instance: Instance, a
     model.check()
 
 
+@pytest.mark.slow
 def test_a_rolled_back_put_leaves_nothing_in_the_copy(instance: Instance, application: str) -> None:
     model = Model.filled(instance, 10)
 

@@ -91,7 +91,7 @@ def test_a_delete_is_committed_or_rolled_back_with_the_transaction(
     model.check(*gone)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("commits", [True, False])
 @pytest.mark.parametrize(
     ("work", "at"), [*(("offload", step) for step in STEPS), *(("fold", step) for step in FOLD_STEPS)]
@@ -135,7 +135,7 @@ def test_a_delete_at_any_step_of_a_day_holds(
     assert leftovers(instance) == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_put_may_end_while_the_exchange_waits_for_its_lock(
     instance: Instance, application: str, dsn: str, monkeypatch: pytest.MonkeyPatch, commits: bool

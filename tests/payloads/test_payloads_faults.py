@@ -59,7 +59,7 @@ class Faulty:
         return getattr(self._store, name)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["throttled", "forbidden", "lost", "truncated", "other bytes"])
 def test_a_store_that_fails_costs_nothing(instance: Instance, model: Model, fault: str) -> None:
     calls: list[str] = []
@@ -229,7 +229,7 @@ def dies(instance: Instance, dsn: str, work: str, step: str, count: int) -> None
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "dies\n"), done.stderr
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "count"),
     [
@@ -258,7 +258,7 @@ def test_a_killed_offload_is_gone_on_with(
     model.check(key("b0001"))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "count"),
     [
@@ -318,6 +318,7 @@ def test_a_fold_goes_on_in_each_slice(instance: Instance, model: Model) -> None:
     model.check()
 
 
+@pytest.mark.slow
 def test_a_lost_object_keeps_its_day_from_no_other_work(instance: Instance, model: Model) -> None:
     cooling.offload(tools(instance), None, False)
     name = min(stored(instance))

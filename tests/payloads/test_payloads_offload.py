@@ -42,7 +42,7 @@ def model(instance: Instance) -> Model:
     return Model.filled(instance, 40)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 2, 3, 39, 40, 41, 1_000])
 def test_every_row_is_moved_once_whatever_the_page(instance: Instance, model: Model, rows: int) -> None:
     [done] = cooling.offload(tools(instance, page_rows_max=rows), None, False).days
@@ -118,6 +118,7 @@ def test_the_copy_has_what_the_day_had(instance: Instance, model: Model) -> None
     assert query(instance._supplier, "select count(*) from elsewhere.payload_20260305_copy") == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_backlog_drains_oldest_first_and_a_bad_day_holds_up_none(instance: Instance) -> None:
     model = Model(instance.payloads)
     for day in days_of(DAY, 4):
@@ -188,6 +189,7 @@ def test_a_day_is_worked_on_by_one(instance: Instance, model: Model) -> None:
     model.check()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("step", ["uploaded", "committed", "copied", "verified"])
 def test_who_lost_the_lease_commits_nothing(instance: Instance, model: Model, step: str) -> None:
     """As one that was frozen for longer than its lease; the other has finished the day meanwhile."""
@@ -271,6 +273,7 @@ def test_a_long_reader_delays_the_exchange_and_not_the_other_way_round(
     model.check()
 
 
+@pytest.mark.slow
 def test_a_snapshot_older_than_the_copy_sees_the_day_all_the_same(
     instance: Instance, model: Model, dsn: str
 ) -> None:

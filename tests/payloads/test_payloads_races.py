@@ -80,7 +80,7 @@ def model(instance: Instance) -> Model:
     return made
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("step", STEPS)
 def test_a_write_at_any_step_of_an_offload_stays(
@@ -101,7 +101,7 @@ def test_a_write_at_any_step_of_an_offload_stays(
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("step", FOLD_STEPS)
 def test_a_write_at_any_step_of_a_fold_stays(instance: Instance, model: Model, step: str, kind: str) -> None:
@@ -171,6 +171,7 @@ def test_a_fold_asks_of_each_batch_alone_what_was_written(
     model.check(*written)
 
 
+@pytest.mark.slow
 def test_a_write_that_was_not_mirrored_lets_no_fold_end(instance: Instance, model: Model) -> None:
     """Also one of before verification, whose key the comparison of blocks leaves to this one."""
     cooling.offload(tools(instance), None, False)

@@ -140,6 +140,7 @@ def test_another_timelines_objects_bring_nothing_back(instance: Instance, model:
     model.check(*gone)
 
 
+@pytest.mark.slow
 def test_maintenance_looks_for_lost_objects_while_an_adoption_holds_files(
     instance: Instance, model: Model
 ) -> None:

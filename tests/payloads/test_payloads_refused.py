@@ -24,6 +24,7 @@ def application(instance: Instance, dsn: str) -> Iterator[str]:
         yield own
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("given", "error"),
     [
@@ -75,6 +76,7 @@ def test_kinds_of_dormouse_are_refused_without_a_connection_too(instance: Instan
         instance.payloads.put("t", "1", AT, "dormouse.x", 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("text", "sqlstate"), [("{", "22P02"), ('"\\u0000"', "22P05"), ('"\\ud800"', "22P02"), ("", "22P02")]
 )

@@ -227,6 +227,7 @@ def test_the_lambda_cools_payloads_and_tells_the_backlog(
     assert due_at == f"{today + timedelta(days=1)}T01:00:00+00:00", "a sleeping database is woken for it"
 
 
+@pytest.mark.slow
 def test_objects_of_payloads_are_no_orphans(instance: Instance, model: Model) -> None:
     def look(step: str) -> None:
         if step == "uploaded":
@@ -383,6 +384,7 @@ def test_the_commands(
     assert "is not JSON" in cli("payloads", "put", "t", "j", at, "k", "--file", str(file))[2]
 
 
+@pytest.mark.slow
 def test_a_damaged_day_is_told_by_the_command(instance: Instance, model: Model, dsn: str, cli: Cli) -> None:
     cooling.offload(tools(instance), None, False)
     instance._objects.delete(sorted(stored(instance))[:1])

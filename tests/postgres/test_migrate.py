@@ -68,6 +68,7 @@ def test_a_database_that_is_up_to_date_costs_one_query(
     assert len(executed) == 1
 
 
+@pytest.mark.slow
 def test_dormouse_s_own_migrations_apply_to_an_empty_database(empty_dsn: str) -> None:
     assert migrate(empty_dsn)
     assert migrate(empty_dsn) == []

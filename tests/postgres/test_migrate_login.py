@@ -140,6 +140,7 @@ def test_deployments_migrate_whatever_the_rule_makes_of_the_master_user(
     assert set(front.let_in) == WAYS[answer]
 
 
+@pytest.mark.slow
 def test_a_master_user_that_is_let_in_neither_way_is_told_of_both(
     server: str, folder: Path, front: Front, cloudformation: CloudFormation
 ) -> None:

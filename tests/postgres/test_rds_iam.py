@@ -162,6 +162,7 @@ def test_the_token_is_the_password_over_tls(
     assert row == ("app", "dormouse")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bundle", ["ours", "amazon"])
 def test_a_server_that_is_another_gets_no_token(
     bundle: str, port: int, authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch

@@ -322,6 +322,7 @@ def may_execute(dsn: str, role: str) -> dict[str, Any]:
         )
 
 
+@pytest.mark.slow
 def test_a_server_of_ones_own_lets_no_role_make_large_objects(rds: None, empty_dsn: str) -> None:
     """A superuser migrates there, which may take the functions from all roles."""
     makers = ("lo_creat(-1)", "lo_create(0)", r"lo_from_bytea(0, '\x00')")

@@ -100,6 +100,7 @@ def test_every_type_of_value_is_aggregated(
             assert alone[field.name] == (None if field.nullable else wanted[function](low, high))
 
 
+@pytest.mark.slow
 def test_nan_is_the_largest_double_and_infinities_stay_wherever_they_stand(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_every_writer_puts_them_into_its_files_and_queries_skip_by_them(
     assert query(context).read_all().num_rows == before.num_rows
 
 
+@pytest.mark.slow
 def test_they_take_no_more_than_they_need(filled: Callable[..., TableContext], tmp_path: Path) -> None:
     """Of 5,000 and of 15,000 rows with 5,000 values: at ten bits a value, rounded up to a power of two."""
     sizes = []

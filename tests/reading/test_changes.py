@@ -123,6 +123,7 @@ def test_the_later_moment_comes_second(new_table: NewTable) -> None:
         changes(table, later, start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_was_collected_is_told_before_the_first_row(
     new_table: NewTable, layout: str, monkeypatch: pytest.MonkeyPatch

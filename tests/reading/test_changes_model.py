@@ -137,6 +137,7 @@ def _rows(reader: pa.RecordBatchReader) -> list[tuple[int, int]]:
     return sorted(zip(found["key"].to_pylist(), found["number"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_change_is_missed_and_none_comes_twice(instance: Instance, layout: str) -> None:
     run_machine(ChangesMachine, instance, layout, EXAMPLES // 2, STEPS)

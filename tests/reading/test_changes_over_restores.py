@@ -176,6 +176,7 @@ def test_a_load_that_began_before_a_restore_and_commits_after_it_stays(instance:
     ]
 
 
+@pytest.mark.slow
 def test_a_consumer_goes_on_when_what_the_restore_looked_back_to_was_collected(instance: Instance) -> None:
     """The files between the moment that was put back and the consumer's position are gone."""
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
@@ -197,6 +198,7 @@ def test_a_consumer_goes_on_when_what_the_restore_looked_back_to_was_collected(i
     assert consumer.read().read_all().num_rows == 0
 
 
+@pytest.mark.slow
 def test_rows_of_equal_values_are_counted(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "BATCH_ROWS", 2)
     table = made(instance, gc_delay_seconds=0)

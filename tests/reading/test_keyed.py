@@ -121,7 +121,7 @@ def test_zeros_are_equal_and_nan_is_refused_where_a_column_tells_the_newest(inst
         table.upsert(pa.table({"k": [1, 2], "d": [0.5, float("nan")], "n": [1, 2]}))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "v"])
 def test_a_deletion_by_keys_is_of_all_loads_that_began_before_it(
     instance: Instance, newest_by: str | None

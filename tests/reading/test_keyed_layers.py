@@ -170,7 +170,7 @@ def _check(table: Table, instance: Instance, model: Model, random: Random) -> No
             ]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("newest_by", [None, "at", "v", "text"])
 def test_random_files_have_the_rows_of_a_comparison_of_all(instance: Instance, newest_by: str | None) -> None:
     """Loads, late loads, marks and deletions by keys; two key columns; NaN, -0.0 and null as values."""

@@ -157,7 +157,7 @@ def test_a_file_gives_the_rows_of_each_key(tmp_path: Path, kind: str, how: dict[
     assert told >= (0 if kind == "few" else 70)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["long", "int, long", "long text", "timestamp", "few"])
 def test_ingested_tables_answer_as_the_engine_does(
     instance: Instance, monkeypatch: pytest.MonkeyPatch, used: list[bool], kind: str

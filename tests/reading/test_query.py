@@ -150,6 +150,7 @@ def test_a_range_without_values_is_refused(lake: Lake) -> None:
     assert query(lake.context, limit=2**63 - 1).read_all().num_rows == lake.all.num_rows
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("columns", [None, ["n"], ["word", "last"]])
 def test_rows_of_equal_key_are_aggregated_before_columns_are_chosen(
     new_lake: NewLake, columns: list[str] | None

@@ -53,7 +53,7 @@ def undivided(context: Any, *args: Any, **more: Any) -> list[Any]:
     return rows
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 def test_parts_give_what_the_whole_group_does(instance: Instance, parts: list[int], keep: str) -> None:
     table = instance.create_table(
@@ -166,7 +166,7 @@ def test_a_condition_or_a_deletion_may_leave_the_wide_rows_alone(two_files: dm.T
     assert max(batch.num_rows for batch in two_files.query()) <= 8_192
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["every_row", "newest_row"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_rows_of_many_files_are_those_of_all(

@@ -209,6 +209,7 @@ def many_leaves(new_lake: NewLake, leaves: int = 10) -> tuple[Lake, Watched]:
     return lake, watched
 
 
+@pytest.mark.slow
 def test_groups_are_opened_one_after_another(new_lake: NewLake) -> None:
     """With the first batch of the first leaf, at most the next leaf is open, and a batch of it in memory."""
     lake, watched = many_leaves(new_lake)
@@ -245,6 +246,7 @@ def test_a_file_that_vanished_is_named(lake: Lake) -> None:
         query(lake.context).read_all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("damage", ["empty", "cut", "scrambled"])
 def test_a_damaged_file_is_named(lake: Lake, damage: str) -> None:
     name = next(r.filename for r in lake.context.store.file_references())

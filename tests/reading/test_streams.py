@@ -78,7 +78,7 @@ def batch(size: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array([b"x" * size], pa.binary())})
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 100_000, AHEAD_BYTES])
 def test_batches_are_made_ahead_up_to_some_bytes(size: int) -> None:
     """Also those that have none; and as many again when half of them were taken."""

@@ -31,7 +31,7 @@ instance.close()
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "within"])
 def test_a_load_that_froze_gives_no_number_again(
     instance: dm.Instance, dsn: str, tmp_path: Path, where: str

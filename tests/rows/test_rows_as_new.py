@@ -143,6 +143,7 @@ def test_rows_by_id_and_version_are_the_same_of_a_client(url: str, first: RowTab
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_number_of_any_length_is_refused_by_a_service(url: str, first: RowTable) -> None:
     for bad in ("9" * 5_000, f"1:{'9' * 5_000}", "1:²", "1:1:1", ":"):
         answer = http_get(f"{url}/v1/rows/first/rows", params={"row": bad})

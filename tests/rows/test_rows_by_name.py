@@ -211,6 +211,7 @@ def test_spark_reads_the_current_rows(
     assert load(table="staff$versions").count() == 5
 
 
+@pytest.mark.slow
 def test_rows_are_found_by_id_and_version(instance: Instance, staff: RowTable) -> None:
     staff.change([dm.DropColumn("pay")])
     first = {"ROW_ID": 1, "ROW_VERSION": 1, "name": "ann", "pay": 1}

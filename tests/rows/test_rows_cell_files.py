@@ -262,6 +262,7 @@ def test_files_are_no_orphans_are_backed_up_and_go_with_their_table(
     assert objects_of(instance) == []
 
 
+@pytest.mark.slow
 def test_files_over_http(instance: dm.Instance, rows: RowTable, photo: Path, tmp_path: Path) -> None:
     with serving(instance, job_threads=1) as url, connect(url) as client:
         remote = client.row_table("samples")

@@ -51,7 +51,7 @@ def made_by(door: str, client: Client, instance: Instance, path: Path) -> dict[s
     }
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["change", "upsert", "upload"])
 @pytest.mark.parametrize("doors", [("client", "library"), ("library", "client"), ("client", "client")])
 def test_a_change_id_is_the_same_in_a_client_and_the_library(
@@ -72,7 +72,7 @@ def test_a_change_id_is_the_same_in_a_client_and_the_library(
     assert (len(rows), len(client.row_table("others"))) == (1, 1)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["client", "library"])
 def test_a_job_names_its_change_and_knows_that_of_earlier_releases(
     client: Client, instance: Instance, rows: RemoteRowTable, door: str

@@ -122,6 +122,7 @@ def test_an_upload_that_fails_takes_no_change_of_others_with_it(
     assert [(one["table"], one["version"]) for one in told(run, "show")] == [("t", 1)]
 
 
+@pytest.mark.slow
 def test_pages_of_a_query(run: Run) -> None:
     make(run)
     rows = [{"name": f"r{n}", "n": n} for n in range(5)]
@@ -186,6 +187,7 @@ def test_upserts(run: Run) -> None:
     assert (done["changed"]["inserted"], done["changed"]["updated"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_snapshots(run: Run) -> None:
     make(run)
     told(run, "change", "t", "-", stdin='[{"insert": [{"name": "a"}]}]')

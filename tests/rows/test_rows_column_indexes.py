@@ -91,6 +91,7 @@ def test_changes_reach_queries_while_columns_are_indexed(
     assert is_as_the_files(rows)
 
 
+@pytest.mark.slow
 def test_a_change_of_columns_ends_the_work_on_an_index_which_is_made_later(
     instance: Instance, rows: RowTable
 ) -> None:

@@ -158,6 +158,7 @@ def test_a_dry_run_tells_what_it_would_do(rows: RowTable, tmp_path: Path) -> Non
     assert (cells(rows), rows.version()) == ([], 0)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("ending", "kind", "said"),
     [
@@ -234,6 +235,7 @@ def test_downloads_that_cannot_be(rows: RowTable, tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.csv")) == []
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_query_are_downloaded_and_uploaded(rows: RowTable, tmp_path: Path) -> None:
     """With their ids, so that they are updated; groups have none."""
     rows.change([dm.Insert([{"name": f"row {n}", "n": n, "data": [n]} for n in range(10)])])

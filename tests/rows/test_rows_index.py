@@ -55,6 +55,7 @@ def rows(instance: Instance) -> RowTable:
     return made(instance)
 
 
+@pytest.mark.slow
 def test_an_index_that_is_behind_says_so_and_is_worked_on(instance: Instance, rows: RowTable) -> None:
     for _ in range(3):
         with pytest.raises(IndexNotReady, match="ask again"):
@@ -194,6 +195,7 @@ def databases_of(dsn: str) -> list[str]:
     return [f"{conninfo_to_dict(dsn)['dbname']}_rows_{number}" for number in (1, 2)]
 
 
+@pytest.mark.slow
 def test_a_database_that_is_gone_is_made_again(rows: RowTable, dsn: str) -> None:
     page = asked(rows, TEXT, 50)
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -344,6 +346,7 @@ def test_columns_that_slow_queries_look_in_have_an_index(
         assert len([row for page in all_pages(rows, first) for row in page.rows]) == first.count
 
 
+@pytest.mark.slow
 def test_another_life_of_the_database_has_another_index(instance: Instance, rows: RowTable) -> None:
     """After a restore, a version may have other rows than it had when the index was built."""
     assert is_as_the_files(rows)

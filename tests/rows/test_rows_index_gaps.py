@@ -33,6 +33,7 @@ def rows(instance: Instance) -> RowTable:
     return made(instance)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("page_rows", [50, 1_000])
 def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     instance: Instance, rows: RowTable, monkeypatch: pytest.MonkeyPatch, page_rows: int
@@ -58,6 +59,7 @@ def test_an_index_that_overtakes_a_query_answers_as_of_its_own_version(
     assert is_overtaken
 
 
+@pytest.mark.slow
 def test_that_there_are_no_rows_is_told_without_a_look_at_the_build(
     rows: RowTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_query_that_its_index_answers_slowly_is_ended(instance: Instance, rows
         assert rows.query(TEXT, interruption=Interruption()).rows == expected
 
 
+@pytest.mark.slow
 def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: RowTable) -> None:
     """Also where it is retyped before the index is brought so far."""
     assert is_as_the_files(rows)
@@ -110,6 +113,7 @@ def test_rows_of_before_a_column_have_the_default_that_it_was_added_with(rows: R
     assert [row[-1] for row in of_files(rows)] == ["a"] * 200 + [None]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "value"), [("STRING", "1"), ("INTEGER", 1)])
 def test_a_column_that_is_added_and_retyped_in_one_change_keeps_its_default(
     rows: RowTable, kind: str, value: Any
@@ -174,6 +178,7 @@ def are_built_once_each(instance: Instance, *tables: RowTable) -> bool:
     return there == {(one.build_id, one.table_uuid) for one in looks} and all(map(is_as_the_files, tables))
 
 
+@pytest.mark.slow
 def test_tables_of_a_database_that_is_made_again_leave_each_others_indexes_alone(
     dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

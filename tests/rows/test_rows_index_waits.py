@@ -48,6 +48,7 @@ def test_the_first_query_after_a_change_is_answered(instance: Instance) -> None:
         assert rows.query("select n from t where row_id = 1").rows == [(100 + number,)]
 
 
+@pytest.mark.slow
 def test_a_service_waits_for_the_index_by_default(instance: Instance) -> None:
     made(instance)
     with serving(instance) as url:
@@ -73,6 +74,7 @@ def test_a_query_waits_for_an_index_whose_database_is_away(
             rows.query(page=page.next_page, wait_seconds=60)
 
 
+@pytest.mark.slow
 def test_no_refusal_tells_where_the_index_is(dsn: str, tmp_path: Path, two_databases: list[str]) -> None:
     host = str(conninfo_to_dict(dsn)["host"])
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
@@ -113,6 +115,7 @@ def test_a_page_goes_on_after_its_database_was_away(
     assert is_lost
 
 
+@pytest.mark.slow
 def test_a_reader_waits_for_the_work_of_another_process(instance: Instance, dsn: str, tmp_path: Path) -> None:
     """It cannot start the work itself."""
     rows = made(instance)

@@ -49,6 +49,7 @@ def test_ids_of_pandas_are_ids(rows: RowTable) -> None:
             rows.change([dm.Update([{"ROW_ID": wrong, "ROW_VERSION": 3, "n": 4}])])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "data",
     [

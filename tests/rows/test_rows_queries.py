@@ -145,6 +145,7 @@ def test_text_is_found_as_it_is_whatever_it_means_elsewhere(rows: RowTable) -> N
         assert page.rows == [(one, {"evil": one})], one
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "order", ["n", "n desc", "n nulls first, x desc", "x desc nulls first", "name desc, n", "b, d desc"]
 )

@@ -83,6 +83,7 @@ def test_a_table_is_made_changed_queried_and_told(client: Client, rows: RemoteRo
     assert [one.name for one in client.row_tables()] == ["samples"]
 
 
+@pytest.mark.slow
 def test_a_dry_run_changes_nothing_and_a_change_is_made_once(rows: RemoteRowTable) -> None:
     insert = [dm.Insert([{"name": "a"}])]
     assert rows.change(insert, dry_run=True).changed["inserted"] == 1
@@ -332,6 +333,7 @@ def test_a_file_of_another_media_type_is_not_put(
     assert len(list(instance.objects.list("row_files/"))) == 1
 
 
+@pytest.mark.slow
 def test_without_a_token_other_sites_pages_put_nothing(
     url: str, rows: RemoteRowTable, instance: Instance
 ) -> None:
@@ -361,6 +363,7 @@ def test_with_a_token_pages_of_other_sites_may_ask(instance: Instance) -> None:
         assert http_get(f"{url}/v1/rows", headers=asked).status_code == 200
 
 
+@pytest.mark.slow
 def test_holders_may_what_their_tokens_say(instance: Instance, tmp_path: Path) -> None:
     rows = instance.create_row_table("samples", COLUMNS)
     tokens = tmp_path / "tokens"
@@ -392,6 +395,7 @@ def test_a_service_that_takes_no_jobs_reads(instance: Instance) -> None:
         assert sent.status_code == 405
 
 
+@pytest.mark.slow
 def test_what_there_is_is_described(url: str) -> None:
     found = http_get(f"{url}/openapi.json").json()["paths"]
     assert {path for path in found if path.startswith("/v1/rows")} == {

@@ -103,6 +103,7 @@ def test_an_id_of_another_kind_of_job_is_taken(instance: Instance, rows: RowTabl
     assert sent(instance) == []
 
 
+@pytest.mark.slow
 def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes(
     instance: Instance, rows: RowTable, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_a_file_of_a_service_that_died_before_its_job_is_in_no_ones_way_and_goes
     assert sent(instance) == [new]
 
 
+@pytest.mark.slow
 def test_a_page_keeps_to_the_limits_of_answers(instance: Instance, rows: RowTable) -> None:
     rows.change([dm.Insert([{"name": name} for name in "abc"])])
     asked = {"sql": "select name from samples order by name", "wait_seconds": 60}

@@ -40,6 +40,7 @@ def refused(answer: httpx.Response, status: int, kind: str) -> str:
     return str(answer.json()["detail"])
 
 
+@pytest.mark.slow
 def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: httpx.Client) -> None:
     for method, path, allowed in [
         ("DELETE", "/v1/tables", "GET, HEAD"),
@@ -53,6 +54,7 @@ def test_a_method_that_a_path_does_not_take_is_told_those_that_it_does(http: htt
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
+@pytest.mark.slow
 def test_a_version_that_a_row_table_does_not_have_is_refused(http: httpx.Client, instance: Instance) -> None:
     rows = instance.row_table("r")
     rows.change([dm.Insert([{"n": 1}])])
@@ -67,6 +69,7 @@ def test_a_version_that_a_row_table_does_not_have_is_refused(http: httpx.Client,
             assert table.columns(0) == table.columns(1) == table.columns()
 
 
+@pytest.mark.slow
 def test_a_page_goes_on_with_its_own_query_alone(http: httpx.Client, instance: Instance) -> None:
     instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
     instance.row_table("r").change([dm.Insert([{"n": n} for n in range(3)])])
@@ -116,6 +119,7 @@ def test_head_is_answered_as_get_without_a_body(http: httpx.Client) -> None:
             assert told.headers.get("content-length") == got.headers.get("content-length")
 
 
+@pytest.mark.slow
 def test_rows_come_as_an_array_of_json_where_that_is_accepted(http: httpx.Client) -> None:
     accept = {"accept": "application/json"}
     for path, body in [
@@ -130,6 +134,7 @@ def test_rows_come_as_an_array_of_json_where_that_is_accepted(http: httpx.Client
     assert default.headers["content-type"] == "application/x-ndjson"
 
 
+@pytest.mark.slow
 def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Client) -> None:
     """A misspelt limit that was ignored would give other rows than were asked for."""
     assert "did you mean 'limit'" in refused(http.get("/v1/tables/t/files?limt=1"), 400, "invalid-input")
@@ -141,7 +146,7 @@ def test_a_query_parameter_that_a_path_does_not_have_is_refused(http: httpx.Clie
     assert http.get("/health?probe=1").status_code == 200
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bad", ["%ff", "%fe", "%c3%28", "%ed%b0%af", "a%2F%ff"])
 def test_a_path_or_query_that_is_no_utf8_is_refused(http: httpx.Client, bad: str) -> None:
     """Else several paths would name one thing."""
@@ -189,6 +194,7 @@ NESTED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_what_is_nested_deeply_is_refused(http: httpx.Client) -> None:
     for (method, path, place), depth in product(NESTED, (150, DEEP, 900, 5_000)):
         body = json.dumps(place).replace('"deep"', "[" * depth + "1" + "]" * depth)
@@ -197,6 +203,7 @@ def test_what_is_nested_deeply_is_refused(http: httpx.Client) -> None:
         assert len(answer.json()["detail"]) < 700
 
 
+@pytest.mark.slow
 def test_a_statement_that_cannot_be_parsed_starts_no_job(http: httpx.Client, instance: Instance) -> None:
     for kind, request in [
         ("query", {"statement": "selct 1"}),
@@ -226,6 +233,7 @@ UNANSWERABLE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_query_that_cannot_be_answered_starts_no_job(http: httpx.Client) -> None:
     for kind, request in UNANSWERABLE:
         answer = http.post("/v1/jobs", json={"kind": kind, "request": request})
@@ -233,6 +241,7 @@ def test_a_query_that_cannot_be_answered_starts_no_job(http: httpx.Client) -> No
     assert http.get("/v1/jobs").json()["jobs"] == []
 
 
+@pytest.mark.slow
 def test_a_failed_job_of_any_kind_says_the_class_of_its_error_first(
     http: httpx.Client, instance: Instance
 ) -> None:
@@ -255,6 +264,7 @@ def test_a_statement_is_parsed_where_statements_run(instance: Instance) -> None:
         ended(http, "query", statement="select 1")
 
 
+@pytest.mark.slow
 def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None:
     path = f"{ended(http, 'query', statement='select * from t')}/answer"
     whole = http.get(path)
@@ -282,6 +292,7 @@ def test_a_part_of_an_answer_is_fetched_by_its_range(http: httpx.Client) -> None
     assert http.get(path, headers={"if-none-match": '"other"'}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_plan_names_no_path_of_the_service(http: httpx.Client, instance: Instance) -> None:
     folder = instance.objects.url.removeprefix("file://")
     for how in ("analyze", "(analyze, format json)", "(analyze, format html)", ""):

@@ -79,6 +79,7 @@ def in_json(value: Any) -> Any:
     return [in_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.slow
 def test_rows_come_in_each_format_as_the_table_has_them(url: str, instance: dm.Instance) -> None:
     expected = instance.table("flights").query().read_all()
     rows = [{name: in_json(value) for name, value in row.items()} for row in expected.to_pylist()]

@@ -104,6 +104,7 @@ def test_a_client_that_vanishes_while_it_waits_takes_no_place() -> None:
         first.close()
 
 
+@pytest.mark.slow
 def test_a_client_that_stalls_is_cut_off_and_little_is_held_for_it() -> None:
     source = Endless(text="x" * 1_000)
     with (
@@ -194,6 +195,7 @@ def arrow_pieces(content: bytes) -> Iterator[tuple[pa.RecordBatch, dict[bytes, b
                 return
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("settings", "after", "kind"),
     [
@@ -302,6 +304,7 @@ def test_a_body_is_bounded_while_it_is_read() -> None:
             assert sock.recv(1000).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     with serving(instance(Endless()), client_stall_seconds_max=0.2) as url:
         with connected(url) as sock:
@@ -312,6 +315,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             assert read_to_end(sock) == b""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "garbage",
     [

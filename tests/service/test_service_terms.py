@@ -88,6 +88,7 @@ def test_a_route_without_terms_cannot_be_made() -> None:
     assert all(route.path != "/x" for route in router.routes if isinstance(route, APIRoute))
 
 
+@pytest.mark.slow
 def test_a_look_up_that_takes_too_long_is_a_problem_and_gives_its_slot_back() -> None:
     may_end, begun = threading.Event(), threading.Semaphore(0)
 
@@ -183,6 +184,7 @@ def test_a_look_ends_with_its_client_and_frees_its_slot(
         eventually(lambda: put(url) == 201)
 
 
+@pytest.mark.slow
 def test_a_look_ends_at_its_deadline(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     looking = Looking()
     monkeypatch.setattr(rows, "preview_csv", looking)
@@ -193,6 +195,7 @@ def test_a_look_ends_at_its_deadline(instance: Instance, monkeypatch: pytest.Mon
         assert put(url) == 201
 
 
+@pytest.mark.slow
 def test_a_body_that_trickles_ends_at_its_deadline(instance: Instance, tmp_path: Path) -> None:
     with (
         serving(instance, job_threads=0, files_max=1, file_seconds_max=0.3) as url,

@@ -43,6 +43,7 @@ def lake(dsn: str, tmp_path: Path) -> Any:
         yield opened
 
 
+@pytest.mark.slow
 def test_columns_have_any_name_in_all_that_is_asked(lake: Instance) -> None:
     data = pa.table({name: range(20) for name in NAMES})
     properties = dm.TableProperties(bloom_filter_columns='"x,y", "a.b"', compaction_batch_files=2)

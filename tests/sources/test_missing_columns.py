@@ -141,6 +141,7 @@ def test_what_must_be_there_and_what_is_unknown_is_named(instance: Instance) -> 
     assert table.status().files == 0
 
 
+@pytest.mark.slow
 def test_a_write_and_a_stream_of_spark_go_on_after_a_column_is_added(
     instance: Instance, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +243,7 @@ def test_writes_of_spark_add_columns(instance: Instance, dsn: str) -> None:
         WriteOptions.parse({**given, "evolve": "yes"})
 
 
+@pytest.mark.slow
 def test_the_command_line_adds_columns(
     dsn: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_ranges_of_times_prune_files(table: dm.Table) -> None:
     assert (day.partitions, day.partitions_total > 3) == (1, True)
 
 
+@pytest.mark.slow
 def test_compaction_keeps_every_value(lake: dm.Instance, data: pa.Table) -> None:
     table = lake.create_table("compacted", SCHEMA)
     for start in range(0, ROWS, ROWS // 2):
@@ -255,6 +256,7 @@ def test_a_decimal_with_more_digits_than_its_column_is_said(table: dm.Table) -> 
         table.delete({"n": Decimal("0.125")})
 
 
+@pytest.mark.slow
 def test_each_format_of_the_service_has_them_and_is_asked_with_them(lake: dm.Instance) -> None:
     table = lake.create_table("served", SCHEMA)
     at = datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=UTC)

@@ -45,6 +45,7 @@ def loaded(data: Any, name: str, kind: dm.DataType) -> list[Any]:
     return [value for batch in source.batches for value in batch[name].to_pylist()]
 
 
+@pytest.mark.slow
 def test_days_and_months_are_in_one_order_in_all_files_of_a_load(tmp_path: Path) -> None:
     clear, unclear = "k,day\n1,01/13/2020\n", "k,day\n3,03/04/2020\n"
     folder = written(tmp_path / "a", a_csv=clear, b_csv=unclear, c_csv="k,day\n4,2020-05-06\n")
@@ -57,6 +58,7 @@ def test_days_and_months_are_in_one_order_in_all_files_of_a_load(tmp_path: Path)
         inferred(folder, "day")
 
 
+@pytest.mark.slow
 def test_days_that_could_be_months_are_asked_for(tmp_path: Path) -> None:
     for text in ("01-02-03", "3.4.2020 10:11:12"):
         folder = written(tmp_path / "unclear", a_csv=f"k,t\n1,{text}\n")
@@ -107,6 +109,7 @@ def test_no_part_of_an_object_is_left_out(tmp_path: Path) -> None:
             inferred(folder, "s")
 
 
+@pytest.mark.slow
 def test_whole_numbers_are_exact_in_doubles_or_refused(tmp_path: Path) -> None:
     exact = {dm.DOUBLE: (2**60, 10**22), dm.FLOAT: (2**24, 10**8)}
     for kind, odd in ((dm.DOUBLE, 2**53 + 1), (dm.DOUBLE, 12345678901234567890), (dm.FLOAT, 2**24 + 1)):
@@ -278,7 +281,7 @@ def test_years_of_int96_are_those_that_nanoseconds_have_not(tmp_path: Path) -> N
     assert inferred(path, "t") == [last]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["infinity", "-infinity", "Infinity", "epoch", '" Epoch "'])
 def test_words_of_postgresql_are_no_times(tmp_path: Path, word: str) -> None:
     """DuckDB's strptime returns 1900-01-01 for them, in any format."""
@@ -360,7 +363,7 @@ def test_a_double_is_inferred_of_what_it_holds(
         inferred(late, "v")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["123456789012345678.12", "0.12345678901234567891", "1e400", "1e-400", "9007199254740993.0", "9" * 41],

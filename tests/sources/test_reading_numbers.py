@@ -62,6 +62,7 @@ def test_a_decimal_has_its_digits_or_is_refused(
     assert (caught.value.data["line"], caught.value.data["column"]) == (line, "v")
 
 
+@pytest.mark.slow
 def test_a_decimal_that_does_not_fit_is_refused_late_in_a_file(tmp_path: Path) -> None:
     values = ["1.25"] * 200_000 + ["9876543210"]
     with pytest.raises(InvalidData, match=r"line 200,002: column 'v' is '9876543210', which does not fit"):
@@ -138,6 +139,7 @@ def test_what_is_no_number_is_no_decimal(tmp_path: Path, text: str) -> None:
             loaded(path, dm.DECIMAL(10, 2))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 @pytest.mark.parametrize("kind", [dm.INT, dm.LONG])
 def test_whole_numbers_that_come_as_floats_are_whole(tmp_path: Path, suffix: str, kind: DataType) -> None:
@@ -189,6 +191,7 @@ def test_a_number_of_json_that_is_too_small_is_not_zero(
     assert found[1] is None and found[0] in (0, [1.5, 0]) and found[2] in (1.5, [1.5, 1.5])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "words", [["inf"], ["nan"], ["-inf", "nan"], ["Infinity"], ["+Inf", "NaN", "-infinity"]]
 )
@@ -209,7 +212,7 @@ def test_infinite_numbers_are_doubles_in_any_order(
     )
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("between", ["/", "-", "."])
 def test_a_short_year_is_the_last_part_of_a_day_if_it_can_be(tmp_path: Path, between: str) -> None:
     def format_of(*days: str) -> tuple[str, bool]:

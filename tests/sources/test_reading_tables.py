@@ -62,6 +62,7 @@ def test_the_first_rows_are_in_order(table: Table) -> None:
     assert table.head(0).num_rows == 0
 
 
+@pytest.mark.slow
 def test_the_last_rows_come_first_whatever_is_asked(
     instance: Instance, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_keys_of_many_leaves_are_few_scans_where_a_column_was_dropped(
     assert [one.count("read_parquet(") for one in selects] == [1]
 
 
+@pytest.mark.slow
 def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, table: Table) -> None:
     renamed, dropped = instance.table("order"), instance.create_table("other", SCHEMA)
     instance.rename_table("order", "before")
@@ -110,6 +112,7 @@ def test_a_name_that_is_of_another_table_now_is_not_read(instance: Instance, tab
             read()
 
 
+@pytest.mark.slow
 def test_other_handles_follow_the_properties_that_make_other_rows(instance: Instance) -> None:
     schema = dm.Schema([dm.Field("k", dm.LONG)], [], [dm.Field("n", dm.LONG), dm.Field("time", dm.LONG)])
     table = instance.create_table("t", schema)

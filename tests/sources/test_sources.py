@@ -91,7 +91,7 @@ def test_an_interruption_is_set_where_its_reader_is_collected() -> None:
     assert done.wait(30)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("taken", [1, 3])
 def test_what_a_program_drops_last_is_ended(taken: int) -> None:
     code = f"""

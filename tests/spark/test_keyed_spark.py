@@ -15,6 +15,7 @@ from dormouse.spark import frames, ingest
 from tests.support.api import Instance
 
 
+@pytest.mark.slow
 def test_a_dataframe_brings_rows_and_marks_and_its_later_rows_win(
     spark: SparkSession, instance: Instance
 ) -> None:

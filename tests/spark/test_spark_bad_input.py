@@ -154,6 +154,7 @@ def test_what_a_worker_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None:
         check_arrived(objects, [FileWithReferences(filename=reference.filename, references=(reference,))])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_not_left_out_whatever_the_session_ignores(
     spark: SparkSession, instance: Instance
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_job_that_killed_its_runners_is_reported_as_given_up(
     assert table.jobs.count() == (0, 0)
 
 
+@pytest.mark.slow
 def test_an_interrupted_round_puts_its_jobs_back(
     new_table: NewTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -150,6 +150,7 @@ def test_blobs_are_bounded(monkeypatch: pytest.MonkeyPatch, new_flights: NewTabl
     assert sum(batch.num_rows for batch in moved) == 10_000
 
 
+@pytest.mark.slow
 def test_what_repeated_tasks_wrote_is_removed(
     spark: SparkSession, new_flights: NewTable, monkeypatch: pytest.MonkeyPatch, files: Path
 ) -> None:
@@ -168,7 +169,7 @@ def test_what_repeated_tasks_wrote_is_removed(
     check_holds(table, rows)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["rows", "tally"])
 def test_rows_that_the_shuffle_loses_fail_the_ingest(
     spark: SparkSession, new_flights: NewTable, monkeypatch: pytest.MonkeyPatch, files: Path, lost: str

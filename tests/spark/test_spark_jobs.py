@@ -81,12 +81,14 @@ def test_a_full_compaction_makes_each_leaf_one_file(table: Table, run: Run, file
     assert keys(table) == sorted([*range(100)] * 2)
 
 
+@pytest.mark.slow
 def test_points_divide_the_rows_evenly(run: Run, files: str) -> None:
     code, found = run("split-points", files, "--row-key", "k", "--leaves", "4")
     assert code == 0
     assert found["split_points"] == pytest.approx([25, 50, 75], abs=12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -60,7 +60,7 @@ def shown(table: Table) -> list[dict[str, Any]]:
     return list(table.query().read_all().to_pylist())
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("is_vectorized", ["true", "false"])
 def test_files_that_lack_a_column_have_its_default(
     spark: SparkSession, instance: Instance, tmp_path: Path, is_vectorized: str

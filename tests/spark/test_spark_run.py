@@ -87,6 +87,7 @@ def test_a_run_compacts_exactly_its_jobs(
     assert query(supplier, "select count(*) from compaction_job") == [(2,)]
 
 
+@pytest.mark.slow
 def test_a_dropped_table_is_skipped_and_a_renamed_one_is_not(
     new: NewTable,
     supplier: ConnectionSupplier,
@@ -151,6 +152,7 @@ def test_a_job_that_is_given_up_fails_the_run_and_holds_up_no_other(
     assert [reference.row_count for reference in whole.store.file_references()] == [10]
 
 
+@pytest.mark.slow
 def test_sigterm_puts_back_what_is_not_finished(
     new: NewTable,
     supplier: ConnectionSupplier,

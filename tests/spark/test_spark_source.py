@@ -154,6 +154,7 @@ def _json(wanted: Any) -> Any:
     return [json_value(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "properties",
     [{"filter": "age_off(at, 1)"}, {"aggregate": "max(x), max(day), max(at), max(cost), max(raw)"}],

@@ -168,7 +168,7 @@ def test_what_cannot_go_on_says_so(
         run()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "counts"),
     [

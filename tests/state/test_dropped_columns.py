@@ -37,6 +37,7 @@ def told(table: Table, after: Any) -> list[tuple[str, int]]:
     return [(row["_change"], row["k"]) for row in rows]
 
 
+@pytest.mark.slow
 def test_rows_are_erased_though_an_undone_deletion_names_it(table: Table) -> None:
     add(table, 1, 2)
     add(table, 5, note="y")
@@ -53,6 +54,7 @@ def test_rows_are_erased_though_an_undone_deletion_names_it(table: Table) -> Non
     assert keys(table) == [1, 2]
 
 
+@pytest.mark.slow
 def test_files_are_looked_at_though_a_retired_deletion_names_it(table: Table) -> None:
     add(table, 1, 2, 3)
     add(table, 4, 5)

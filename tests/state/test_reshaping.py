@@ -39,7 +39,7 @@ def shaped(instance: Instance) -> Shaped:
     return Shaped.begun(instance)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_every_reader_has_the_columns_of_now_of_files_of_every_version(
     shaped: Shaped, change: Callable[[Shaped], None]
@@ -138,7 +138,7 @@ def test_files_know_their_columns_by_ids(shaped: Shaped) -> None:
     assert shaped.model.names["note"] == 8
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [add_default, add_whole, rename_value, rename_keys, swap_names, widen])
 def test_conditions_prune_nothing_that_is_wanted(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
     """On renamed, widened and defaulted columns, in every reader, whatever statistics of old files say."""

@@ -112,6 +112,7 @@ def test_changes_have_the_columns_of_the_later_moment(shaped: Shaped) -> None:
     assert then.column_names == ["k", "s", "t", "i", "note", "f", "d", "_change"]
 
 
+@pytest.mark.slow
 def test_a_restore_keeps_the_columns_of_now(shaped: Shaped) -> None:
     """The rows are those of the moment; a deletion of then that names a column which is gone refuses it."""
     add_default(shaped)
@@ -226,6 +227,7 @@ def handles(shaped: Shaped, dsn: str, tmp_path: Path) -> Iterator[list[Table]]:
         yield [other.table("t") for _ in range(4)]
 
 
+@pytest.mark.slow
 def test_old_handles_delete_and_erase_by_the_names_of_now(shaped: Shaped, handles: list[Table]) -> None:
     rename_keys(shaped)
     add_whole(shaped)

@@ -121,7 +121,7 @@ def shaped(instance: Instance) -> Iterator[Shaped]:
     assert query(instance._supplier, "select * from write_attempt where abandoned_at is not null") == []
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("write", WRITERS)
 @pytest.mark.parametrize("change", [add_nullable, add_default, add_whole, *CHANGES[3:]])
 def test_a_writer_commits_after_the_columns_were_changed(

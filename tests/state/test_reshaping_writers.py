@@ -87,7 +87,7 @@ def late_rows(before: Shaped, *keys: int) -> None:
     before.model = type(model)(model.names, (*model.rows, *found), model.last_id)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[Shaped], None]) -> None:
     """Of the columns of then, whatever is called so now."""
@@ -104,7 +104,7 @@ def test_an_ingest_that_began_before_commits(shaped: Shaped, change: Callable[[S
     shaped.check()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_compaction_that_began_before_loses_nothing(
     shaped: Shaped, change: Callable[[Shaped], None], monkeypatch: pytest.MonkeyPatch
@@ -160,7 +160,7 @@ def test_a_task_on_spark_reads_inputs_that_are_newer_than_what_it_knows(shaped: 
     shaped.check()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", [swap, add_whole])
 def test_a_bulk_ingest_on_spark_that_began_before(
     spark: SparkSession, shaped: Shaped, change: Any, monkeypatch: pytest.MonkeyPatch

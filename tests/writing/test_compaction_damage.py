@@ -75,6 +75,7 @@ def test_what_is_written_has_its_digest(new_table: NewTable) -> None:
         compact(table)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", [in_data, in_page_index, in_footer])
 def test_a_flipped_bit_is_found_before_the_commit_and_stays_to_be_seen(
     new_table: NewTable, place: Callable[[Path], int]

@@ -63,6 +63,7 @@ def keys(table: Table, where: Any = None) -> list[int]:
     return [row["k"] for row in table.query(where, ["k"]).read_all().to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_was_there_is_deleted_and_what_comes_later_stays(instance: Instance, layout: str) -> None:
     table = made(instance, layout)
@@ -133,6 +134,7 @@ def test_a_condition_that_is_none_must_be_said(instance: Instance) -> None:
     assert table.deletions() == []
 
 
+@pytest.mark.slow
 def test_where_rows_are_merged_only_keys_tell_them(instance: Instance) -> None:
     table = made(instance, aggregate="sum(v), max(d)")
     add(table, row(1, v=1), row(1, v=2), row(2, v=3))

@@ -25,6 +25,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", [{"k": []}, {"s": [], "k": 1}, {"k": 1, "s": []}])
 def test_a_condition_that_no_row_meets_is_not_recorded(
     instance: dm.Instance, where: dict[str, object]
@@ -35,6 +36,7 @@ def test_a_condition_that_no_row_meets_is_not_recorded(
     assert (keys(table), table.deletions()) == (before, [])
 
 
+@pytest.mark.slow
 def test_a_condition_of_exactly_64_kib_is_kept_and_a_byte_more_is_refused(instance: dm.Instance) -> None:
     table = made(instance, ["a", "b"])
     longest = "x" * (CONDITION_BYTES_MAX - len(json.dumps({"s": [""]})))
@@ -103,6 +105,7 @@ def test_the_service_answers_without_deleted_rows_and_deletes_none(instance: dm.
     assert keys(table) == [0, 2]
 
 
+@pytest.mark.slow
 def test_floating_values_are_the_same_in_sql(instance: dm.Instance) -> None:
     """DuckDB takes digits without quotes for a DECIMAL, from which it rounds once more."""
     drawn = random.Random(3)

@@ -83,6 +83,7 @@ class Storm:
         return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_fate_of_each_row_is_decided_once_and_for_all(instance: Instance, layout: str) -> None:
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)

@@ -113,6 +113,7 @@ def test_a_job_of_one_key_is_one_range(new_table: NewTable) -> None:
     assert keys_in(table, result.filename or "") == [7] * 200
 
 
+@pytest.mark.slow
 def test_ranges_without_rows_and_jobs_without(instance: Instance) -> None:
     table = instance.create_table(
         "t", dm.Schema([dm.Field("k", dm.LONG)]), properties=dm.TableProperties(**PAIRS)

@@ -137,7 +137,7 @@ def test_dictionaries_are_for_values_that_repeat_and_codecs_for_what_they_make_s
     assert duckdb.sql(f"{sums} read_parquet('{path}')").fetchall() == duckdb.sql(f"{sums} rows").fetchall()
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "condition",
     [

@@ -34,6 +34,7 @@ def test_each_leaf_becomes_one_file(instance: Instance, layout: str) -> None:
     assert table.compact(full=True).jobs_created == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_leaves_that_share_their_one_file_can_be_merged_as_the_refusal_advises(
     instance: Instance, layout: str

@@ -66,7 +66,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("writing", WRITING)
 @pytest.mark.parametrize("memory_bytes", [1 << 28, 1], ids=["in memory", "spilled"])
 def test_rows_are_sorted_into_the_files_of_their_leaves(
@@ -307,6 +307,7 @@ def files_at_most(bytes_max: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("memory_bytes", "error"), [(1 << 28, ObjectStoreError), (1 << 20, JobFailed)])
 def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
     table: TableContext, temporary: Path, memory_bytes: int, error: type[DormouseError]

@@ -88,6 +88,7 @@ def out_of_order() -> Iterator[tuple[str, list[pa.Table]]]:
     yield "the second key", [by_first]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("what", "tables"), list(out_of_order()), ids=lambda one: one if str(one) == one else ""
 )

@@ -41,7 +41,7 @@ def told(reader: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in reader.read_all().to_pylist())
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_each_reader_has_the_newest_rows_before_and_after_compaction(
     instance: Instance, table: Table
 ) -> None:

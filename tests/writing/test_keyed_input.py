@@ -98,6 +98,7 @@ def test_files_of_any_kind_bring_marks(instance: Instance, tmp_path: Path) -> No
     assert seen(table, instance) == {3: 3, 4: 4}
 
 
+@pytest.mark.slow
 def test_values_of_any_type_are_replaced_and_deleted(instance: Instance) -> None:
     """Those that must not be null, too, of which a mark has none."""
     part = pa.field("x", pa.int64(), False)

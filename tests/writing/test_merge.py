@@ -91,6 +91,7 @@ def _keys(table: pa.Table) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in SCHEMA.key_names) for row in table.to_pylist()]
 
 
+@pytest.mark.slow
 def test_files_become_one_sorted_file_with_all_their_rows(tmp_path: Path) -> None:
     tables = [_rows(5_000, 1), _rows(3, 2), _rows(20_000, 3)]
     output = tmp_path / "out"
@@ -350,6 +351,7 @@ def test_odd_characters_in_a_path_mean_nothing(tmp_path: Path) -> None:
     assert (folder / "o'ut*").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> None:
     inputs = _files(tmp_path, _rows(10))
     (tmp_path / "file").write_text("in the way")

@@ -52,6 +52,7 @@ def test_status_names_them_as_long_as_they_are_full(instance: Instance, table: T
     assert right.partition_id not in table.status().one_key_partitions
 
 
+@pytest.mark.slow
 def test_maintenance_tells_of_each_once(instance: Instance, table: Table) -> None:
     fill(table, *[7] * 10)
     told: list[str] = []

@@ -51,6 +51,7 @@ def test_of_the_merge_of_spilled_rows(
             list(sorter.sorted_batches())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "method", "error"),
     [

@@ -166,6 +166,7 @@ def test_a_replacement_reads_neither_the_other_files_of_its_partition_nor_the_ot
         table.store.replace_file_references([again])
 
 
+@pytest.mark.slow
 def test_a_batch_of_messages_is_no_more_work_beside_a_long_queue(
     supplier: ConnectionSupplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

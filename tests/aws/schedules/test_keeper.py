@@ -81,7 +81,7 @@ def test_an_interrupted_pause_costs_hours_and_not_weeks(status: str, fault: str)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("status", STATES)
 def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
     for call in calls(paused(status), resume):
@@ -95,7 +95,7 @@ def test_an_interrupted_resume_is_finished(status: str, fault: str) -> None:
         assert weeks.applied == {0}
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("loses_events", [True, False])
 def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool) -> None:
@@ -111,6 +111,7 @@ def test_the_lambda_itself_may_fail_at_every_call(fault: str, loses_events: bool
         assert weeks.awake_while_paused <= 12 * HOUR, (call, weeks.awake_while_paused)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wanted", ["paused", "running"])
 def test_an_update_that_fails_is_asked_for_once_an_hour_and_told(wanted: str) -> None:
     weeks = paused("stopped") if wanted == "paused" else Weeks()
@@ -192,6 +193,7 @@ def test_passes_make_no_dead_letters_and_go_on(sender: str, tells_ages: bool, fa
     assert weeks.is_awake and weeks.applied == everything
 
 
+@pytest.mark.slow
 def test_a_pass_comes_once_in_a_quarter_of_the_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="dormouse.aws.renewal")
     weeks = paused("stopped", looks_hourly=True, wanted_since=0.0)
@@ -231,7 +233,7 @@ def test_an_instance_that_is_being_destroyed_is_left_alone() -> None:
     assert (weeks.status, weeks.mapping, set(weeks.rules.values())) == ("stopped", "Disabled", {False})
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["paused", "running"])
 @pytest.mark.parametrize("status", ["available", "starting", "stopping", "stopped"])
 def test_the_last_wish_counts_whatever_comes_between_the_calls_of_a_look(wanted: str, status: str) -> None:
@@ -315,6 +317,7 @@ def test_the_lambda_answers_when_all_is_as_wanted(
     assert (told["Namespace"], told["Dimensions"]) == ("Dormouse", [["instance"]])
 
 
+@pytest.mark.slow
 def test_the_lambda_wants_its_messages_back_while_something_is_left(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:

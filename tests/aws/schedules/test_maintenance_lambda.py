@@ -95,6 +95,7 @@ def test_the_same_execution_gets_the_same_list(instance: Instance) -> None:
     assert first["jobs"] == 1 and call("one") == first
 
 
+@pytest.mark.slow
 def test_what_a_run_could_not_split_waits_for_a_change_or_a_day(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ def test_an_update_is_the_same_resource(event: dict[str, Any], cloudformation: C
     assert cloudformation.answers[1]["Data"]["Result"].startswith("applied migrations: none")
 
 
+@pytest.mark.slow
 def test_delete_leaves_the_database_alone(
     event: dict[str, Any], cloudformation: CloudFormation, dsn: str
 ) -> None:
@@ -292,6 +293,7 @@ def test_an_answer_that_is_not_taken_is_given_again(
     assert cloudformation.answer["Status"] == "SUCCESS"
 
 
+@pytest.mark.slow
 def test_it_answers_before_its_time_is_over(
     event: dict[str, Any], cloudformation: CloudFormation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

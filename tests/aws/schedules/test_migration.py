@@ -144,6 +144,7 @@ def test_rows_are_indexed_by_who_runs_and_read_by_who_reads(
             databases.drop(one)
 
 
+@pytest.mark.slow
 def test_what_an_owner_makes_belongs_to_the_schema_s_role(database: str, tmp_path: Path) -> None:
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
@@ -183,6 +184,7 @@ def test_whoever_runs_jobs_reads_and_writes_rows(database: str, tmp_path: Path, 
         assert table.status().row_count >= 4_000
 
 
+@pytest.mark.slow
 def test_whoever_runs_jobs_makes_and_drops_no_tables(database: str, tmp_path: Path) -> None:
     bring_up_to_date(database)
     with dm.connect(as_role(database, OWNER_ROLE), str(tmp_path)) as instance:
@@ -244,6 +246,7 @@ def test_whoever_reads_queries_all_tables_and_changes_nothing(
         conn.execute(day)
 
 
+@pytest.mark.slow
 def test_a_database_that_others_made_is_adopted(database: str, tmp_path: Path) -> None:
     with dm.connect(database, str(tmp_path)) as instance:
         instance.create_table("t", SCHEMA).ingest(pa.table({"key": [1, 2]}), engine="local")

@@ -117,6 +117,7 @@ def test_a_dry_run_says_what_it_would_do(deployed: Deployed) -> None:
     assert parameters(deployed)["Running"] == "true"
 
 
+@pytest.mark.slow
 def test_status_tells_whether_it_runs_where_it_is_and_what_it_costs(deployed: Deployed) -> None:
     found = status(deployed.find())
     assert (found.query, found.query_url, found.summary) == ("running", TOLD.url, "running")

@@ -257,6 +257,7 @@ def test_an_odd_event_is_one_line_that_names_what_is_missing(event: Any, named: 
     assert named in error_of(tables.change(event, Context()))
 
 
+@pytest.mark.slow
 def test_show_is_answered_to_one_who_may_only_read(
     dsn: str, variables: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_mapping_that_is_gone_is_off(deployed: Deployed) -> None:
     assert ages(deployed)["old"] < DAY / 2
 
 
+@pytest.mark.slow
 def test_what_was_received_twice_is_sent_again_however_young_it_is(deployed: Deployed) -> None:
     send(deployed, "young", days=1)
     for number, age in enumerate((DAY, DAY, 0)):
@@ -152,6 +153,7 @@ def test_old_dead_letters_are_sent_again_to_where_they_are(
     assert all("tried 41 times" in str(one.message_attributes) for one in queue._messages)
 
 
+@pytest.mark.slow
 def test_what_one_call_has_no_time_for_is_left_to_the_next(deployed: Deployed) -> None:
     for number in range(30):
         send(deployed, f"old-{number}", days=8)

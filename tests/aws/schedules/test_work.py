@@ -221,6 +221,7 @@ def test_whoever_cannot_note_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "activity is not noted" in caplog.text
 
 
+@pytest.mark.slow
 def test_whoever_changes_tables_in_s3_notes_it(
     dsn: str, s3_store: ObjectStore, s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def lake(own_database: tuple[str, ConnectionSupplier], tmp_path_factory: pytest.
     return four_leaves(lambda **more: Lake(*own_database, folder, SCHEMA, **more))
 
 
+@pytest.mark.slow
 def test_all_rows_are_there_once_with_their_types(lake: Lake) -> None:
     with opened(lake) as db:
         found = db.execute("select * from t").fetchall()

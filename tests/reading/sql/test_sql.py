@@ -190,6 +190,7 @@ def test_the_schema_is_plain_also_without_rows(lake: Lake) -> None:
     assert (found.names, found.types) == (table.names, table.types)
 
 
+@pytest.mark.slow
 def test_series_and_descriptions_are_read(lake: Lake) -> None:
     contexts = {"Flights": lake.context}
     assert tuples(sql(contexts, "from range(1, 3)")) == [(1,), (2,)]

@@ -126,6 +126,7 @@ def test_postgresql_does_not_judge_orders_by_means_that_duckdb_rounds() -> None:
     assert any(one.in_postgres for one in of_means if not one.ordered)
 
 
+@pytest.mark.slow
 def test_a_mistake_of_duckdbs_optimizer_is_none_of_ours(instance: Instance, judges: Judges) -> None:
     """DuckDB 1.5.5 pushes a part of this condition down to where its row is not yet."""
     lake = Lake(instance)

@@ -86,7 +86,7 @@ def ctrl_c(computing: threading.Event) -> Iterator[None]:
     pressing.join()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("statement", [HEAVY, f"explain analyze {HEAVY}", SEARCH, FEW_FOUND])
 @pytest.mark.parametrize("restarts", [False, True], ids=["", "calls begin anew"])
@@ -138,6 +138,7 @@ def test_what_is_interrupted_while_it_is_planned_does_not_run(
     assert step == "_select" or not computing.is_set()
 
 
+@pytest.mark.slow
 def test_a_client_that_vanishes_before_the_first_row_ends_what_is_computed(
     instance: dm.Instance, computing: threading.Event
 ) -> None:

@@ -281,6 +281,7 @@ def test_only_tables_that_a_statement_can_mean_are_loaded(
         instance.sql("select * from thre")
 
 
+@pytest.mark.slow
 def test_a_statement_that_comes_again_is_of_the_table_that_is_there_now(instance: Instance) -> None:
     for key_type, value in ((LONG, 7), (STRING, "7")):
         table = instance.create_table("again", Schema([Field("k", key_type)]))

@@ -150,6 +150,7 @@ def test_values_that_arrow_has_not_are_refused_at_every_door(instance: dm.Instan
             assert isinstance(instance.sql(text).read_all().to_pylist()[0]["v"], str)
 
 
+@pytest.mark.slow
 def test_an_infinite_date_that_comes_late_is_refused(instance: dm.Instance) -> None:
     statement = "select case when i = 99_999 then 'infinity'::date end as v from range(100_000) t(i)"
     reader = instance.sql(statement)

@@ -210,6 +210,7 @@ def test_parameters_choose_what_is_read(instance: dm.Instance, client: Client) -
     assert client.table("t").sql("select k from t where k = ?", (3,)).read_all().to_pylist() == [{"k": 3}]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -90,6 +90,7 @@ def test_programs_get_numbers(
     assert list(frame.s / 2.5) == [18.4]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("value", ["{}", "[{}]", "{{'t': [{}]}}", "map {{1: {}}}", "array_value({})"])
 def test_the_end_of_a_day_is_no_time(instance: Instance, value: str) -> None:
     """Python and pandas take it for 00:00:00."""

@@ -55,6 +55,7 @@ def _parts() -> st.SearchStrategy[tuple[KeyRanges, ...]]:
     return st.just((KeyRanges(),)) | pairs
 
 
+@pytest.mark.slow
 @given(
     asked=st.lists(
         st.tuples(st.integers(0, 8), _parts(), st.integers(0, 6), st.sets(st.integers(1, 6), max_size=1)),

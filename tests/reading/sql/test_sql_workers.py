@@ -264,6 +264,7 @@ def test_whoever_waits_gets_a_worker_in_turn_or_is_refused(tmp_path: Path) -> No
         workers.session(Interruption())
 
 
+@pytest.mark.slow
 def test_64_statements_at_once_on_a_pool_of_2(workers: Workers) -> None:
     def run(number: int) -> int:
         found = answer(workers.session(Interruption()), "SELECT sum(range) AS n FROM range($1)", [number])

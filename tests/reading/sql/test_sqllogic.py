@@ -96,6 +96,7 @@ def test_files_that_need_what_is_not_here_are_left_out_from_there_on(
     assert (found.right, found.files_left_out) == (1, {why: 1})
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_left_out(
     instance: Instance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

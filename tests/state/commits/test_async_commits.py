@@ -111,6 +111,7 @@ def pending(instance: Instance) -> int:
     return int(query(instance._supplier, "select count(*) from commit_message")[0][0])
 
 
+@pytest.mark.slow
 def test_what_an_ingest_returns_is_visible(instance: Instance, sent: list[str]) -> None:
     table = instance.table("t")
     report = table.ingest(keys(3, 1, 2), ingest_id="july")
@@ -135,6 +136,7 @@ def test_a_compaction_commits_through_the_queue(instance: Instance, sent: list[s
     assert (attempts(context), context.jobs.count()) == (0, (0, 0))
 
 
+@pytest.mark.slow
 def test_without_a_committer_or_with_sync_nothing_is_sent(
     dsn: str, tmp_path: Path, instance: Instance, sent: list[str]
 ) -> None:
@@ -157,6 +159,7 @@ def test_an_ingest_without_rows_needs_no_queue(instance: Instance, sent: list[st
     assert sent == []
 
 
+@pytest.mark.slow
 def test_a_table_that_was_renamed_is_found_by_its_id(instance: Instance, sent: list[str]) -> None:
     old = instance.table("t")
     instance.rename_table("t", "renamed")
@@ -165,6 +168,7 @@ def test_a_table_that_was_renamed_is_found_by_its_id(instance: Instance, sent: l
     assert len(live(instance.table("renamed").files)) == 1 and live(instance.table("t").files) == []
 
 
+@pytest.mark.slow
 def test_jobs_that_finish_at_once_are_committed_together(
     unserved: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +194,7 @@ def test_jobs_that_finish_at_once_are_committed_together(
     assert attempts(context) == 0
 
 
+@pytest.mark.slow
 def test_an_abandoned_job_harms_no_other_in_its_batch(unserved: Instance) -> None:
     context = context_of(unserved)
     jobs = [written(context) for _ in range(5)]
@@ -241,6 +246,7 @@ def test_a_job_does_not_wait_for_another_table_s_message_with_its_id(
     assert pending(unserved) == 1
 
 
+@pytest.mark.slow
 def test_a_refusal_is_an_error_and_the_next_run_with_the_id_is_applied(instance: Instance) -> None:
     table, context = instance.table("t"), context_of(instance)
     table.ingest(keys(1))

@@ -91,6 +91,7 @@ def small(dsn: str, tmp_path: Path) -> Iterator[Instance]:
         yield instance
 
 
+@pytest.mark.slow
 def test_compaction_split_and_collection_wait_for_the_queue(small: Instance) -> None:
     table = small.table("t")
     queue = small.commits.queues[0]

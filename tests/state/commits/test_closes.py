@@ -85,6 +85,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
     assert any(one.error for one in running)
 
 
+@pytest.mark.slow
 def test_what_other_threads_began_ends_after_the_close(dsn: str, apart: ConnectionSupplier) -> None:
     supplier, pids = ConnectionSupplier(dsn), []
 

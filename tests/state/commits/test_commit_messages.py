@@ -83,6 +83,7 @@ print(*codes)
 """Threads of a process that has read no message yet read the same one at once; in 25 such processes."""
 
 
+@pytest.mark.slow
 def test_threads_may_read_a_process_s_first_messages_at_once() -> None:
     """A committer's threads do; it ended more than one process of four with a segmentation fault."""
     message = encode(ReplaceFileReferences(**NAMED, requests=REPLACEMENTS))

@@ -179,6 +179,7 @@ def test_every_request_survives_the_journey(
     assert commit_id_of(text) == request.commit_id
 
 
+@pytest.mark.slow
 @PATIENT
 @given(st.binary() | st.text() | JSON.map(json.dumps))
 @example(b"\xff\xfe")

@@ -96,6 +96,7 @@ def test_inputs_that_never_come_are_rejected_at_last_and_buried(instance: Instan
     assert letter.reason == outcome.error
 
 
+@pytest.mark.slow
 def test_inputs_that_a_dead_committer_holds_are_waited_for(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_request_delivered_twice_is_applied_once(instance: Instance) -> None:
     assert instance.commit_status("add a").error is None
 
 
+@pytest.mark.slow
 def test_a_partition_split_delivered_twice_is_applied_once(instance: Instance) -> None:
     request = SplitPartition(commit_id="divide", table="t", partition_id="root", point=7)
     assert states(drained(instance, request)) == {"divide": "applied"}
@@ -257,6 +259,7 @@ def test_a_write_attempt_ends_with_its_files_and_an_abandoned_one_commits_nothin
     assert context.attempts.abandon(live_one) is False
 
 
+@pytest.mark.slow
 def test_a_large_request_travels_through_the_object_store(instance: Instance, tmp_path: Path) -> None:
     names = [f"{number:04}{'😀' * 255}" for number in range(3_000)]  # 1,024 bytes, and in JSON 3,064
     request = AddFiles(commit_id="big", table="t", files=tuple(file(name, ref(name)) for name in names))
@@ -290,6 +293,7 @@ def test_batches_in_work_are_bounded_by_the_concurrency(
     assert 1 <= most[0] <= 2
 
 
+@pytest.mark.slow
 def test_a_batch_is_larger_where_many_requests_wait_for_many_tables(instance: Instance) -> None:
     names = [f"many_{number}" for number in range(6)]
     for name in names:
@@ -315,6 +319,7 @@ def test_requests_for_several_queues_are_all_served(dsn: str, tmp_path: Path) ->
         assert {o.state for o in outcomes} == {"applied"}
 
 
+@pytest.mark.slow
 def test_an_instance_with_a_committer_applies_what_is_submitted(dsn: str, tmp_path: Path) -> None:
     settings, objects = load_settings(), open_store(tmp_path / "objects")
     with Instance(dsn, objects, settings, committer=True).open() as instance:

@@ -64,6 +64,7 @@ def test_a_refusal_of_another_table_s_commit_with_the_id_is_not_told(instance: I
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("table_id", [-1, 2**31, 2**64])
 def test_a_pointer_to_nothing_with_no_id_of_a_table_is_buried_and_harms_no_other(
     instance: Instance, table_id: int

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("table_t")
 SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -49,6 +50,7 @@ def test_a_request_that_adds_a_file_of_others_is_rejected(instance: Instance, na
     assert files_of(instance, "victim") == [f"{victim.object_prefix}own.parquet"]
 
 
+@pytest.mark.slow
 def test_requests_go_to_the_table_that_has_their_name_now(instance: Instance) -> None:
     def sent(commit_id: str) -> None:
         requests = [add(name, f"{commit_id} {name}", f"{commit_id} {name}") for name in ("t", "u")]

@@ -67,7 +67,7 @@ def migrated(instance: Instance, change: str) -> None:
     query(instance._supplier, "insert into migration (version, name, checksum) values (9999, 'newer', '')")
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -54,6 +54,7 @@ def limited(patient: Instance, dsn: str, timeout: str) -> Iterator[Instance]:
         yield instance
 
 
+@pytest.mark.slow
 def test_a_failover_is_waited_for_and_a_takeover_ends_it(
     patient: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_what_is_refused_is_told_now_and_later(instance: Instance) -> None:
     assert (files_of(instance), messages(instance)) == (["a", "b"], 0)
 
 
+@pytest.mark.slow
 def test_what_waits_for_its_inputs_is_left_to_the_queue(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def test_what_takes_long_is_not_handled_twice(
     assert committer.metrics().applied_before == 0
 
 
+@pytest.mark.slow
 def test_what_a_killed_committer_held_comes_again(instance: Instance) -> None:
     """Nothing hides it any more."""
     queue = PostgresQueue(instance._supplier, 0, visibility_seconds=0.3)

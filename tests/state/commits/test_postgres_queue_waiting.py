@@ -35,6 +35,7 @@ def waiters(lender: ConnectionSupplier, number: int) -> int:
     return int(query(lender, "select count(*) from commit_waiter where queue = %s", number)[0][0])
 
 
+@pytest.mark.slow
 def test_who_waits_is_notified(
     queue: PostgresQueue,
     lender: ConnectionSupplier,

@@ -84,6 +84,7 @@ def test_an_id_with_another_request_is_refused(instance: Instance) -> None:
     assert len(jobs.list()) == 1
 
 
+@pytest.mark.slow
 def test_a_change_of_rows_that_changes_nothing_keeps_its_id(instance: Instance, tmp_path: Path) -> None:
     """The id answers the same change again, also after other changes, and refuses another one."""
     samples = instance.create_row_table("samples", [dm.Column("name", "STRING")])

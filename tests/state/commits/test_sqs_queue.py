@@ -214,6 +214,7 @@ class TestFailures:
         with pytest.raises(CommitQueueError, match=f"^commit queue {url} denies access: [^\n]*$"):
             use(SqsQueue(url, **sqs_options))
 
+    @pytest.mark.few(1)
     def test_a_server_that_cannot_be_reached(self, use: Any, sqs_options: Options) -> None:
         url = "http://127.0.0.1:1/123456789012/q"
         options = {**sqs_options, "endpoint_url": "http://127.0.0.1:1"}

@@ -120,6 +120,7 @@ def test_a_wait_for_a_table_has_an_end(dsn: str, instance: Instance) -> None:
         run_alone(instance._supplier, work, seconds_max=0.1, operation="test")
 
 
+@pytest.mark.slow
 def test_a_busy_table_is_put_off_and_the_others_go_on(
     dsn: str, tmp_path: Path, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

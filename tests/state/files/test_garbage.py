@@ -299,6 +299,7 @@ def test_digests_are_noted_before_stage_one_or_after_it(table: TableContext) -> 
     assert [file.digest for [file] in checks.pages(with_references=False)] == [bytes(16)]
 
 
+@pytest.mark.slow
 def test_stage_one_costs_what_was_unreferenced_and_not_the_table(table: TableContext) -> None:
     """On many files, it finds the removals since the last run, and their files, by index."""
     store, number = table.store, table.table.table_id

@@ -154,6 +154,7 @@ def test_a_job_is_counted_in_the_transaction_that_releases_its_files(
     assert table.last_rounds.read()[1].reason == "ba d"
 
 
+@pytest.mark.slow
 def test_jobs_that_are_given_up_at_once_are_all_counted(new_table: NewTable) -> None:
     table = new_table(**PAIRS, compaction_attempts_max=1)
     for number in range(16):
@@ -315,6 +316,7 @@ def test_a_queue_that_is_full_is_no_failed_round(instance: Instance, monkeypatch
     assert table.status().rounds == ()
 
 
+@pytest.mark.slow
 def test_the_command_line_says_what_fails_since_when_and_what_to_do(
     instance: Instance, cli: Callable[..., tuple[int, str, str]], dsn: str
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_transaction_that_only_reads_has_no_unknown_outcome(cut_dsn: str) -> N
     assert len(runs) == 2
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_its_transaction_leaves_nothing(dsn: str, counted: ConnectionSupplier) -> None:
     script = """
 import sys, time

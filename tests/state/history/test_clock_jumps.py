@@ -167,6 +167,7 @@ def test_a_job_of_a_dead_worker_is_run_a_while_later(
     assert instance.jobs.result(job) == "done"
 
 
+@pytest.mark.slow
 def test_a_compaction_job_is_taken_when_its_span_is_over(instance: Instance) -> None:
     table = filled(instance)
     assert table._context.jobs.create(10) == 1
@@ -274,6 +275,7 @@ TIMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "column"), TIMES, ids=[".".join(one) for one in TIMES])
 def test_a_time_of_the_wrong_clock_is_corrected(instance: Instance, name: str, column: str) -> None:
     table = filled(instance)

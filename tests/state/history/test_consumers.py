@@ -325,6 +325,7 @@ def test_status_tells_who_keeps_the_history(instance: Instance) -> None:
     assert [one.is_expired for one in again.consumers] == [True]
 
 
+@pytest.mark.slow
 def test_maintenance_applies_retention_and_measures_consumers(instance: Instance, tmp_path: Path) -> None:
     table = new_table(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 1)

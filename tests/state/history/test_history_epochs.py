@@ -276,7 +276,7 @@ def long_history(new_table_in: Callable[..., TableContext], tmp_path_factory: py
     return table, story
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [None, 7, 11])
 def test_incremental_totals_are_those_from_scratch(long_history: Any, lost: int | None) -> None:
     """Also where a running total is not there, as in a table from before there were any."""

@@ -168,6 +168,7 @@ def test_a_crash_between_the_halves_is_no_copy(
         add(instance, 3)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_put_back_is_not_taken(dsn: str, url: str, at_once: None, tmp_path: Path) -> None:
     with made(dsn, url) as instance:
         add(instance, 1)
@@ -183,6 +184,7 @@ def test_a_store_that_is_put_back_is_not_taken(dsn: str, url: str, at_once: None
         add(instance, 4)
 
 
+@pytest.mark.slow
 def test_what_writes_nothing_passes_no_milestone(dsn: str, url: str) -> None:
     with made(dsn, url):
         pass

@@ -51,7 +51,7 @@ class Ahead:
         self.tell(before, after, days)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split_at", [None, 1])
 @pytest.mark.parametrize("cut_then", [False, True])
 def test_a_time_has_what_was_committed_while_the_clock_was_ahead(

@@ -242,6 +242,7 @@ def test_history_reads_on_a_standby_and_what_writes_is_refused_by_name(
         assert isinstance(raised.value, InstanceReadOnly) or "must be partitions" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_only_who_opened_a_primary_looks_for_it_again(pair: Pair, both: tuple[Instance, Instance]) -> None:
     def tries(supplier: ConnectionSupplier) -> int:
         retries, work = Retries(), lambda conn: conn.execute("create table made ()")
@@ -258,6 +259,7 @@ def _listed(found: Any) -> Any:
     return list(found) if isinstance(found, Iterator) else found
 
 
+@pytest.mark.slow
 def test_a_query_of_a_standby_sees_one_moment(
     pair: Pair, both: tuple[Instance, Instance], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +292,7 @@ def test_a_query_of_a_standby_sees_one_moment(
         assert len(keys(copy, at)) == len(keys(table, at)) == 101
 
 
+@pytest.mark.slow
 def test_a_change_of_columns_beside_a_slow_transaction_is_seen_on_a_standby(
     pair: Pair, both: tuple[Instance, Instance]
 ) -> None:

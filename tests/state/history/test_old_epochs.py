@@ -293,6 +293,7 @@ def test_what_somebody_may_still_ask_for_stays(table: TableContext, keeper: str)
     assert rows(table) == ({*story.leaves()}, {4})
 
 
+@pytest.mark.slow
 def test_collection_forgets_for_a_while_and_goes_on_in_the_next_round(
     table: TableContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +315,7 @@ def test_collection_forgets_for_a_while_and_goes_on_in_the_next_round(
     assert rows(table)[0] == {one.partition_id for one in partitions_of(tree)}
 
 
+@pytest.mark.slow
 def test_truncations_and_rounds_that_race_leave_what_one_after_another_would(table: TableContext) -> None:
     """While others divide, merge and record."""
     scaled(table, 30)

@@ -51,6 +51,7 @@ def count(table: Table) -> int:
     return sum(batch.num_rows for batch in table.query(columns=["k"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_file_is_read_once(instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table, looks = filled(instance, layout), list[str]()
@@ -85,6 +86,7 @@ def test_each_file_is_read_once(instance: Instance, layout: str, monkeypatch: py
     assert applied(table) == [()] * FILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_files_with_few_rows_stay_until_the_deletion_is_old(
     instance: Instance, layout: str, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +116,7 @@ def test_files_with_few_rows_stay_until_the_deletion_is_old(
     assert count(table) == 39 * FILES - 1
 
 
+@pytest.mark.slow
 def test_what_was_undone_is_known_when_it_is_pending_again(instance: Instance) -> None:
     """A look after a restore asks for the deletions that it has undone, too: another may bring them back."""
     table = filled(instance)
@@ -154,6 +157,7 @@ def test_a_deletion_amid_a_look_is_not_taken_for_looked_at(
     assert count(table) == 39 * FILES
 
 
+@pytest.mark.slow
 def test_a_compaction_that_began_before_a_look_and_one_that_knows_no_deletions(instance: Instance) -> None:
     table = filled(instance, compaction_batch_files=FILES)
     context = table._context
@@ -210,6 +214,7 @@ def test_many_deletions_of_one_file_and_bounded_rounds(instance: Instance) -> No
     assert count(table) == 40 * FILES - 4
 
 
+@pytest.mark.slow
 def test_a_job_that_looks_is_put_back_when_its_process_died(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:

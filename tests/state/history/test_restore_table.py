@@ -183,6 +183,7 @@ def test_a_restore_across_a_merge_puts_files_into_the_partition_of_now(instance:
     assert instance.check().problems == ()
 
 
+@pytest.mark.slow
 def test_a_restore_that_would_show_other_rows_is_refused(instance: Instance) -> None:
     """A file of both leaves, whose rows of one were compacted away before the moment."""
     table = made(instance, compaction_batch_files=2, split_threshold_rows=10**6)

@@ -51,6 +51,7 @@ def test_a_moment_has_the_same_rows_whatever_comes_later(instance: Instance, lay
         assert opened.execute("select count(*) from t").fetchall() == [(20,)]
 
 
+@pytest.mark.slow
 def test_rows_are_as_old_as_they_were_then(instance: Instance) -> None:
     """One moment has the same rows, however many have aged off since: read in each way, and in parts."""
     table = made(instance, filter="age_off(v, 60000)")
@@ -70,6 +71,7 @@ def test_rows_are_as_old_as_they_were_then(instance: Instance) -> None:
     assert [key for batch in found for key in batch.column(0).to_pylist()] == then
 
 
+@pytest.mark.slow
 def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
     flights, other = made(instance, "flights"), made(instance, "other")
     add(flights, 0)
@@ -94,6 +96,7 @@ def test_tables_are_read_as_of_one_moment(instance: Instance) -> None:
         opened.execute("select * from young")
 
 
+@pytest.mark.slow
 def test_what_is_collected_cannot_be_read_and_says_so_before_the_first_row(instance: Instance) -> None:
     table = made(instance, gc_delay_seconds=0, history_retention_seconds=0)
     add(table, 0)
@@ -162,6 +165,7 @@ def test_a_file_that_is_lost_is_no_matter_of_time(instance: Instance, tmp_path: 
             read()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("when", "said"),
     [

@@ -132,7 +132,7 @@ with pickle.loads(Path(sys.argv[1]).read_bytes()).open() as context:
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_process_that_is_killed_leaves_a_whole_cut_or_none(
     instance: Instance, tmp_path: Path, when: str

@@ -155,6 +155,7 @@ def test_nothing_is_forgotten_in_any_history(
         assert table.partitions.count_above_leaves() == above_leaves(table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_nothing_is_forgotten_of_what_many_do_at_once(new_table: NewTable, seed: int) -> None:
     table = new_table(

@@ -203,7 +203,7 @@ def test_a_second_key_is_divided_by_the_rows_inside_alone(new_table: NewTable) -
     assert points[left].field == points[right].field == "y"
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_every_row_is_in_exactly_one_leaf_when_splitting_is_done(plane: TableContext, seed: int) -> None:
     """Random, skewed and correlated keys; until nothing is left to divide or to push."""

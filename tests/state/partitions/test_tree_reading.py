@@ -236,7 +236,7 @@ def some_range(rng: random.Random, name: str) -> Range:
     return Range(*ends, min_inclusive=rng.random() < 0.5, max_inclusive=rng.random() < 0.5)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_walk_finds_what_the_tree_has_in_the_ranges_and_no_more(table: TableContext, seed: int) -> None:
     rng = random.Random(seed)
