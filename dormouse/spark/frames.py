@@ -34,6 +34,7 @@ from dormouse.data.datafusion_session import joined
 from dormouse.data.transform import Transform
 from dormouse.model.cut import Position, When
 from dormouse.model.region import Range, number_of_value
+from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import is_keyed
 from dormouse.model.types import BYTES, DATE, TIMESTAMP
@@ -278,7 +279,9 @@ class Tabular(Protocol):
     @property
     def context(self) -> TableContext: ...
 
-    def ingest(self, data: DataFrame, *, ingest_id: str | None = None) -> IngestReport: ...
+    def ingest(
+        self, data: DataFrame, *, ingest_id: str | None = None, evolve: Evolve | None = None
+    ) -> IngestReport: ...
 
 
 class WithTables(Protocol):
@@ -315,9 +318,11 @@ def view(spark: SparkSession, instance: WithTables, *, as_of: When | None = None
     return [context.table.name for context in contexts]
 
 
-def write(frame: DataFrame, table: Tabular, *, ingest_id: str | None = None) -> IngestReport:
+def write(
+    frame: DataFrame, table: Tabular, *, ingest_id: str | None = None, evolve: Evolve | None = None
+) -> IngestReport:
     """Adds a DataFrame's rows, moved to their leaves first: a file a leaf; see `Table.ingest`."""
-    return table.ingest(frame, ingest_id=ingest_id)
+    return table.ingest(frame, ingest_id=ingest_id, evolve=evolve)
 
 
 def _frame(

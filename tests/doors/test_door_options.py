@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,8 +15,10 @@ from dormouse.client import Client
 from dormouse.client.client import RemoteTable
 from dormouse.client.rows import RemoteRowTable
 from dormouse.datasource import options as spark_options
+from dormouse.datasource.job import _parser as job_parser
 from dormouse.service import documents
 from dormouse.service import documents as row_documents
+from dormouse.spark import frames
 from dormouse.verbs import long_work
 from tests.support.api import Instance, Table
 from tests.support.rows import RowTable
@@ -37,7 +40,7 @@ OF_DATA = dict.fromkeys(("paths", "objects", "type", "null", "delimiter", "encod
 OF_CSV = dict.fromkeys(("quote", "escape", "separator", "skip_lines", "header", "no_header", "null"), "how")
 OF_VERBS: dict[str, dict[str, str]] = {
     "sql": {"file": "statement"},
-    "ingest": {"id": "ingest_id", **OF_DATA},
+    "ingest": {"id": "ingest_id", "frame": "data", **OF_DATA},
     "upsert": {"id": "ingest_id", **OF_DATA},
     "rows.change": {"id": "change_id", "file": "changes"},
     "rows.upsert": {"id": "change_id", "file": "rows"},
@@ -61,6 +64,12 @@ def command(*path: str) -> Options:
 
 def job(kind: str) -> Options:
     return long_work.KINDS[kind].model_fields
+
+
+def submitted(work: str) -> Options:
+    parser = job_parser()
+    [works] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [action.dest for action in works.choices[work]._actions]
 
 
 DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
@@ -88,7 +97,16 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
         python(Table.changes),
         {"client": python(RemoteTable.changes), "HTTP": documents.ChangesRequest.model_fields},
     ),
-    "ingest": (python(Table.ingest), {"job": job("ingest"), "command": command("ingest")}),
+    "ingest": (
+        python(Table.ingest),
+        {
+            "job": job("ingest"),
+            "command": command("ingest"),
+            "Spark": {"paths", *spark_options._WRITES},
+            "Spark's function": python(frames.write),
+            "spark-submit": submitted("ingest"),
+        },
+    ),
     "upsert": (python(Table.upsert), {"command": command("upsert")}),
     "delete": (python(Table.delete), {"command": command("delete")}),
     "compact": (python(Table.compact), {"job": job("compact"), "command": command("compact")}),
@@ -131,6 +149,8 @@ DOORS: dict[str, tuple[Options, dict[str, Options]]] = {
 LACKS: dict[tuple[str, str], set[str]] = {
     # a job waits for the index as long as it may run
     ("rows.query", "job"): {"wait_seconds"},
+    # Spark is the engine
+    **{("ingest", door): {"engine"} for door in ("Spark", "Spark's function", "spark-submit")},
 }
 """Options that a door lacks, and why."""
 
