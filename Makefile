@@ -92,10 +92,9 @@ lambdas: $(VENV)/.installed ## Build the code of the lambdas into build/lambdas
 	@$(BIN)/python -m lambdas.build
 
 .PHONY: docs
-docs: $(VENV)/.installed ## Write the pages anew that are made of the code, and the picture of the stacks
+docs: $(VENV)/.installed ## Write the pages anew that are made of the code
 	@$(BIN)/python -m documentation
 	@$(BIN)/python -m dormouse.settings.config_file
-	@$(BIN)/python -m stacks.diagram
 
 .PHONY: site
 site: $(VENV)/.installed ## The documentation as a site that needs no network, into build/site

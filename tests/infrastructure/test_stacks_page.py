@@ -1,35 +1,37 @@
-"""The page of the stacks is what the templates say."""
+"""The page of the stacks shows the stacks that there are."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
-from stacks.diagram import draw
-from tests.assembly import Assembly
+import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "stacks.md"
+from tests.assembly import CONFIGURATIONS, Assembly
 
-
-def test_the_page_is_what_is_deployed(synthesized: Callable[[str], Assembly]) -> None:
-    drawn = draw(synthesized("prod").templates)
-    assert f"```mermaid\n{drawn}```\n" in PAGE.read_text("utf-8"), "run: make docs"
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "stacks.md").read_text("utf-8")
+DRAWN = set(re.findall(r"^  (\w+)[\[(]", PAGE, re.MULTILINE))
+OPTIONAL = set(re.findall(r"class ([\w,]+) optional", PAGE)[0].split(","))
 
 
-def test_messages_jobs_and_failures_are_drawn(synthesized: Callable[[str], Assembly]) -> None:
-    lines = {line.strip() for line in draw(synthesized("prod").templates).splitlines()}
-    assert {
-        "commit_Commits1Queue --> commit_CommitFunction",
-        "commit_Commits1Queue -.-> commit_Commits1DeadLetters",
-        "commit_CommitFunction --> database_Cluster",
-        "compaction_RunsStateMachine --> compaction_SubmitFunction",
-        "compaction_SubmitFunction --> compaction_EmrApplication",
-        "migrate_BeginFunction --> migrate_MigrateFunction",
-        "migrate_MigrateFunction --> database_Cluster",
-        "query_AwakeBalancerLoadBalancer --> query_AwakeService",
-        "query_AwakeService --> storage_Data",
-    } <= lines
+def stacks(assembly: Assembly) -> set[str]:
+    names = {name.removeprefix(f"dormouse-{assembly.id}-") for name in assembly.templates}
+    return names - {"copy"}  # which is told of in the row of `backup`
 
 
-def test_what_is_off_is_not_drawn(synthesized: Callable[[str], Assembly]) -> None:
-    assert "compaction" not in draw(synthesized("minimal").templates)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_stack_is_drawn(synthesized: Callable[[str], Assembly], name: str) -> None:
+    assert DRAWN - OPTIONAL <= stacks(synthesized(name)) <= DRAWN
+
+
+def test_what_is_drawn_is_explained_and_there_in_some_configuration(
+    synthesized: Callable[[str], Assembly],
+) -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == DRAWN
+    assert set[str]().union(*(stacks(synthesized(name)) for name in CONFIGURATIONS)) == DRAWN
+
+
+def test_arrows_lead_from_box_to_box() -> None:
+    for line in re.findall(r"^  (.+) --> (.+)$", PAGE, re.MULTILINE):
+        assert {name for side in line for name in side.split(" & ")} <= DRAWN
