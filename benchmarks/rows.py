@@ -263,7 +263,7 @@ class Writer:
         wait_until(start)
         done = 0
         while time.monotonic() < start + self._seconds:
-            cells = {"ROW_ID": self._row_id, "ROW_VERSION": version, "n": done}
+            cells = {"ROW_ID": self._row_id, "ROW_VERSION": version, "n": WRITERS + version}
             version = self._table.change([dm.Patch([cells])]).versions[-1]
             done += 1
         return done
