@@ -34,7 +34,7 @@ from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFoun
 from dormouse.model.region import Range, Region
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.types import BYTES, STRING
-from dormouse.objects.s3 import ForkGuard
+from dormouse.objects.staging import ForkGuard
 from dormouse.objects.store import ObjectStore
 
 T = TypeVar("T")

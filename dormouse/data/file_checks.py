@@ -23,7 +23,6 @@ import xxhash
 
 from dormouse.data.arrow_schema import check_stored, is_ascending, written_schema
 from dormouse.data.object_access import parquet_object
-from dormouse.data.sketches import load_sketches
 from dormouse.errors import DormouseError, EngineFailed, InvalidData, ObjectNotFound, one_line
 from dormouse.model.ahead import ahead
 from dormouse.model.region import Region, decode_key, encode_key, encode_value
@@ -303,6 +302,8 @@ def _counts_and_keys(read: _Read, schema: Schema, written: Written) -> Iterator[
 
 
 def _sketches(store: ObjectStore, name: str, schema: Schema, read: _Read) -> Iterator[Found]:
+    from dormouse.data.sketches import load_sketches
+
     try:
         sketches = load_sketches(store, name, schema)
     except ObjectNotFound:  # a caller's file may have none

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dormouse.errors import InvalidData, one_line
-from dormouse.objects.s3 import current, s3_options
 from dormouse.objects.store import ObjectStore
 
 if TYPE_CHECKING:
@@ -20,7 +19,11 @@ if TYPE_CHECKING:
 
 def credentials(store: ObjectStore) -> dict[str, str]:
     """What `register` would give a session to reach the store with, which may expire."""
-    return current(store.options) if urlsplit(store.url).scheme == "s3" else {}
+    if urlsplit(store.url).scheme != "s3":
+        return {}
+    from dormouse.objects.s3 import current
+
+    return current(store.options)
 
 
 def register(ctx: SessionContext, store: ObjectStore) -> None:
@@ -28,6 +31,8 @@ def register(ctx: SessionContext, store: ObjectStore) -> None:
     parts = urlsplit(store.url)
     if parts.scheme == "s3":
         from datafusion.object_store import AmazonS3
+
+        from dormouse.objects.s3 import s3_options
 
         options: dict[str, Any] = {"bucket_name": parts.netloc, "allow_http": True} | s3_options(
             store.options

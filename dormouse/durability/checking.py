@@ -395,6 +395,8 @@ class _TableObjects:
 
     def _note_digests(self) -> None:
         """Of files that have none, and were read without a problem."""
+        if not self._without:
+            return
         from dormouse.data.file_checks import digest_of_object
 
         found = {}

@@ -30,7 +30,6 @@ from dormouse.errors import (
     one_line,
 )
 from dormouse.model.table import TableProperties
-from dormouse.payloads.days import STATES
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.leases import restart_leases
 from dormouse.postgres.queries import load
@@ -321,6 +320,8 @@ class Number(NamedTuple):
 
 def payload_numbers(payloads: PayloadStore) -> Iterator[Number]:
     """Yields the numbers of the payloads of an instance."""
+    from dormouse.payloads.days import STATES
+
     now = payloads.status()
     for name, what in _OF_PAYLOADS.items():
         yield Number(f"payload_{name}", what, getattr(now, name))

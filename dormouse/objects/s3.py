@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store as Client
 
-from dormouse.errors import DormouseError, InvalidInput, InvalidName, ObjectNotFound, ObjectStoreError
+from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, ObjectStoreError
 from dormouse.objects.names import (
     check_name,
     check_prefix,
@@ -31,7 +30,7 @@ from dormouse.objects.names import (
     taken,
     whole_range,
 )
-from dormouse.objects.staging import StagingArea, private_folder, private_folders
+from dormouse.objects.staging import ForkGuard, StagingArea, private_folder, private_folders
 from dormouse.settings.process import environment
 
 if TYPE_CHECKING:
@@ -97,31 +96,6 @@ def _session() -> Any:
     except ImportError:
         return None
     return botocore.session.get_session()
-
-
-class ForkGuard:
-    """A guard that refuses a library in a child that was forked after its parent had used it.
-
-    A library with threads of its own does not survive a fork: the child would wait for them forever.
-    """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._used = False
-        self._lost = False
-        os.register_at_fork(after_in_child=self._after_fork_in_child)
-
-    def check(self) -> None:
-        """Call it before the library is used."""
-        if self._lost:
-            raise DormouseError(
-                f"this process was forked after its parent had used {self._what}, which does not survive a "
-                "fork; start it with the spawn start method: multiprocessing.get_context('spawn')"
-            )
-        self._used = True
-
-    def _after_fork_in_child(self) -> None:
-        self._lost = self._used
 
 
 SINGLE_PUT_BYTES_MAX = 32 * 2**20

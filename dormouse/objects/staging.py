@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from dormouse.errors import InstanceError, InvalidInput
+from dormouse.errors import DormouseError, InstanceError, InvalidInput
 
 # Files of this machine that are there whole, whatever happens to it, or not at all.
 
@@ -261,3 +261,28 @@ def _locked_in(folder: int) -> int | None:
         raise
     os.close(lock)
     return None
+
+
+class ForkGuard:
+    """A guard that refuses a library in a child that was forked after its parent had used it.
+
+    A library with threads of its own does not survive a fork: the child would wait for them forever.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._used = False
+        self._lost = False
+        os.register_at_fork(after_in_child=self._after_fork_in_child)
+
+    def check(self) -> None:
+        """Call it before the library is used."""
+        if self._lost:
+            raise DormouseError(
+                f"this process was forked after its parent had used {self._what}, which does not survive a "
+                "fork; start it with the spawn start method: multiprocessing.get_context('spawn')"
+            )
+        self._used = True
+
+    def _after_fork_in_child(self) -> None:
+        self._lost = self._used

@@ -284,7 +284,7 @@ class RowIndexes:
 
     def _older(self, asked: Asked, looked: Looked, interruption: Interruption | None) -> Page:
         """A page of a version that is read from the files."""
-        from dormouse.rows.reading import OlderRows
+        from dormouse.rows.older import OlderRows
 
         older = OlderRows(partial(asked.table.current, asked.version), asked.columns, interruption)
         rows = pages.read(

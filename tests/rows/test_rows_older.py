@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from dormouse.errors import DormouseError, InvalidQuery, QueryTooLarge
-from dormouse.rows import reading
-from dormouse.rows.reading import OlderRows
+from dormouse.rows import older
+from dormouse.rows.older import OlderRows
 from tests.support.reading import Interruption
 
 ENDLESS = "select count(*) from range(10000000) a, range(10000000) b where a.range % 7 = b.range % 3"
@@ -22,7 +22,7 @@ def current(names: Sequence[str]) -> pa.RecordBatchReader:
 
 
 def test_a_query_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "QUERY_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(older, "QUERY_SECONDS_MAX", 0.05)
     with pytest.raises(InvalidQuery, match=r"took longer than 0\.05 s: ask for less"):
         OlderRows(current, []).ask(ENDLESS, {})
 
@@ -37,6 +37,6 @@ def test_a_query_is_ended_by_another_thread() -> None:
 
 
 def test_a_query_has_so_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MEMORY", "20MB")
+    monkeypatch.setattr(older, "MEMORY", "20MB")
     with pytest.raises(QueryTooLarge, match="needs more memory"):
         OlderRows(current, []).ask("select list(range || 'abcdefgh') from range(10000000)", {})

@@ -17,7 +17,6 @@ from dormouse.data.transform import quoted
 from dormouse.errors import EngineFailed, not_installed
 from dormouse.model.schema import Schema
 from dormouse.model.types import Parameters
-from dormouse.objects.s3 import s3_options
 from dormouse.objects.staging import spill_folder
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.sql.conditions import text
@@ -85,6 +84,8 @@ def secret_of(objects: ObjectStore) -> str | None:
     """The statement that says what S3 is reached with, as it is now: temporary credentials end."""
     if urlsplit(objects.url).scheme != "s3":
         return None
+    from dormouse.objects.s3 import s3_options
+
     found = _of_environment() | s3_options(objects.options)
     scope = text(f"s3://{urlsplit(objects.url).netloc}/")
     given = [f"{ours} {text(found[name])}" for name, ours in _OF_SECRET.items() if name in found]
