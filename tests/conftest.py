@@ -211,6 +211,15 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def module_instance(
+    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Instance]:
+    """An empty one of the module's own, for what its tests share."""
+    with dm.connect(new_database(template_database), tmp_path_factory.mktemp("objects").as_uri()) as opened:
+        yield opened
+
+
 @pytest.fixture
 def table_t(instance: Instance) -> Table:
     """A table `t` of one key, in the instance."""

@@ -20,13 +20,14 @@ import dormouse as dm
 from dormouse.aws.schedules import runs
 from dormouse.spark.session import java_home
 from emr import build
+from tests.standard import OF_NAMES
 from tests.support.api import Instance
 
 ROOT = Path(__file__).parents[2]
 SPARK_HOME = Path(pyspark.__file__).parent
 DRIVER = ROOT / "dormouse" / "spark" / "run.py"
 SECONDS_MAX = 300
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
+SCHEMA = OF_NAMES
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic", compaction_batch_files=3, split_threshold_rows=100, split_min_rows=10
 )

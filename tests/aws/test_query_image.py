@@ -22,10 +22,11 @@ import dormouse as dm
 from dormouse.settings.service import SERVICE_PREFIX
 from packages import SPARK, closure
 from query_image.build import FOLDER, ROOT, build, pins
+from tests.standard import OF_KEYS
 
 SECONDS_MAX = 120
 TOKEN = "t" * 43
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import dormouse as dm
 from dormouse.errors import InvalidData
 from dormouse.sources import data_files
 from dormouse.sources.data_files import _is_name_of_data, find_files, staged
+from tests.standard import OF_K
 from tests.support.objects import open_store
 from tests.support.writing import open_source
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
+SCHEMA = OF_K
 
 
 class _Server(BaseHTTPRequestHandler):

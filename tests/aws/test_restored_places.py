@@ -8,30 +8,27 @@ from trees import tree_of
 from dormouse.errors import NotWhole
 from dormouse.model.file_reference import FileReference
 from dormouse.state.history.moments import placed
+from tests.standard import OF_KEYS
 from tests.stored import ref
 from tests.support.model import (
-    LONG,
     ROOT,
-    Field,
     Partition,
     PartitionTree,
     Region,
-    Schema,
     Split,
     split_partition,
 )
 
-SCHEMA = Schema([Field("key", LONG)])
 Trees = tuple[PartitionTree, PartitionTree]
 
 
 @pytest.fixture
 def trees() -> Trees:
     """Of then: ll …5… lr …10… r; of now, after a merge: m …10… r."""
-    root, left, right = split_partition(SCHEMA, Partition(ROOT, None, Region()), Split("key", 10), "l", "r")
-    divided, low, high = split_partition(SCHEMA, left, Split("key", 5), "ll", "lr")
-    now = split_partition(SCHEMA, Partition(ROOT, None, Region()), Split("key", 10), "m", "r")
-    return tree_of(SCHEMA, [root, divided, low, high, right]), tree_of(SCHEMA, now)
+    root, left, right = split_partition(OF_KEYS, Partition(ROOT, None, Region()), Split("key", 10), "l", "r")
+    divided, low, high = split_partition(OF_KEYS, left, Split("key", 5), "ll", "lr")
+    now = split_partition(OF_KEYS, Partition(ROOT, None, Region()), Split("key", 10), "m", "r")
+    return tree_of(OF_KEYS, [root, divided, low, high, right]), tree_of(OF_KEYS, now)
 
 
 def part(filename: str, partition_id: str, rows: int, *, approximate: bool = False) -> FileReference:

@@ -21,6 +21,7 @@ import dormouse as dm
 from dormouse.cli import console
 from dormouse.client import connect
 from dormouse.errors import InvalidCut
+from tests.standard import OF_KEYS
 from tests.support.api import Table
 from tests.support.state import record_cut
 
@@ -35,7 +36,7 @@ def table(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", objects)
     with dm.connect(dsn, objects) as instance:
-        table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", OF_KEYS)
         record_cut(table._context, "start")
         table.consumer("etl")
         table.ingest(pa.table({"key": [1, 2]}))

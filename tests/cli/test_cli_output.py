@@ -21,6 +21,7 @@ from dormouse.cli import maintenance, tables
 from dormouse.cli.failures import interrupts_once
 from dormouse.cli.verbs import Session
 from dormouse.durability.maintaining import InstanceRound
+from tests.standard import OF_KEYS
 
 ROWS = '"key"\n1\n2\n'
 Shell = Callable[[str], subprocess.CompletedProcess[str]]
@@ -31,7 +32,7 @@ def shell(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """Runs a line of the shell in a folder of its own, on an instance with a table of two rows."""
     objects = f"file://{tmp_path}/objects"
     with dm.connect(dsn, objects) as instance:
-        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", OF_KEYS)
         table.ingest(pa.table({"key": [1, 2]}))
     monkeypatch.setenv("DORMOUSE_DSN", dsn)
     monkeypatch.setenv("DORMOUSE_OBJECTS", objects)
@@ -118,7 +119,7 @@ def test_lines_that_a_terminal_would_obey_are_shown_escaped(capsys: pytest.Captu
     now = datetime.now(UTC)
     failed = InstanceRound("backup", now, now, error="a\x1b[31m", well_at=None)
     counts = dict.fromkeys(("row_count", "byte_count", "files", "references", "leaves"), 0)
-    schema = dm.Schema(row_keys=[dm.Field("key", dm.LONG)]).to_json()
+    schema = OF_KEYS.to_json()
     found: dict[str, Any] = {"name": "t", "rows_exact": True, "layout": "", "schema": schema, **counts}
     found["properties"], found["schema_version"] = {"p": "b\x1b[31m"}, 2
     found["schema_changes"] = [{"change": "c\x1b[31m"}]

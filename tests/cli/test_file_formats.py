@@ -18,6 +18,7 @@ import zstandard
 import dormouse as dm
 from dormouse.cli import main
 from dormouse.errors import InvalidInput
+from tests.standard import OF_K_AND_TEXTS
 
 Run = Callable[..., tuple[int, str, str]]
 AS_IT_IS: Callable[[bytes], bytes] = bytes
@@ -31,9 +32,7 @@ def run(
     monkeypatch.chdir(tmp_path)
     objects = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
-        table = instance.create_table(
-            "t", dm.Schema(row_keys=[dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
-        )
+        table = instance.create_table("t", OF_K_AND_TEXTS)
         table.ingest(pa.table({"k": [1, 2], "v": ["a", "b"]}))
         rows = instance.create_row_table("r", [dm.Column("v", "STRING")])
         rows.change([dm.Insert([{"v": "a"}, {"v": "b"}])])

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-import dormouse as dm
 from dormouse.client import connect
 from dormouse.client.client import Client, RemoteTable
 from dormouse.errors import EXTRAS, InvalidInput, InvalidPayload
 from dormouse.reading.planner import PlanSummary
 from dormouse.reading.where import SCHEMAS_CHASED_MAX
+from tests.standard import OF_K
 from tests.without import BLOCKED
 
-_SCHEMA = dm.Schema([dm.Field("k", dm.LONG)]).to_json()
+_SCHEMA = OF_K.to_json()
 
 
 class _Service:

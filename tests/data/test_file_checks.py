@@ -15,7 +15,8 @@ from dormouse.data.arrow_schema import is_ascending
 from dormouse.data.file_checks import FileReader, Written, _coded_texts, _Columns
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import ObjectNotFound
-from tests.support.model import LONG, STRING, Field, Schema
+from tests.standard import OF_KEYS
+from tests.support.model import STRING, Field, Schema
 from tests.support.objects import open_store
 
 KINDS: list[tuple[pa.DataType, list[Any]]] = [
@@ -55,7 +56,7 @@ def test_texts_are_read_as_they_are_stored(tmp_path: Path) -> None:
     table = pa.table({"key": [1, 2, 3], "coded": ["b", "c", "b"], "plain": ["x", "y", "z"]})
     pq.write_table(table, tmp_path / "x.parquet", use_dictionary=["coded"])
     with parquet_object(open_store(tmp_path), "x.parquet") as file:
-        assert _coded_texts(file, Schema([Field("key", LONG)])) == ["coded"]
+        assert _coded_texts(file, OF_KEYS) == ["coded"]
         assert _coded_texts(file, Schema([Field("coded", STRING)])) == []
         seen = _Columns(file.metadata.row_group(0), [])
     for indices in ([1, 2], [3]):
@@ -75,7 +76,7 @@ def test_the_order_is_that_of_all_batches(
 ) -> None:
     monkeypatch.setattr(file_checks, "READ_ROWS", 2)
     pq.write_table(pa.table({"key": keys}), tmp_path / "x.parquet")
-    schema, written = Schema([Field("key", LONG)]), Written(4, None, None, None)
+    schema, written = OF_KEYS, Written(4, None, None, None)
     found = file_checks.file_problems(open_store(tmp_path), "x.parquet", schema, written)
     assert [kind for kind, _ in found] == kinds
 
@@ -83,7 +84,7 @@ def test_the_order_is_that_of_all_batches(
 @pytest.mark.slow
 def test_what_a_reader_does_not_expect_is_told_as_damage(tmp_path: Path) -> None:
     pq.write_table(pa.table({"key": pa.array([None, 1])}), tmp_path / "x.parquet")
-    reader, schema = FileReader(), Schema([Field("key", LONG)])
+    reader, schema = FileReader(), OF_KEYS
     for _ in range(2):
         found = reader.problems(open_store(tmp_path), "x.parquet", schema, Written(2, None, None, None))
         assert [kind for kind, _ in found] == ["object_unreadable"]

@@ -24,12 +24,13 @@ from dormouse.durability.incarnations import Process, records, this_process
 from dormouse.durability.ownership import Ownership, announced
 from dormouse.errors import InstanceIsACopy, InstanceLocked, InstanceTakenOver, InvalidInput
 from dormouse.payloads.days import leased
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.jobs import Claims
 from tests.support.objects import open_store
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
 
 FROZEN = """

@@ -19,11 +19,12 @@ from dormouse.durability import backups
 from dormouse.errors import BackupDamaged, InstanceError, InstanceTooNew, InvalidInput
 from dormouse.jobs.job import upload_name
 from dormouse.state.files.holds import held
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.objects import SKETCHES_SUFFIX
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 PROMPT = dm.TableProperties(
     gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2, attempt_expiry_seconds=1
 )

@@ -19,11 +19,12 @@ from dormouse.durability.backups import MANIFEST, sweep
 from dormouse.errors import BackupDamaged, InstanceError, InvalidInput
 from dormouse.state.files.holds import held
 from tests.commits import add
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.commits import PostgresQueue
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
 
 

@@ -13,10 +13,11 @@ import dormouse as dm
 from dormouse.durability import shares
 from dormouse.errors import DormouseError
 from tests.cooling import Model, key
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 MONDAY = datetime(2026, 1, 5, 12, tzinfo=UTC)
 """The share of Sundays is 0."""
 

@@ -25,10 +25,11 @@ from dormouse.state.history import moments
 from dormouse.state.history import moments as cuts
 from dormouse.state.history.consumers import Consumers
 from dormouse.state.history.moments import restore
+from tests.standard import OF_KEYS
 from tests.stored import assign, query, ref, replace
 from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
-from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.model import TableProperties
 from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, Erasure, TableContext, WriteAttempts
 
@@ -71,7 +72,7 @@ def table_in(
             compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=300, split_min_rows=2,
             gc_delay_seconds=0,
         )  # fmt: skip
-        catalog.create("t", Schema([Field("key", LONG)]), properties, layout, [10])
+        catalog.create("t", OF_KEYS, properties, layout, [10])
     return TableContext(dsn, supplier, objects, catalog.get("t"))
 
 

@@ -12,8 +12,9 @@ import pytest
 import dormouse as dm
 from dormouse.errors import BackupDamaged, ObjectStoreError
 from dormouse.objects.folder import FolderStore
+from tests.standard import OF_KEYS
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from databases import Databases, name_of
 
 from dormouse.errors import InstanceError
 from dormouse.postgres import ConnectionSupplier
-from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.standard import OF_K
+from tests.support.model import TableProperties
 from tests.support.objects import open_store
 from tests.support.state import Catalog, WriteAttempts
 
@@ -35,7 +36,7 @@ def test_a_damaged_page_is_one_clear_line(
     original = databases.create(name_of(databases.template))
     with closing(ConnectionSupplier(original)) as supplier:
         attempts = WriteAttempts(supplier, open_store(tmp_path))
-        Catalog(supplier, attempts).create("t", Schema([Field("k", LONG)]), TableProperties())
+        Catalog(supplier, attempts).create("t", OF_K, TableProperties())
     with psycopg.connect(original, autocommit=True) as conn:
         folder = Path(f"/proc/{conn.info.backend_pid}/cwd").resolve()
         [(path,)] = conn.execute("select pg_relation_filepath(%s)", [relation]).fetchall()

@@ -17,12 +17,11 @@ from query_lake import Lake, sql
 
 from dormouse.errors import ObjectDamaged, ObjectNotFound
 from dormouse.reading.sql.views import opened
-from tests.support.model import LONG, STRING, Field, Schema
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.objects import ObjectStore
 from tests.support.reading import query
 from tests.support.writing import ingest_in_process as ingest
 
-SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
 Reader = Callable[[Lake], Any]
 
 
@@ -52,7 +51,7 @@ READERS = pytest.mark.parametrize("read", [by_query, by_scan, by_sql, by_limited
 
 @pytest.fixture
 def lake(dsn: str, supplier: Any, tmp_path: Path) -> Lake:
-    made = Lake(dsn, supplier, tmp_path, SCHEMA)
+    made = Lake(dsn, supplier, tmp_path, OF_K_AND_TEXTS)
     made.add([{"k": k, "v": str(k)} for k in range(100)])
     return made
 
@@ -101,7 +100,7 @@ def test_an_object_in_s3_is_held_against_its_size_once_at_most(
     dsn: str, supplier: Any, tmp_path: Path, s3_store: ObjectStore, read: Reader
 ) -> None:
     sizes = Sizes(s3_store)
-    lake = Lake(dsn, supplier, tmp_path, SCHEMA, objects=sizes)
+    lake = Lake(dsn, supplier, tmp_path, OF_K_AND_TEXTS, objects=sizes)
     lake.add([{"k": k, "v": str(k)} for k in range(100)])
     sizes.asked.clear()
     for _ in range(3):
@@ -165,7 +164,7 @@ def test_what_fails_at_a_flipped_bit_names_the_file(
     dsn: str, supplier: Any, tmp_path: Path, read: Reader
 ) -> None:
     """Engines name no file, or what is wrong alone; the digest tells."""
-    lake = Lake(dsn, supplier, tmp_path, SCHEMA)
+    lake = Lake(dsn, supplier, tmp_path, OF_K_AND_TEXTS)
     rng = random.Random(1)
     ingest(lake.context, lake.table([{"k": k, "v": str(rng.random())} for k in range(3_000)]))
     name, path = path_of(lake)

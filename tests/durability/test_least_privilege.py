@@ -20,10 +20,11 @@ from dormouse.errors import IndexNotReady, InstanceError, InstanceReadOnly, NotA
 from dormouse.postgres.migrate import MIGRATIONS, migrate
 from tests.database_roles import as_role
 from tests.databases import Databases
+from tests.standard import OF_K
 
 ROLE = "app"
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
-TABLE = dm.Schema([dm.Field("k", dm.LONG)])
+TABLE = OF_K
 
 
 def statements(database: str) -> list[str]:

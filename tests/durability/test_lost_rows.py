@@ -11,10 +11,11 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import MetadataDamaged
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 ROW_OF_FILE = {
     "file_table": "delete from file",
     "salted_counts": "delete from file_count where salt = -1",

@@ -30,10 +30,10 @@ from dormouse.errors import (
     InvalidInput,
     NotAnInstance,
 )
+from tests.standard import OF_KEYS
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 PROMPT = dm.TableProperties(
     gc_delay_seconds=0,
     compaction_strategy="basic",
@@ -44,7 +44,7 @@ PROMPT = dm.TableProperties(
 
 
 def fill(instance: Instance, name: str, files: int = 2) -> None:
-    table = instance.create_table(name, SCHEMA, properties=PROMPT)
+    table = instance.create_table(name, OF_KEYS, properties=PROMPT)
     for number in range(files):
         table.ingest(pa.table({"key": [10 * number + n for n in range(3)]}))
 

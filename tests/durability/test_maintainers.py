@@ -12,6 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.durability.maintaining import InstanceRounds, Maintenance
 from dormouse.errors import InstanceLocked, MaintenanceTakenOver
+from tests.standard import OF_KEYS
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 
@@ -51,7 +52,7 @@ def test_a_maintainer_ends_when_another_has_taken_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with dm.local(tmp_path / "lake") as instance, dm.local(tmp_path / "lake") as other, ExitStack() as taken:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
         tables, looks = instance.tables, iter(range(1))
 
         def listed() -> list[Table]:

@@ -18,11 +18,12 @@ import dormouse as dm
 from dormouse.durability.shares import checks
 from dormouse.errors import InstanceIsACopy, InstanceTakenOver, InvalidInput
 from tests.databases import name_of
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.objects import ObjectStore
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 NOW = timedelta(0)
 FOREIGN = ["data/t9/1/x.parquet", "data/" + "0" * 32 + "/1/x.parquet", "mine/y"]
 

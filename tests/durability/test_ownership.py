@@ -31,11 +31,12 @@ from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from tests.commits import add
 from tests.databases import Databases
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.objects import open_store
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture

@@ -21,11 +21,12 @@ from dormouse.errors import InstanceIsACopy, InstanceTakenOver
 from dormouse.model.file_reference import FileReference, FileWithReferences
 from tests.data_files import rows_of, write_object
 from tests.databases import name_of
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.commits import AddFiles, encode
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic", compaction_batch_files=2, split_threshold_rows=12, split_min_rows=2
 )

@@ -11,11 +11,12 @@ import pytest
 import dormouse as dm
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
 from dormouse.state.history.moments import cuts
+from tests.standard import OF_KEYS
 from tests.support.api import Instance, Table
 from tests.support.model import Cut
 from tests.support.state import LAYOUTS, record_cut
 
-SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 HOUR = 3_600
 AGES = (50, 40, 30, 20, 10)
 """Of the cuts, in hours; after each, a file is ingested."""

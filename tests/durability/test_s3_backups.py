@@ -18,12 +18,13 @@ from dormouse.durability import backups
 from dormouse.embedded.postgres import base_backup
 from dormouse.errors import BackupDamaged, ObjectDamaged
 from dormouse.reading import checked_files
+from tests.standard import OF_NAMES
 from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
 from tests.support.objects import ObjectStore, open_store
 from tests.support.settings import load_settings
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
+SCHEMA = OF_NAMES
 PROMPT = dm.TableProperties(gc_delay_seconds=0, compaction_strategy="basic", compaction_batch_files=2)
 
 

@@ -13,9 +13,10 @@ import pytest
 
 import dormouse as dm
 from dormouse.errors import InstanceError, InvalidName
+from tests.standard import OF_KEYS
 from tests.support.api import Instance, Table
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture(scope="module")

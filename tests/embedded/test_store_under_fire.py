@@ -19,10 +19,11 @@ from embedded import postmaster
 from fire import ROWS, WAIT_SECONDS_MAX, Workers, commits, expected, partition_of, shared_files
 
 from dormouse.postgres import ConnectionSupplier, Isolation, migrate, run_transaction
+from tests.standard import OF_KEYS
 from tests.stored import clock, ref
 from tests.storming import is_gone, kill_postmaster
 from tests.support.embedded import EmbeddedPostgres
-from tests.support.model import LONG, Field, Schema, TableProperties, TableRecord
+from tests.support.model import TableProperties, TableRecord
 from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, WriteAttempts
 
@@ -120,7 +121,7 @@ class Battlefield:
 
     def _make_tables(self) -> list[TableRecord]:
         catalog = Catalog(self._supplier, WriteAttempts(self._supplier, open_store(self._folder / "objects")))
-        schema = Schema([Field("key", LONG)])
+        schema = OF_KEYS
         return [
             catalog.create(
                 f"{layout}_{isolation.replace(' ', '_')}",

@@ -18,6 +18,7 @@ import dormouse as dm
 from dormouse.embedded.owner import system_user
 from dormouse.embedded.server import _binaries
 from dormouse.postgres import session
+from tests.standard import OF_KEYS
 from tests.working import until
 
 NAME = f"dmtest{os.getpid() % 100_000}"
@@ -109,7 +110,7 @@ def test_calls_end_when_the_host_of_the_database_vanished(
     objects.mkdir()
     with far_server(tmp_path) as dsn:
         instance = dm.connect(dsn, objects.as_uri())
-        table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", OF_KEYS)
         table.ingest({"key": [1]})
         calls = {
             "ingest": lambda: table.ingest({"key": [2]}, ingest_id="two"),

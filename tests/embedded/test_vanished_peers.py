@@ -17,6 +17,7 @@ import dormouse as dm
 from dormouse.postgres import ConnectionSupplier, listening
 from dormouse.postgres.session import PEER_SECONDS_MAX
 from tests.cutting import CAN_VANISH, IMPATIENT, CuttingProxy
+from tests.standard import OF_K
 from tests.support.embedded import EmbeddedPostgres
 from tests.working import PATIENCE_SECONDS, until
 
@@ -60,7 +61,7 @@ def test_both_ends_of_every_connection_notice_a_peer_that_vanished(
     with over_tcp(tmp_path) as dsn:
         monkeypatch.setattr(psycopg.Connection, "connect", classmethod(noted))
         with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-            table = instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)]))
+            table = instance.create_table("t", OF_K)
             table.ingest({"k": [1]})
             assert table.query().read_all().num_rows == 1
             rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])

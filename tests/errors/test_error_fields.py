@@ -23,10 +23,10 @@ from dormouse.rows.indexing import IndexWorker
 from dormouse.service.problems import problem_of
 from dormouse.verbs.long_work import functions
 from tests.serving import serving
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
-from tests.support.model import LONG, STRING, Field, Schema
 
-SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
+SCHEMA = OF_K_AND_TEXTS
 CLASSES = sorted(
     (one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, DormouseError)),
     key=lambda one: one.__name__,

@@ -17,6 +17,7 @@ import dormouse as dm
 from dormouse.client import connect
 from dormouse.errors import TableNotFound
 from tests.serving import serving
+from tests.standard import OF_K
 from tests.support.api import Instance, Table
 from tests.support.rows import RowTable
 
@@ -35,7 +36,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    made = instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)]))
+    made = instance.create_table("t", OF_K)
     made.ingest({"k": range(50)})
     return made
 

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.standard import OF_KEYS
 from tests.support.api import Instance
-from tests.support.model import LONG, Field, Schema
 from tests.support.rows import Column
 
 HEAVY = [
@@ -41,7 +41,7 @@ print(json.dumps(found))
 
 
 def test_each_operation_loads_what_it_needs(instance: Instance, dsn: str, tmp_path: Path) -> None:
-    instance.create_table("t", Schema([Field("key", LONG)])).ingest([{"key": 1}])
+    instance.create_table("t", OF_KEYS).ingest([{"key": 1}])
     instance.create_row_table("r", [Column("n", "INTEGER")])
     given = json.dumps([dsn, (tmp_path / "objects").as_uri(), HEAVY])
     done = subprocess.run([sys.executable, "-c", STEPS, given], capture_output=True, text=True, check=True)

@@ -19,10 +19,11 @@ from moto.server import ThreadedMotoServer
 import dormouse as dm
 from dormouse.errors import DormouseError, NotAnInstance
 from dormouse.objects import s3
+from tests.standard import OF_NAMES
 from tests.support.api import Instance
 
 DORMOUSE = str(Path(sys.executable).with_name("dormouse"))
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)], values=[dm.Field("name", dm.STRING)])
+SCHEMA = OF_NAMES
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic",
     compaction_batch_files=2,

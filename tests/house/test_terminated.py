@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 import dormouse as dm
+from tests.standard import OF_KEYS
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 60
@@ -36,7 +37,7 @@ def test_a_command_at_work_leaves_no_server(tmp_path: Path) -> None:
     """It lists tables for a minute, while its PostgreSQL runs."""
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
     slow = "import dormouse.api.instance as m, sys, time; m.Instance.tables = lambda self: time.sleep(60); "
     slow += "from dormouse.cli import main; sys.argv = ['dormouse', 'table', 'list', '-i', sys.argv[1]]; "
     command = [sys.executable, "-c", slow + "sys.exit(main())", str(lake)]

@@ -15,8 +15,9 @@ from dormouse.errors import CheckFailed
 from dormouse.postgres import ConnectionSupplier, migrate
 from dormouse.postgres.migrate import MIGRATIONS, read_migrations
 from dormouse.state.files.totals import Totals
+from tests.standard import OF_KEYS
 from tests.stored import assign, live, query, ref, replace
-from tests.support.model import LONG, Field, Schema, TableProperties, narrow_id
+from tests.support.model import TableProperties, narrow_id
 from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, TableContext, WriteAttempts
 
@@ -89,9 +90,7 @@ def old_instance(empty_dsn: str, tmp_path: Path) -> Iterator[Callable[..., Table
             for name, column, kind in OF_TREES:
                 query(supplier, f"alter table {name} add column {column} {kind}")
             query(supplier, "create table truncation (table_id integer, forgotten_epoch bigint)")
-            record = catalog.create(
-                "t", Schema([Field("key", LONG)]), TableProperties(**PROPERTIES), layout, [10, 20, 30]
-            )
+            record = catalog.create("t", OF_KEYS, TableProperties(**PROPERTIES), layout, [10, 20, 30])
             for column, _ in OF_TABLES:
                 query(supplier, f"alter table tables drop column {column}")
             return TableContext(empty_dsn, supplier, objects, record)

@@ -17,12 +17,13 @@ from dormouse.errors import ObjectStoreError
 from dormouse.objects import folder as beneath
 from dormouse.objects.names import hiding
 from tests.serving import http_get, serving
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance
 from tests.support.objects import open_store
 from tests.working import until
 
 SECRET = "secret-line-of-another-file"  # noqa: S105
-SCHEMA = dm.Schema(row_keys=[dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+SCHEMA = OF_K_AND_TEXTS
 GOOD = "k,v\n1,a\n2,b\n"
 
 

@@ -23,12 +23,13 @@ from dormouse.jobs.job import answer_name
 from dormouse.objects.store import note_activity
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files import round_reports
+from tests.standard import OF_K
 from tests.support.api import Instance
 from tests.support.jobs import JobStore, PayloadStore
 from tests.support.objects import ObjectStore
 from tests.working import PATIENCE_SECONDS, Working, until
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("k", dm.LONG)])
+SCHEMA = OF_K
 Cli = Callable[..., tuple[int, str, str]]
 
 

@@ -30,13 +30,14 @@ from dormouse.errors import (
 from dormouse.jobs.job import answer_name
 from dormouse.verbs.long_work import functions
 from tests.serving import serving
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance
 from tests.support.jobs import Claims
 from tests.support.objects import ObjectStore
 from tests.working import until
 
 ROWS = pa.table({"k": pa.array(range(1_000), pa.int64()), "v": [f"v{n}" for n in range(1_000)]})
-SCHEMA = dm.Schema(row_keys=[dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+SCHEMA = OF_K_AND_TEXTS
 STATEMENT = "select count(*) as n, max(v) as v from t where k >= $1"
 
 

@@ -15,6 +15,7 @@ from query_lake import Lake
 
 import dormouse as dm
 from dormouse.postgres import ConnectionSupplier
+from tests.standard import OF_K
 from tests.support.model import INT, LONG, STRING, Field, Range, Schema
 
 READINGS = Schema(
@@ -97,7 +98,7 @@ def test_each_of_many_keys_is_looked_at_a_few_times(
     is_exact = Range.is_exact.fget  # type: ignore[attr-defined]
     leaves, keys = 40, list(range(0, 4_000, 2))
     with closing(dm.connect(dsn, tmp_path.as_uri())) as instance:
-        schema = dm.Schema([dm.Field("k", dm.LONG)])
+        schema = OF_K
         table = instance.create_table("t", schema, split_points=[n * 100 for n in range(1, leaves)])
         table.ingest(pa.table({"k": range(4_000)}))
         monkeypatch.setattr(Range, "is_exact", property(counted))

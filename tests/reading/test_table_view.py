@@ -28,13 +28,14 @@ from dormouse.reading.planner import Scan
 from dormouse.reading.table_view import Moment, plan_tables, summary
 from dormouse.state.files import removal_log
 from dormouse.state.history import moments
+from tests.standard import OF_KEYS
 from tests.stored import query
-from tests.support.model import LONG, Field, Range, Schema, TableProperties, encode_key
+from tests.support.model import Range, TableProperties, encode_key
 from tests.support.objects import open_store
 from tests.support.reading import KeyRanges, plan_query
 from tests.support.state import Catalog, TableContext, TreeCache, WriteAttempts
 
-SCHEMA = Schema([Field("key", LONG)])
+SCHEMA = OF_KEYS
 LEAVES = 40
 EVERYTHING = KeyRanges()
 NewTable = Callable[..., TableContext]

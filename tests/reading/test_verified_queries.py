@@ -13,10 +13,10 @@ import dormouse as dm
 from dormouse.errors import InvalidQuery, ObjectDamaged
 from dormouse.reading import checked_files
 from tests.flipped_bits import damage, flipped, path_of, written
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
-from tests.support.model import LONG, STRING, Field, Schema
 
-SCHEMA = Schema([Field("k", LONG)], values=[Field("v", STRING)])
+SCHEMA = OF_K_AND_TEXTS
 FLIPS = 40
 HOW: list[dict[str, Any]] = [{}, {"where": {"k": 7}}, {"descending": True}, {"limit": 1}]
 

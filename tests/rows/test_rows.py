@@ -27,6 +27,7 @@ from dormouse.errors import (
 from dormouse.rows import batches
 from dormouse.rows.columns import to_jsonb
 from tests.row_indexes import asked
+from tests.standard import OF_K
 from tests.support.api import Instance, Table
 from tests.support.rows import RowTable
 
@@ -322,9 +323,9 @@ def test_no_table_becomes_a_row_table_or_is_one_no_longer(instance: Instance, ro
     with pytest.raises(InvalidProperties, match="it has no keep, filter or aggregate"):
         rows.table.set_properties(filter="age_off(n, 1000)")
     with pytest.raises(NotARowTable, match="use create_row_table"):
-        schema = dm.Schema([dm.Field("k", dm.LONG)])
+        schema = OF_K
         instance.create_table("other", schema, properties=dm.TableProperties(rows="edited"))
-    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    instance.create_table("plain", OF_K)
     with pytest.raises(NotARowTable, match="'plain' is no row table"):
         instance.row_table("plain")
     assert [one.name for one in instance.row_tables()] == ["people"]

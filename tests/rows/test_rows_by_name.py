@@ -14,6 +14,7 @@ from dormouse.client import connect
 from dormouse.errors import InvalidQuery, InvalidRow, NotARowTable, RowNotFound, TableNotFound
 from dormouse.verbs.table_requests import description, parsed
 from tests.serving import http_get, serving
+from tests.standard import OF_K
 from tests.support.api import Instance
 from tests.support.rows import RowTable
 
@@ -123,7 +124,7 @@ def test_every_version_has_a_name_of_its_own(instance: Instance, staff: RowTable
         assert connection.execute("select count(*) from staff$versions").fetchall() == [(5,)]
     with pytest.raises(NotARowTable, match="row table"):
         every.delete({"ROW_ID": 1})
-    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    instance.create_table("plain", OF_K)
     for name in ("plain$versions", "none$versions"):
         with pytest.raises(TableNotFound, match=r"\$versions"):
             instance.table(name)
@@ -139,7 +140,7 @@ def test_files_of_versions_are_listed_by_that_name_alone(instance: Instance, sta
 
 @pytest.mark.slow
 def test_http_and_jobs_have_the_current_rows(instance: Instance, staff: RowTable) -> None:
-    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    instance.create_table("plain", OF_K)
     with serving(instance, job_threads=1, shutdown_seconds_max=10) as url:
         listed = http_get(f"{url}/v1/tables").json()["tables"]
         assert {one["name"]: one["row_table"] for one in listed} == {"plain": False, "staff": True}
@@ -152,7 +153,7 @@ def test_http_and_jobs_have_the_current_rows(instance: Instance, staff: RowTable
 
 
 def test_the_command_line_marks_row_tables(instance: Instance, staff: RowTable) -> None:
-    instance.create_table("plain", dm.Schema([dm.Field("k", dm.LONG)]))
+    instance.create_table("plain", OF_K)
     asked = parsed({"do": "list", "marked": True})
     assert asked(instance) == [["plain", False], ["staff", True]]
     names = [one["name"] for one in description(instance.table("staff"))["schema"]["values"]]

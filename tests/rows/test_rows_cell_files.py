@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,12 +27,6 @@ from tests.support.rows import RowTable
 
 COLUMNS = [dm.Column("name", "STRING"), dm.Column("photo", "FILE")]
 BYTES = bytes(range(256)) * 9_000
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[dm.Instance]:
-    with dm.connect(dsn, str(tmp_path / "objects")) as instance:
-        yield instance
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -30,12 +29,8 @@ _names = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Instance]:
-    dsn = new_database(template_database)
-    with dm.connect(dsn, f"file://{tmp_path_factory.mktemp('rows')}") as instance:
-        yield instance
+def instance(module_instance: Instance) -> Instance:
+    return module_instance
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ from dormouse.errors import (
 )
 from dormouse.verbs import row_work
 from tests.serving import eventually, http_get, http_post, metric, serving
+from tests.standard import OF_K
 from tests.support.api import Instance
 from tests.working import until
 
@@ -199,7 +200,7 @@ def test_errors_have_their_class_and_their_message(
         rows.change([dm.LoadCsv("/etc/passwd")])
     with pytest.raises(InvalidQuery):
         rows.query("drop table samples")
-    instance.create_table("plain", dm.Schema(row_keys=[dm.Field("k", dm.LONG)]))
+    instance.create_table("plain", OF_K)
     with pytest.raises(NotARowTable):
         client.row_table("plain")
 

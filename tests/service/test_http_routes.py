@@ -14,6 +14,7 @@ import pytest
 import dormouse as dm
 from dormouse.service.app import create_app
 from tests.serving import serving, stand_in
+from tests.standard import OF_KEYS
 from tests.support.api import Instance
 from tests.support.settings import load_service_settings
 from tests.working import until
@@ -71,7 +72,7 @@ def served(
     file.write_bytes(b"0123456789")
     with dm.connect(new_database(template_database), (folder / "objects").as_uri()) as instance:
         for name in ("t", "u"):
-            table = instance.create_table(name, dm.Schema([dm.Field("key", dm.LONG)]), split_points=[2])
+            table = instance.create_table(name, OF_KEYS, split_points=[2])
             table.ingest({"key": [1, 2, 3]})
         for name in ("r", "s"):
             rows = instance.create_row_table(name, [dm.Column("f", "FILE")])

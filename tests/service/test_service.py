@@ -8,10 +8,9 @@ import io
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -43,17 +42,13 @@ def row(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    folder = Path(tmp_path_factory.mktemp("objects"))
+def instance(module_instance: dm.Instance) -> dm.Instance:
     rng = random.Random(3)
-    with dm.connect(new_database(template_database), folder.as_uri()) as instance:
-        table = instance.create_table("flights", SCHEMA, split_points=["B", "UA"])
-        rows = [row(rng, number) for number in range(2_000)]
-        table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
-        instance.create_table("empty", dm.Schema(row_keys=[dm.Field("key", dm.BYTES)]))
-        yield instance
+    table = module_instance.create_table("flights", SCHEMA, split_points=["B", "UA"])
+    rows = [row(rng, number) for number in range(2_000)]
+    table.ingest(pa.Table.from_pylist(rows, schema=arrow_schema(SCHEMA)))
+    module_instance.create_table("empty", dm.Schema(row_keys=[dm.Field("key", dm.BYTES)]))
+    return module_instance
 
 
 @pytest.fixture(scope="module")

@@ -14,18 +14,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 import dormouse as dm
 from tests.serving import eventually, http_get, serving
+from tests.standard import OF_KEYS
 from tests.support.settings import load_service_settings
 
 TOKEN = "s3cret-token"  # noqa: S105
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:
-        yield instance
+def instance(module_instance: dm.Instance) -> dm.Instance:
+    return module_instance
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +104,7 @@ def test_a_database_that_goes_away_and_comes_back(
         dm.connect(dsn, tmp_path.as_uri()) as instance,
         psycopg.connect(make_conninfo(dsn, dbname="postgres"), autocommit=True) as conn,
     ):
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
         with serving(instance) as url:
             paths = [("GET", "/v1/tables"), ("GET", "/v1/tables/t"), ("GET", "/health/ready")]
             paths += [("POST", "/v1/tables/t/query"), ("POST", "/v1/tables/t/plan")]

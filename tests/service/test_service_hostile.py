@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
@@ -20,6 +19,7 @@ from dormouse.client import Client, connect
 from dormouse.errors import InvalidCut, InvalidInput
 from dormouse.jobs.job import job_key
 from tests.serving import SECONDS_MAX, connected, http_get, http_post, serving
+from tests.standard import OF_K
 from tests.support.api import Instance
 
 JSON_TYPE = {"content-type": "application/json"}
@@ -43,14 +43,10 @@ FILE_NAMES = st.text(CHARACTERS.filter(lambda character: character != "/"), min_
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: object, template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:  # type: ignore[operator]
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("k", dm.LONG)]))
-        instance.create_row_table("samples", [dm.Column("name", "STRING"), dm.Column("doc", "FILE")])
-        yield instance
+def instance(module_instance: Instance) -> Instance:
+    module_instance.create_table("t", OF_K)
+    module_instance.create_row_table("samples", [dm.Column("name", "STRING"), dm.Column("doc", "FILE")])
+    return module_instance
 
 
 @pytest.fixture(scope="module")

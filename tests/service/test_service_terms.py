@@ -115,13 +115,9 @@ def test_a_look_up_that_takes_too_long_is_a_problem_and_gives_its_slot_back() ->
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:
-        instance.create_row_table("samples", [dm.Column("name", "STRING"), dm.Column("doc", "FILE")])
-        yield instance
+def instance(module_instance: Instance) -> Instance:
+    module_instance.create_row_table("samples", [dm.Column("name", "STRING"), dm.Column("doc", "FILE")])
+    return module_instance
 
 
 def preview(url: str, content: bytes, **more: Any) -> httpx.Response:

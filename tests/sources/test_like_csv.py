@@ -12,6 +12,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.sources import sniffing
+from tests.standard import OF_K
 from tests.support.api import Instance
 
 TEXT = """id,name,at,day,x,big,flag,clock,nothing,code
@@ -90,7 +91,7 @@ def test_a_file_that_is_no_table_is_one_line(
 
 
 def test_a_schema_and_a_file_are_not_both_given(instance: Instance, path: Path) -> None:
-    schema = dm.Schema([dm.Field("k", dm.LONG)])
+    schema = OF_K
     for given in ({"like": path}, {"row_keys": ["k"]}):
         with pytest.raises(InvalidSchema, match="either says everything"):
             instance.create_table("t", schema, **given)  # type: ignore[arg-type]

@@ -18,10 +18,11 @@ from dormouse.datasource.options import StreamOptions, TableOptions, WriteOption
 from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.errors import InvalidData, InvalidInput, InvalidSchema
 from dormouse.spark.frames import struct_of
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
 from tests.support.reading import arrow_schema
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+SCHEMA = OF_K_AND_TEXTS
 FED = pa.table({"k": [1], "v": ["a"]})
 ADDED: list[tuple[dm.Field, Any]] = [
     (dm.Field("note", dm.STRING, nullable=True), None),

@@ -17,10 +17,11 @@ from dormouse.datasource.options import StreamOptions, WriteOptions
 from dormouse.datasource.streams import StreamWriter, TableWriter
 from dormouse.spark.frames import struct_of
 from tests.serving import serving
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance
 from tests.working import until
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+SCHEMA = OF_K_AND_TEXTS
 LACKS = pa.table({"k": [1], "v": ["a"]})
 HAS_MORE = pa.table({"k": [2], "v": ["b"], "extra": [1.5]})
 

@@ -17,6 +17,7 @@ from dormouse.errors import InvalidData, InvalidSchema
 from dormouse.sources import json_files, sniffing
 from dormouse.sources.data_files import find_files
 from dormouse.sources.json_files import json_batches
+from tests.standard import OF_K
 from tests.support.writing import infer, open_source
 
 
@@ -197,7 +198,7 @@ def test_json_of_objects_a_line_and_of_an_array(tmp_path: Path) -> None:
         kinds, rows = read(written(tmp_path, name, text), "k")
         assert kinds["v"] == "list<long>" and kinds["t"] == "timestamp"
         assert rows[0]["v"] == [1, 2] and rows[0]["s"] == {"x": 1.5} and rows[1]["v"] is None
-    schema = dm.Schema([dm.Field("k", dm.LONG)])
+    schema = OF_K
     with pytest.raises(InvalidData, match="column 'v' is not in the schema"):
         open_source(str(tmp_path / "a.jsonl"), schema)
 
@@ -359,7 +360,7 @@ def test_what_is_wrong_with_a_file_of_json_is_named_with_its_line(
 def test_the_line_of_a_value_is_found_in_any_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = "".join(f'{{"k": {number}}}\n\n' for number in range(5_000))
     path = written(tmp_path, "a.jsonl.gz", gzip.compress(f'{rows}{{"k": 5.5}}\n'.encode()))
-    schema = dm.Schema([dm.Field("k", dm.LONG)])
+    schema = OF_K
     with pytest.raises(InvalidData, match=r"line 10,001: column 'k' is '5\.5'"):
         [*open_source(path, schema).batches]
     monkeypatch.setattr(json_files, "_WHOLE_CHARACTERS_MAX", 8)

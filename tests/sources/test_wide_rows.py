@@ -15,7 +15,7 @@ from dormouse.data import (
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.sources import source, source_files
 from dormouse.state.files.compaction_jobs import CompactionInput
-from tests.support.model import LONG, STRING, Field, Schema
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.state import CompactionJob
 
 MEBIBYTE = 1 << 20
@@ -66,7 +66,7 @@ def test_wide_batches_are_not_joined_to_one() -> None:
 
 @pytest.mark.parametrize("memory_bytes", [64 * MEBIBYTE, 3 * MEBIBYTE])
 def test_wide_rows_are_sorted_by_few_rows(memory_bytes: int) -> None:
-    schema = Schema(row_keys=[Field("k", LONG)], values=[Field("v", STRING)])
+    schema = OF_K_AND_TEXTS
     with LeafSorter(schema, 1, memory_bytes=memory_bytes) as sorter:
         for first in range(0, 100, 5):
             keys = [(37 * number) % 100 for number in range(first, first + 5)]

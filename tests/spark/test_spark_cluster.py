@@ -23,13 +23,14 @@ from tests.embedded import on_tcp
 from tests.held import WRITES
 from tests.on_cluster import ROWS
 from tests.small_tables import keys
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
 from tests.support.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+SCHEMA = OF_K_AND_NUMBERS
 CHANGES = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG), dm.Field("_change", dm.STRING)])
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic", compaction_batch_files=2, gc_delay_seconds=0, attempt_expiry_seconds=0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,12 @@ from pyspark.sql import SparkSession
 import dormouse as dm
 from dormouse.datasource import job
 from tests.small_tables import keys
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+SCHEMA = OF_K_AND_NUMBERS
 PROPERTIES = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
 Run = Callable[..., tuple[int, Any]]
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
-        yield opened
 
 
 @pytest.fixture

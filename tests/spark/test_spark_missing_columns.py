@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -18,9 +17,10 @@ from pyspark.sql import SparkSession
 import dormouse as dm
 from dormouse.datasource import job
 from dormouse.errors import InvalidData, JobFailed
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance, Table
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+SCHEMA = OF_K_AND_TEXTS
 FED = pa.table({"k": [1], "v": ["a"]})
 DEFAULTS: dict[str, tuple[dm.DataType, Any, Any]] = {
     "text": (dm.STRING, "it's \\ \0 é ${x}", "x"),
@@ -34,12 +34,6 @@ DEFAULTS: dict[str, tuple[dm.DataType, Any, Any]] = {
     "yes": (dm.BOOLEAN, True, False),
     "bytes": (dm.BYTES, b"\0\xff'", b"x\xfe"),
 }
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
-        yield opened
 
 
 def with_columns(instance: Instance, columns: dict[str, tuple[dm.DataType, Any, Any]], **more: Any) -> Table:

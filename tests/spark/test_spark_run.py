@@ -18,8 +18,9 @@ from dormouse.aws.schedules import runs
 from dormouse.postgres import ConnectionSupplier
 from dormouse.spark import run, tasks
 from dormouse.spark.tasks import JOBS_AT_ONCE_MIN
+from tests.standard import OF_KEYS
 from tests.stored import query
-from tests.support.model import LONG, Field, Schema, TableProperties
+from tests.support.model import TableProperties
 from tests.support.objects import ObjectStore, open_store
 from tests.support.state import Catalog, TableContext, WriteAttempts
 
@@ -40,7 +41,7 @@ def new(dsn: str, supplier: ConnectionSupplier, objects: ObjectStore) -> NewTabl
 
     def make(name: str, pairs: int, **properties: Any) -> TableContext:
         record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
-            name, Schema([Field("key", LONG)]), TableProperties(**{**PAIRS, **properties})
+            name, OF_KEYS, TableProperties(**{**PAIRS, **properties})
         )
         table = TableContext(dsn, supplier, objects, record)
         for number in range(2 * pairs):

@@ -19,6 +19,7 @@ import dormouse as dm
 import dormouse.spark
 from dormouse.errors import InvalidCut
 from tests.small_tables import clock
+from tests.standard import OF_K
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.support.model import json_value
@@ -210,7 +211,7 @@ def test_a_query_has_its_own_filter_and_none_of_another(
 
 @pytest.mark.slow
 def test_views_of_all_tables_are_of_one_moment(spark: SparkSession, instance: Instance, table: Table) -> None:
-    other = instance.create_table("other", dm.Schema([dm.Field("k", dm.LONG)]), split_points=[1])
+    other = instance.create_table("other", OF_K, split_points=[1])
     other.ingest(pa.table({"k": [0, 1, 2]}))
     assert sorted(dormouse.spark.view(spark, instance)) == ["other", "t"]
     counted = spark.sql("select count(*), (select sum(k) from other) from t").collect()

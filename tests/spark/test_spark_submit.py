@@ -19,6 +19,7 @@ from dormouse.datasource import job
 from dormouse.spark.session import java_home
 from tests.cluster import cluster
 from tests.small_tables import keys
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance
 
 pytestmark = pytest.mark.slow
@@ -32,17 +33,11 @@ SETTINGS = {
     "spark.executor.memory": "512m",
 }
 SECONDS_MAX = 600
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+SCHEMA = OF_K_AND_NUMBERS
 PROPERTIES = dm.TableProperties(
     compaction_strategy="basic", compaction_batch_files=2, bulk_ingest_leaves_min=4
 )
 ROWS = 10_000
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with dm.connect(dsn, (tmp_path / "objects").as_uri()) as opened:
-        yield opened
 
 
 @pytest.fixture(params=["local", "standalone"])

@@ -10,9 +10,10 @@ from pyspark.sql import SparkSession
 import dormouse as dm
 import dormouse.spark
 from tests.flipped_bits import damage
+from tests.standard import OF_K_AND_TEXTS
 from tests.support.api import Instance
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.STRING)])
+SCHEMA = OF_K_AND_TEXTS
 ROWS = 300
 
 

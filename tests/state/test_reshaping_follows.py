@@ -43,6 +43,7 @@ from tests.reshaped import (
     swap_names,
     widen,
 )
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table, connect
 from tests.support.reading import KeyRanges, plan_query
 
@@ -285,7 +286,7 @@ def test_an_erasure_looks_at_strange_objects_of_columns_that_came_since(
 def test_an_old_handle_deletes_from_a_keyed_table_by_a_column_that_came_since(
     instance: Instance, dsn: str, tmp_path: Path
 ) -> None:
-    schema = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+    schema = OF_K_AND_NUMBERS
     table = instance.create_table("t", schema, properties=dm.TableProperties(keep="newest_row"))
     with connect(dsn, f"file://{tmp_path}/objects") as other:
         handle = other.table("t")

@@ -8,17 +8,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import dormouse as dm
 from dormouse.postgres import migrate
 from dormouse.postgres.migrate import MIGRATIONS
 from tests.commits import add, files_of, send_raw
 from tests.databases import Databases, name_of
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.commits import encode
 from tests.support.model import TableRecord
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 def lost_and_another(instance: Instance) -> tuple[TableRecord, TableRecord]:

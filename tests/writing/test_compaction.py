@@ -17,8 +17,9 @@ from dormouse.errors import CommitOutcomeUnknown, InvalidInput
 from dormouse.postgres import ConnectionSupplier
 from dormouse.writing import compaction_job as task
 from dormouse.writing.compaction import compact_in_threads
+from tests.standard import OF_KEYS
 from tests.stored import assign, at_once, query, unreferenced, wait_until
-from tests.support.model import LONG, Field, Schema, TableProperties, encode_key
+from tests.support.model import Schema, TableProperties, encode_key
 from tests.support.objects import ObjectStore
 from tests.support.state import Catalog, CompactionJob, TableContext, WriteAttempts
 from tests.support.writing import FileSketches, compact, run_compaction
@@ -310,7 +311,7 @@ def test_an_interrupted_round_puts_its_jobs_back_without_waiting_for_merges(
 def test_objects_in_s3_are_merged_in_s3(
     dsn: str, supplier: ConnectionSupplier, s3_store: ObjectStore
 ) -> None:
-    schema = Schema([Field("key", LONG)])
+    schema = OF_KEYS
     record = Catalog(supplier, WriteAttempts(supplier, s3_store)).create(
         "t", schema, TableProperties(**PAIRS)
     )

@@ -20,6 +20,7 @@ from dormouse.writing.divided_compaction import (
     key_ranges,
     run_divided,
 )
+from tests.standard import OF_K
 from tests.support.api import Instance
 from tests.support.model import LONG, STRING, Field, Region
 from tests.support.objects import ObjectStore
@@ -115,9 +116,7 @@ def test_a_job_of_one_key_is_one_range(new_table: NewTable) -> None:
 
 @pytest.mark.slow
 def test_ranges_without_rows_and_jobs_without(instance: Instance) -> None:
-    table = instance.create_table(
-        "t", dm.Schema([dm.Field("k", dm.LONG)]), properties=dm.TableProperties(**PAIRS)
-    )
+    table = instance.create_table("t", OF_K, properties=dm.TableProperties(**PAIRS))
     for _ in "ab":
         table.ingest({"k": list(range(1_000))})
     table.delete({"k": dm.Range(max=600)})
@@ -132,9 +131,7 @@ def test_ranges_without_rows_and_jobs_without(instance: Instance) -> None:
 
 
 def test_what_is_deleted_meanwhile_is_deleted(instance: Instance) -> None:
-    table = instance.create_table(
-        "t", dm.Schema([dm.Field("k", dm.LONG)]), properties=dm.TableProperties(**PAIRS)
-    )
+    table = instance.create_table("t", OF_K, properties=dm.TableProperties(**PAIRS))
     for _ in "ab":
         table.ingest({"k": list(range(100))})
     table.delete({"k": 5})

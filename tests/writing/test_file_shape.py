@@ -17,6 +17,7 @@ from dormouse.data.datafusion_session import sorted_session, table_file
 from dormouse.writing import parquet_file
 from dormouse.writing.leaf_files import LeafFiles
 from dormouse.writing.parquet_file import SAMPLE_ROWS, FileShape
+from tests.standard import OF_K
 from tests.support.model import (
     BOOLEAN,
     DOUBLE,
@@ -201,7 +202,7 @@ def test_rows_from_all_over_are_tried() -> None:
 
 def test_row_groups_grow_as_a_reader_numbers_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_file, "GROUPS_OF_A_SIZE", 4)
-    schema, path = Schema([Field("k", LONG)]), tmp_path / "groups.parquet"
+    schema, path = OF_K, tmp_path / "groups.parquet"
     properties, exact = TableProperties(row_group_bytes=65_536), arrow_schema(schema)
     rows = 65_536 // 8
     batches = (pa.RecordBatch.from_pydict({"k": [n] * rows}, schema=exact) for n in range(16))

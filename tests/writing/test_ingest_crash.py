@@ -161,7 +161,7 @@ def test_killed_within_its_commit(table: TableContext, start: Start, rows: pa.Ta
 
 @pytest.mark.slow
 def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
-    table: TableContext, start: Start, rows: pa.Table
+    table: TableContext, start: Start, rows: pa.Table, tmp_path: Path
 ) -> None:
     """All rows are there, and what a repeated task left is collected. The driver is real, Spark is not."""
     process = start(DRIVER)
@@ -169,7 +169,7 @@ def test_a_spark_driver_killed_between_its_commit_and_its_clean_up(
     assert any("twice" in name for name, _ in table.objects.list())
     table.garbage.collect()
     check_holds(table, rows)
-    assert not ingest(table, rows, ingest_id="july").applied
+    assert not ingest(table, tmp_path / "flights.parquet", ingest_id="july").applied
 
 
 @pytest.mark.slow

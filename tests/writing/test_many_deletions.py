@@ -5,15 +5,15 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-import dormouse as dm
 from dormouse.reading.table_view import key_bounds
 from dormouse.reading.where import condition_of
 from dormouse.writing.compaction_job import JobDeletions
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
 from tests.support.reading import question
 from tests.work_of import measured
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+SCHEMA = OF_K_AND_NUMBERS
 LEAVES, KEYS_A_LEAF = 100, 100
 RECORD = """
 insert into deletion

@@ -11,6 +11,7 @@ import dormouse as dm
 from dormouse.cli import main
 from dormouse.client import connect
 from tests.serving import serving
+from tests.standard import OF_KEYS
 from tests.support.api import Instance, Table
 
 PROPERTIES = dm.TableProperties(split_threshold_rows=10, split_min_rows=2)
@@ -19,7 +20,7 @@ LINE = "is full and cannot be divided: all its rows have one key"
 
 @pytest.fixture
 def table(instance: Instance) -> Table:
-    return instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]), properties=PROPERTIES)
+    return instance.create_table("t", OF_KEYS, properties=PROPERTIES)
 
 
 def fill(table: Table, *keys: int) -> None:

@@ -18,9 +18,10 @@ from dormouse.state.commits.outcomes import CommitOutcome, commit_statuses, sett
 from dormouse.state.commits.pointers import sweep
 from dormouse.state.commits.queue import TablesRenamed
 from dormouse.state.files.store import KeyBounds
+from tests.standard import OF_KEYS
 from tests.stored import assign, check, clock, query, ref, replace, split
 from tests.support.commits import Message, PostgresQueue
-from tests.support.model import LONG, Field, Schema, TableProperties, narrow_id
+from tests.support.model import TableProperties, narrow_id
 from tests.support.objects import open_store
 from tests.support.state import LAYOUTS, Catalog, FileReferenceStore, TableContext, WriteAttempts
 from tests.work_of import measured
@@ -224,7 +225,7 @@ def test_commits_are_asked_for_and_forgotten_without_a_look_at_those_of_other_ta
     )
     objects, keys = open_store(tmp_path), [narrow_id(name).hex for name in names]
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
-    table = catalog.create("mine", Schema([Field("key", LONG)]), TableProperties(), "file_table")
+    table = catalog.create("mine", OF_KEYS, TableProperties(), "file_table")
     store, table_id = FileReferenceStore(supplier, table), table.table_id
     insert = "insert into applied_commit (table_id, commit_key, commit_id, expires_at)"
     query(supplier, f"{insert} values (%s, %s::uuid, 'c0', null)", table_id, keys[0])

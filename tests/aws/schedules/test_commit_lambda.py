@@ -21,6 +21,7 @@ from dormouse.state.commits.pointers import object_of
 from lambdas.commit import handler
 from tests.aws_lambda import Context, json_lines, lambda_service, metrics_in, waking_server
 from tests.commits import add, assignment, compaction, replacement
+from tests.standard import OF_KEYS
 from tests.stored import at_once, live, query, wait_until
 from tests.support.api import Instance
 from tests.support.commits import CommitRequest, PointerQueue, PostgresQueue, encode
@@ -36,7 +37,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("DORMOUSE_OBJECTS", url)
     monkeypatch.setenv("DORMOUSE_PATIENCE_SECONDS", "0")
     with dm.connect(dsn, url) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
         yield instance
 
 

@@ -20,6 +20,7 @@ from dormouse.settings.lambdas import CompactionEnvironment
 from dormouse.state.files.compaction_jobs import CompactionJobs
 from lambdas import compaction, runs
 from tests.aws_lambda import Context, lambda_service, metrics_in
+from tests.standard import OF_KEYS
 from tests.stored import jobs_of, ref
 from tests.support.api import Instance
 from tests.support.objects import open_store
@@ -44,9 +45,7 @@ def instance(dsn: str, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[In
         monkeypatch.setenv(name, value)
     with dm.connect(dsn, url) as instance:
         properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
-        table = instance.create_table(
-            "t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]), properties=properties
-        )
+        table = instance.create_table("t", OF_KEYS, properties=properties)
         table.files.add_files(ref(f"{n}", rows=10) for n in range(4))
         yield instance
 

@@ -21,11 +21,12 @@ from dormouse.state.files.garbage import GarbageCollector
 from lambdas.garbage import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in
+from tests.standard import OF_KEYS
 from tests.stored import file, query, wait_until
 from tests.support.api import Instance
 from tests.support.state import LAYOUTS
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture

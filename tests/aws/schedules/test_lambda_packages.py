@@ -22,6 +22,7 @@ from query_image import build as image
 from tests.aws.schedules.test_commit_lambda import record
 from tests.binaries import lacking
 from tests.commits import add
+from tests.standard import OF_KEYS
 
 MODULES_MAX = 810
 SIZE_BYTES_MAX = {"database": 64 * 1024 * 1024, "calls": 20 * 1024 * 1024}
@@ -246,7 +247,7 @@ def test_the_commit_lambda_works_with_nothing_but_its_package(
 ) -> None:
     url = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, url) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
         event = json.dumps({"Records": [record("1", add("t", "a")), record("2", "nonsense")]})
         script = """
 import sys

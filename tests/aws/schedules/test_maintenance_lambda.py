@@ -20,11 +20,11 @@ from dormouse.postgres.days import DAYS_AHEAD
 from lambdas.maintenance import handler
 from lambdas.services import MARGIN_SECONDS
 from tests.aws_lambda import Context, metrics_in
+from tests.standard import OF_KEYS
 from tests.stored import assign, file, query, ref
 from tests.support.api import Instance
 from tests.support.state import PartitionStore
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 DAYS = "select count(*) from pg_inherits where inhparent = 'removal'::regclass"
 
 
@@ -40,7 +40,7 @@ def instance(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def table(instance: Instance, name: str, *rows: int, threshold: int = 1_000) -> dm.Table:
     """With a file of so many rows each in its only leaf."""
     properties = dm.TableProperties(split_threshold_rows=threshold, split_min_rows=2)
-    made = instance.create_table(name, SCHEMA, properties=properties)
+    made = instance.create_table(name, OF_KEYS, properties=properties)
     for number, count in enumerate(rows):
         add(made, f"{name} {number}", count)
     return made

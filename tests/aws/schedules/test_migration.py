@@ -24,12 +24,13 @@ from dormouse.state.files import removal_log
 from tests.commits import add, compaction
 from tests.database_roles import ADMINISTRATOR, as_role, database_of_administrator, roles_of_aurora
 from tests.databases import Databases
+from tests.standard import OF_KEYS
 from tests.support.aws import OWNER_ROLE, READ_ROLE, RUN_ROLE, SCHEMA_ROLE, bring_up_to_date
 from tests.support.model import narrow_id
 from tests.support.objects import open_store
 from tests.support.state import LAYOUTS
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from dormouse.aws.schedules import runs
 from dormouse.errors import InstanceError, InvalidInput, ObjectNotFound
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files.compaction_jobs import CompactionJobs
+from tests.standard import OF_KEYS
 from tests.stored import at_once, jobs_of, query, ref
 from tests.support.objects import ObjectStore, open_store
 from tests.support.state import Catalog, TableContext, WriteAttempts
@@ -38,7 +39,7 @@ def filled(dsn: str, supplier: ConnectionSupplier, objects: ObjectStore) -> Fill
 
     def make(name: str, pairs: int) -> TableContext:
         record = Catalog(supplier, WriteAttempts(supplier, objects)).create(
-            name, dm.Schema(row_keys=[dm.Field("key", dm.LONG)]), dm.TableProperties(**PAIRS)
+            name, OF_KEYS, dm.TableProperties(**PAIRS)
         )
         table = TableContext(dsn, supplier, objects, record)
         table.store.add_files(ref(f"{name}/{n:06}", rows=10) for n in range(2 * pairs))

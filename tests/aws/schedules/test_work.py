@@ -14,6 +14,7 @@ from dormouse.aws.schedules.work import Schedule
 from dormouse.errors import ObjectStoreError
 from dormouse.objects import store as store_module
 from tests.commits import add
+from tests.standard import OF_KEYS
 from tests.support.objects import ObjectStore, open_store
 
 MINUTE = timedelta(minutes=1)
@@ -232,7 +233,7 @@ def test_whoever_changes_tables_in_s3_notes_it(
         return any(s3_store.list("activity"))
 
     with dm.connect(dsn, s3_store.url, **s3_options) as instance:
-        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", OF_KEYS)
         rows = pa.table({"key": [1, 2]})
         assert noted_by(lambda: table.ingest(rows))
         assert noted_by(table.compact)
@@ -242,10 +243,10 @@ def test_whoever_changes_tables_in_s3_notes_it(
         instance.submit([add("t", "a")])
         assert noted_by(lambda: instance.committer().drain())
         assert noted_by(lambda: instance.drop_table("t"))
-        assert noted_by(lambda: instance.create_table("u", dm.Schema(row_keys=[dm.Field("key", dm.LONG)])))
+        assert noted_by(lambda: instance.create_table("u", OF_KEYS))
 
 
 def test_an_instance_in_a_folder_has_no_schedules_to_tell(dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, (tmp_path / "lake").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
     assert not (tmp_path / "lake" / "activity").exists()

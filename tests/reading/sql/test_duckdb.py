@@ -25,6 +25,7 @@ from dormouse.errors import InvalidQuery
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading.sql import views
 from dormouse.reading.where import Where
+from tests.standard import OF_K
 from tests.support.model import BOOLEAN, BYTES, DOUBLE, LONG, MAP, STRING, TIMESTAMP, Field, Range, Schema
 from tests.support.objects import ObjectStore
 from tests.support.reading import query
@@ -175,7 +176,7 @@ def test_old_rows_are_left_out(new_lake: Callable[..., Lake], kind: Any, unit: i
 def test_a_folder_like_those_of_hive_says_nothing_of_columns(
     dsn: str, supplier: ConnectionSupplier, tmp_path: Path
 ) -> None:
-    lake = Lake(dsn, supplier, tmp_path / "k=5", Schema([Field("k", LONG)]))
+    lake = Lake(dsn, supplier, tmp_path / "k=5", OF_K)
     lake.add([{"k": 1}])
     with opened(lake) as db:
         assert db.execute("from t").fetchall() == [(1,)]
@@ -206,7 +207,7 @@ def test_a_table_of_too_many_files_says_so_when_it_is_used(
 def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
     new_lake: Callable[..., Lake],
 ) -> None:
-    schema = Schema([Field("k", LONG)])
+    schema = OF_K
     good, lost, damaged = (new_lake(schema, name=name) for name in ("good", "lost", "damaged"))
     contexts = {lake.context.table.name: lake.context for lake in (good, lost, damaged)}
     names = [lake.add([{"k": 1}])[0] for lake in (good, lost, damaged)]
@@ -233,7 +234,7 @@ def test_a_file_that_is_lost_or_damaged_is_said_where_its_table_is_used(
 def test_a_file_that_is_collected_meanwhile_has_a_successor(
     new_lake: Callable[..., Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = new_lake(Schema([Field("k", LONG)]))
+    lake = new_lake(OF_K)
     [old] = lake.add([{"k": 1}])
     plan_tables = views.plan_tables
 
@@ -254,13 +255,13 @@ def test_a_file_that_is_collected_meanwhile_has_a_successor(
 def test_it_opens_while_tables_come_and_go_and_files_are_collected(dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         properties = dm.TableProperties(gc_delay_seconds=0, compaction_batch_files=2)
-        table = instance.create_table("stays", Schema([Field("k", LONG)]), properties=properties)
+        table = instance.create_table("stays", OF_K, properties=properties)
         table.ingest(pa.table({"k": [0]}))
         over = threading.Event()
 
         def change() -> None:
             for n in count(1):
-                instance.create_table(f"goes_{n}", Schema([Field("k", LONG)]))
+                instance.create_table(f"goes_{n}", OF_K)
                 table.ingest(pa.table({"k": [n]}))
                 table.compact()
                 table.collect_garbage()
@@ -297,7 +298,7 @@ def test_s3(dsn: str, supplier: ConnectionSupplier, s3_store: ObjectStore) -> No
 def test_an_instance_shows_all_its_tables_at_one_moment(dsn: str, tmp_path: Path) -> None:
     with dm.connect(dsn, (tmp_path / "objects").as_uri()) as instance:
         for name in ("One", "two", "select"):
-            table = instance.create_table(name, Schema([Field("k", LONG)]))
+            table = instance.create_table(name, OF_K)
             table.ingest(pa.table({"k": [1, 2]}))
         with instance.duckdb(where={"two": {"k": 2}}) as db:
             instance.table("One").ingest(pa.table({"k": [3]}))

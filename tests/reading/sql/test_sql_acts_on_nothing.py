@@ -6,7 +6,7 @@ import ctypes
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import dormouse as dm
 from dormouse.client import Client, connect
 from dormouse.errors import InvalidQuery
 from tests.serving import serving
+from tests.standard import OF_K
 
 REFUSED = {
     "ALTER": ["alter table t add column b int", "comment on table t is 'x'"],
@@ -185,13 +186,9 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    objects = tmp_path_factory.mktemp("objects").as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:
-        instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)])).ingest(pa.table({"k": [1, 2]}))
-        yield instance
+def instance(module_instance: dm.Instance) -> dm.Instance:
+    module_instance.create_table("t", OF_K).ingest(pa.table({"k": [1, 2]}))
+    return module_instance
 
 
 def refusal(door: dm.Instance | Client, statement: str) -> str:

@@ -7,9 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,6 +20,7 @@ from dormouse.errors import DormouseError
 from dormouse.reading.sql import statements
 from dormouse.reading.sql.engine import LocalSession
 from tests.serving import SECONDS_MAX, computes_nothing, connected, eventually, metric, request, serving
+from tests.standard import OF_KEYS
 from tests.support.reading import Interruption
 
 NUMBERS = "range(1000000)"
@@ -46,14 +46,10 @@ def computing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:
-        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
-        table.ingest(pa.table({"key": [1, 2, 3]}))
-        yield instance
+def instance(module_instance: dm.Instance) -> dm.Instance:
+    table = module_instance.create_table("t", OF_KEYS)
+    table.ingest(pa.table({"key": [1, 2, 3]}))
+    return module_instance
 
 
 def test_whoever_waits_for_the_first_row_can_be_interrupted(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from dormouse.errors import InvalidQuery, ObjectNotFound, ObjectStoreError
 from dormouse.model.file_reference import AssignJobIdRequest, ReplaceFileReferencesRequest
 from dormouse.postgres import ConnectionSupplier
 from dormouse.reading.sql import statements
-from tests.support.api import Instance, connect
+from tests.support.api import Instance
 from tests.support.model import LONG, STRING, Field, Schema
 from tests.support.objects import ObjectStore
 
@@ -255,12 +254,6 @@ def test_a_file_that_stays_lost_is_named(new_lake: NewLake) -> None:
     lake.context.objects.delete([gone])
     with pytest.raises(ObjectNotFound, match=rf"{re.escape(gone)}.* is lost"):
         sql({"t": lake.context}, "select sum(k) from t")
-
-
-@pytest.fixture
-def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
-    with closing(connect(dsn, f"file://{tmp_path}/lake")) as instance:
-        yield instance
 
 
 def test_only_tables_that_a_statement_can_mean_are_loaded(

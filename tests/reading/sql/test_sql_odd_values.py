@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -83,12 +82,8 @@ NOT_IN_PARQUET = ("interval", "age(")
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:
-        yield instance
+def instance(module_instance: dm.Instance) -> dm.Instance:
+    return module_instance
 
 
 @pytest.fixture(scope="module")

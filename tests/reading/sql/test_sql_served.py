@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -33,6 +32,7 @@ from tests.serving import (
     request,
     running,
 )
+from tests.standard import OF_K
 
 ROWS = 100_000
 MEMORY = 512 * 1024**2
@@ -48,14 +48,10 @@ FEW = (
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
-    with dm.connect(new_database(template_database), objects) as instance:
-        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("k", dm.LONG)]))
-        table.ingest(pa.table({"k": range(ROWS)}))
-        yield instance
+def instance(module_instance: dm.Instance) -> dm.Instance:
+    table = module_instance.create_table("t", OF_K)
+    table.ingest(pa.table({"k": range(ROWS)}))
+    return module_instance
 
 
 @contextmanager

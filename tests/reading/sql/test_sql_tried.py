@@ -127,17 +127,15 @@ REFUSED = {
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dm.Instance]:
-    objects = Path(tmp_path_factory.mktemp("objects")).as_uri()
+def instance(module_instance: dm.Instance) -> dm.Instance:
     keys = [dm.Field("carrier", dm.STRING)]
-    with dm.connect(new_database(template_database), objects) as instance:
-        delay = dm.Field("delay", dm.DOUBLE, nullable=True)
-        flights = instance.create_table("flights", dm.Schema([*keys, dm.Field("n", dm.LONG)], values=[delay]))
-        flights.ingest(FLIGHTS)
-        instance.create_table("names", dm.Schema(keys, values=[dm.Field("name", dm.STRING)])).ingest(NAMES)
-        yield instance
+    delay = dm.Field("delay", dm.DOUBLE, nullable=True)
+    flights = module_instance.create_table(
+        "flights", dm.Schema([*keys, dm.Field("n", dm.LONG)], values=[delay])
+    )
+    flights.ingest(FLIGHTS)
+    module_instance.create_table("names", dm.Schema(keys, values=[dm.Field("name", dm.STRING)])).ingest(NAMES)
+    return module_instance
 
 
 @pytest.fixture(scope="module")

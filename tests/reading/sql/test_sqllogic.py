@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
 
-import dormouse as dm
 from tests.sqllogic import Copies, Found, run, shown, type_of
 from tests.sqllogic_files import LeftOut, Record, records
 from tests.support.api import Instance
@@ -19,12 +17,8 @@ SMALL = Path(__file__).parents[2] / "sqllogic_small.test"
 
 
 @pytest.fixture(scope="module")
-def instance(
-    new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Instance]:
-    folder = tmp_path_factory.mktemp("lake")
-    with dm.connect(new_database(template_database), f"file://{folder}") as instance:
-        yield instance
+def instance(module_instance: Instance) -> Instance:
+    return module_instance
 
 
 def ran(instance: Instance, folder: Path, text: str) -> Found:

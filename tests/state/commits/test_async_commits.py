@@ -24,6 +24,7 @@ from dormouse.state.commits.job_commits import QueuedJobCommits
 from dormouse.state.commits.requests import decode
 from tests.commits import add
 from tests.ingested import attempts
+from tests.standard import OF_KEYS
 from tests.stored import assign, file, live, query, ref, replace, wait_until
 from tests.support.api import Instance
 from tests.support.commits import ReplaceFileReferences, encode
@@ -32,7 +33,7 @@ from tests.support.settings import load_settings
 from tests.support.state import TableContext, WriteAttempt
 from tests.support.writing import commit_files, run_compaction
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 MERGE_PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
 JOBS = 40
 DIES = """

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-import dormouse as dm
 from dormouse.errors import CommitQueueFull
 from dormouse.state.commits import apply
 from dormouse.state.commits.queue import AGE_MESSAGES_MIN, Gate, Marks, QueueDepth
 from tests.commits import add
+from tests.standard import OF_KEYS
 from tests.stored import wait_until
 from tests.support.api import Instance
 from tests.support.objects import open_store
 from tests.support.settings import load_settings
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 MANY = 2 * AGE_MESSAGES_MIN
 
 

@@ -20,6 +20,7 @@ from dormouse.postgres.transaction import bounded
 from dormouse.state.commits import committer as committer_module
 from tests.cutting import CuttingProxy
 from tests.frozen_server import OTHERS, frozen_sessions
+from tests.standard import OF_K
 from tests.stored import query
 from tests.working import PATIENCE_SECONDS, until
 
@@ -69,7 +70,7 @@ def test_committers_and_the_instance_close_though_all_sessions_are_frozen(
     dsn: str, tmp_path: Path, apart: ConnectionSupplier
 ) -> None:
     instance = dm.connect(dsn, (tmp_path / "objects").as_uri())
-    instance.create_table("t", dm.Schema([dm.Field("k", dm.LONG)]))
+    instance.create_table("t", OF_K)
     committers = [instance.committer(concurrency=2) for _ in range(3)]
     running = [Ended(one.run) for one in committers]
     until(lambda: len(query(apart, OTHERS)) >= 3)

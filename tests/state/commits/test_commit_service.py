@@ -9,6 +9,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import InvalidCommitRequest, InvalidInput
 from tests.commits import add
+from tests.standard import OF_KEYS
 from tests.stored import live
 
 
@@ -20,7 +21,7 @@ def test_requests_that_wait_in_queues_that_are_no_more_are_applied(
     monkeypatch.setenv("DORMOUSE_QUEUES", "4")
     with dm.connect(dsn, objects) as instance:
         for name in names:
-            instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+            instance.create_table(name, OF_KEYS)
         instance.submit([add(name, f"of {name}") for name in names])
         assert len([depth for depth in instance.commits.depths() if depth.messages]) > 1
     monkeypatch.setenv("DORMOUSE_QUEUES", "1")

@@ -18,6 +18,7 @@ from dormouse.state.commits.job_commits import QueuedJobCommits
 from dormouse.state.commits.outcomes import settle
 from tests.commits import add, assignment, files_of, replacement
 from tests.embedded import postmaster
+from tests.standard import OF_KEYS
 from tests.stored import file, query, ref, wait_until
 from tests.support.api import Instance, Table
 from tests.support.commits import AddFiles, PostgresQueue
@@ -70,7 +71,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     with ExitStack() as stack:
         made = Server(tmp_path, stack)
         for name in TABLES:
-            schema = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+            schema = OF_KEYS
             made.instance.create_table(name, schema, properties=dm.TableProperties(gc_delay_seconds=0))
         yield made
 

@@ -26,6 +26,7 @@ from tests.commits import (
     send_raw,
     states,
 )
+from tests.standard import OF_KEYS
 from tests.stored import file, live, query, ref, replace, split, wait_until
 from tests.support.api import Instance
 from tests.support.commits import AddFiles, Committer, DeleteCollectedFiles, ReplaceFileReferences, encode
@@ -34,7 +35,7 @@ from tests.support.settings import load_settings
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture(autouse=True)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-import dormouse as dm
 from dormouse.state.commits import apply, handling
 from dormouse.state.commits.outcomes import commit_statuses
 from tests.commits import add, compaction, drained, drained_while_one_is_held, replacement, send_raw, states
+from tests.standard import OF_KEYS
 from tests.stored import replace
 from tests.support.api import Instance
 from tests.support.commits import ReplaceFileReferences
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 def test_what_was_refused_of_a_part_is_told_though_its_answer_was_lost(instance: Instance) -> None:

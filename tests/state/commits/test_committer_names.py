@@ -8,20 +8,20 @@ from uuid import uuid4
 
 import pytest
 
-import dormouse as dm
 from dormouse.errors import TableNotFound
 from dormouse.state.commits import commit_queues
 from dormouse.state.commits.apply import apply
 from dormouse.state.commits.commit_queues import _send_all, _Sending
 from dormouse.state.commits.queue import TablesRenamed
 from tests.commits import add, assignment, drained, files_of, replacement, states
+from tests.standard import OF_KEYS
 from tests.stored import CountingSupplier, query, wait_until
 from tests.support.api import Instance
 from tests.support.commits import Envelope, Tables, encode
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.mark.few(2)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import dormouse as dm
 from dormouse.errors import CommitQueueError
 from tests.commits import add, compaction
+from tests.standard import OF_KEYS
 from tests.stored import live
 from tests.support.api import Instance, connect
 
@@ -41,7 +41,7 @@ def instance(
 def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None:
     names = [f"t{number}" for number in range(4)]
     for name in names:
-        instance.create_table(name, dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table(name, OF_KEYS)
         instance.submit(
             [*compaction(name, 1), add(name, "a", f"a of {name}"), add(name, "a", f"b of {name}")]
         )
@@ -57,7 +57,7 @@ def test_requests_travel_through_sqs_and_are_applied(instance: Instance) -> None
 @pytest.mark.slow
 def test_what_cannot_be_buried_holds_up_no_others(instance: Instance) -> None:
     """The queues have no dead-letter queue."""
-    instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+    instance.create_table("t", OF_KEYS)
     replace, assign, *adds = compaction("t", 1)
     instance.submit([replace, assign])
     next(queue for queue in instance.commits.queues if queue.depth().messages).send(["not a request"])
@@ -101,7 +101,7 @@ def test_a_queue_that_does_not_exist_is_one_clear_line(
     url = f"{sqs_options['endpoint_url']}/123456789012/none"
     monkeypatch.setenv("DORMOUSE_COMMIT_QUEUE", url)
     with connect(dsn, (tmp_path / "objects").as_uri()) as instance:
-        instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        instance.create_table("t", OF_KEYS)
         with pytest.raises(CommitQueueError, match=f"^[^\n]*{url}[^\n]*$"):
             instance.submit([add("t", "a")])
         with pytest.raises(CommitQueueError, match=url):

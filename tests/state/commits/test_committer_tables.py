@@ -10,25 +10,24 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-import dormouse as dm
 from dormouse.postgres import ConnectionSupplier
 from dormouse.postgres.queries import execute_each
 from dormouse.state.commits import apply as applying
 from dormouse.state.commits.apply import apply
 from dormouse.state.commits.requests import decode
 from tests.commits import add, assignment, compaction, files_of, replacement
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.commits import CommitRequest, Envelope, PostgresQueue, Tables
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 NAMES = ("a", "b", "c", "d")
 
 
 @pytest.fixture
 def tables(instance: Instance) -> Instance:
     for name in NAMES:
-        instance.create_table(name, SCHEMA)
+        instance.create_table(name, OF_KEYS)
     return instance
 
 

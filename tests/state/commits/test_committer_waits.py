@@ -28,11 +28,12 @@ from dormouse.state.commits.apply import apply
 from dormouse.state.commits.committer import CommitterOptions
 from dormouse.state.commits.outcomes import CommitOutcome, only_waits
 from tests.commits import add, assignment, drained, files_of, replacement
+from tests.standard import OF_KEYS
 from tests.stored import CountingSupplier, query, wait_until
 from tests.support.api import Instance
 from tests.support.commits import Committer, Envelope, Tables
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 TIMEOUTS = {"lock_timeout": 60, "statement_timeout": 300}
 """In milliseconds; a statement that waits for nothing takes a few."""
 

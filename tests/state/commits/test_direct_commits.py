@@ -16,12 +16,13 @@ from dormouse.postgres.queries import execute_each
 from dormouse.state.commits import apply
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, compaction, files_of, replacement
+from tests.standard import OF_KEYS
 from tests.stored import at_once, query, wait_until
 from tests.support.api import Instance
 
 pytestmark = pytest.mark.usefixtures("table_t")
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 def committed(instance: Instance, *requests: Any, **options: Any) -> list[str]:

@@ -17,12 +17,12 @@ from dormouse import errors
 from dormouse.state.commits.outcomes import CommitOutcome
 from tests.commits import add, send_raw
 from tests.hostile_messages import Forger
+from tests.standard import OF_KEYS
 from tests.stored import live, query
 from tests.support.api import Instance
 from tests.support.commits import encode
 from tests.support.state import LAYOUTS
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
 OWN_ID = 57
 """So that no slip of a digit makes it the other table's."""
 MESSAGES, BATCH = 240, 40
@@ -43,7 +43,7 @@ def two_tables(dsn: str, folder: Path, seed: int) -> Iterator[Instance]:
                 isolation=("read committed", "serializable")[seed % 2],
             )
             layout = layouts[(seed + number) % len(layouts)]
-            table = instance.create_table(name, SCHEMA, layout=layout, properties=properties)
+            table = instance.create_table(name, OF_KEYS, layout=layout, properties=properties)
             query(instance._supplier, f"alter table tables alter table_id restart with {OWN_ID}")
             for keys in ([1, 2], [3], [4, 5, 6]):
                 table.ingest(pa.table({"key": keys}))

@@ -23,10 +23,11 @@ from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state import catalog
 from dormouse.state.commits import committer as committer_module
 from tests.commits import add, assignment, files_of
+from tests.standard import OF_KEYS
 from tests.stored import at_once, blocked, query, ref, wait_until
 from tests.support.api import Instance
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 @pytest.fixture

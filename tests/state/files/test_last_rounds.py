@@ -20,6 +20,7 @@ from dormouse.errors import CommitQueueFull, DormouseError, InvalidData
 from dormouse.objects.store import GuardedStore
 from dormouse.postgres import ConnectionSupplier
 from dormouse.state.files.round_reports import LastRound, LastRounds, rounds_failing
+from tests.standard import OF_KEYS
 from tests.stored import at_once, query, remove
 from tests.support.api import Instance
 from tests.support.objects import ObjectStore
@@ -28,7 +29,7 @@ from tests.support.writing import compact, split
 
 NewTable = Callable[..., TableContext]
 PAIRS: dict[str, Any] = {"compaction_strategy": "basic", "compaction_batch_files": 2}
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 def last(table: TableContext, kind: str) -> LastRound:

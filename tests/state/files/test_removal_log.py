@@ -18,9 +18,10 @@ from dormouse.state.files import removal_log
 from dormouse.state.files.holds import moment_held
 from dormouse.state.history import changes, consumers, ends, moments
 from dormouse.state.history import moments as cuts
+from tests.standard import OF_K
 from tests.stored import assign, at_once, blocked, query, ref, remove, replace, transaction, wait_until
 from tests.support.commits import Committer, Tables
-from tests.support.model import LONG, Field, Position, Schema, TableProperties
+from tests.support.model import Position, TableProperties
 from tests.support.objects import open_store
 from tests.support.state import Catalog, TableContext, WriteAttempts
 
@@ -40,7 +41,7 @@ def table(dsn: str, supplier: ConnectionSupplier, tmp_path: Path) -> Iterator[Ta
             removal_log.DAYS.drop(conn, day)
     objects = open_store(tmp_path)
     catalog = Catalog(supplier, WriteAttempts(supplier, objects))
-    record = catalog.create("t", Schema([Field("k", LONG)]), TableProperties())
+    record = catalog.create("t", OF_K, TableProperties())
     yield TableContext(dsn, supplier, objects, record)
 
 

@@ -21,6 +21,7 @@ from dormouse.errors import PayloadDayBusy, RowLockHeld
 from dormouse.jobs import worker
 from dormouse.payloads import days
 from dormouse.postgres.leases import clock_jumps, restart_leases
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance, Table
 from tests.support.state import record_cut
@@ -349,7 +350,7 @@ def test_maintenance_holds_no_snapshot_however_often_it_runs(instance: Instance)
 
 def filled(instance: Instance) -> Table:
     properties = dm.TableProperties(compaction_strategy="basic", compaction_batch_files=2)
-    table = instance.create_table("f", dm.Schema([dm.Field("key", dm.LONG)]), properties=properties)
+    table = instance.create_table("f", OF_KEYS, properties=properties)
     for key in (1, 2):
         add(table, key)
     return table

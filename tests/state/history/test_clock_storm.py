@@ -24,6 +24,7 @@ import pytest
 import dormouse as dm
 from dormouse.errors import DormouseError, InvalidCut
 from dormouse.postgres.leases import restart_leases
+from tests.standard import OF_KEYS
 from tests.stored import query, wait_until
 from tests.support.api import Instance, Table
 from tests.working import Working
@@ -115,7 +116,7 @@ def killed(folder: Path, holder: str) -> bool:
 
 def prepared(instance: Instance) -> None:
     properties = dm.TableProperties(compaction_batch_files=2, compaction_strategy="basic", gc_delay_seconds=0)
-    table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]), properties=properties)
+    table = instance.create_table("t", OF_KEYS, properties=properties)
     for key in range(2):
         table.ingest(pa.table({"key": [-key - 1]}), engine="local")
     instance.create_row_table("r", [dm.Column("n", "INTEGER")])
@@ -170,7 +171,7 @@ def test_times_have_what_was_committed_while_the_clock_was_ahead(lake: tuple[Pat
     folder, clock = lake
 
     with dm.local(folder) as instance:
-        table = instance.create_table("t", dm.Schema([dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", OF_KEYS)
         table.ingest(pa.table({"key": [0]}), engine="local")
         before = datetime.now(UTC)
         table.history.record_cut()

@@ -19,10 +19,11 @@ from dormouse.errors import (
 )
 from dormouse.reading.changes import Consumer
 from dormouse.state.files import holds
+from tests.standard import OF_KEYS
 from tests.support.api import Instance, Table, connect
 from tests.support.state import LAYOUTS, record_cut
 
-SCHEMA = dm.Schema([dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 
 
 def new_table(instance: Instance, **properties: Any) -> Table:

@@ -19,6 +19,7 @@ import dormouse as dm
 from dormouse.errors import CutExpired, EpochNotFound, InvalidCut, NotWhole
 from dormouse.state.files import garbage
 from tests.machines import run_machine
+from tests.standard import OF_KEYS
 from tests.support.api import Instance
 from tests.support.model import Cut
 from tests.support.state import LAYOUTS
@@ -46,7 +47,7 @@ class HistoryMachine(RuleBasedStateMachine):
         }
         self.table = self.instance.create_table(
             f"t{next(_numbers)}",
-            dm.Schema([dm.Field("key", dm.LONG)]),
+            OF_KEYS,
             layout=self.layout,
             split_points=[20],
             properties=dm.TableProperties(**properties),

@@ -13,6 +13,7 @@ from dormouse.errors import CutExpired, InvalidCut, PartitionNotFound, TableNotF
 from dormouse.reading import executor
 from dormouse.state.files.shapes import Shapes
 from dormouse.state.history.epochs import EpochRecord
+from tests.standard import OF_KEYS
 from tests.support.api import Instance
 from tests.support.reading import arrow_schema
 
@@ -30,7 +31,7 @@ def test_a_table_made_again_under_an_old_name_has_a_history_of_its_own(instance:
     left, _ = first.partitions.split("root", 5)
     before = list(first.history.epochs())
     instance.drop_table("t")
-    second = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+    second = instance.create_table("t", OF_KEYS)
     [record] = second.history.epochs()
     assert (record.epoch, record.sealed, record.created) == (0, (), ("root",))
     assert record.created_at > before[-1].created_at

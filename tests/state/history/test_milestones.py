@@ -22,12 +22,13 @@ from dormouse.embedded.postgres import extract
 from dormouse.errors import InstanceIsACopy, InstanceReadOnly, InstanceTakenOver, ObjectStoreError
 from dormouse.objects.folder import FolderStore
 from tests.embedded import postmaster
+from tests.standard import OF_KEYS
 from tests.stored import query
 from tests.support.api import Instance
 from tests.support.embedded import EmbeddedPostgres
 from tests.support.objects import open_store
 
-SCHEMA = dm.Schema(row_keys=[dm.Field("key", dm.LONG)])
+SCHEMA = OF_KEYS
 COLUMNS = "number, milestone, milestone_id, passed_at, passed_in"
 
 

@@ -19,11 +19,12 @@ from dormouse.state.files.compaction_jobs import CompactionJobs
 from dormouse.state.files.deletions import Noted
 from dormouse.writing import compaction_job
 from dormouse.writing.compaction_job import JobDeletions
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges, plan_query
 from tests.support.state import LAYOUTS
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)], values=[dm.Field("v", dm.LONG)])
+SCHEMA = OF_K_AND_NUMBERS
 FILES = 5
 
 

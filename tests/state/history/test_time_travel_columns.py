@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import dormouse as dm
 from dormouse.errors import InvalidCut
 from tests.small_tables import clock
+from tests.standard import OF_K
 from tests.support.api import Instance
 
-SCHEMA = dm.Schema([dm.Field("k", dm.LONG)])
+SCHEMA = OF_K
 STATEMENTS = {
     "select * from t limit 0": 0,
     "select * from t where 1 = 0": 0,

@@ -17,6 +17,7 @@ from trees import partitions_of
 
 import dormouse as dm
 from dormouse.postgres import ConnectionSupplier
+from tests.standard import OF_KEYS
 from tests.state.files.test_compaction_jobs import basic, size_ratio
 from tests.stored import assign, at_once, file, live, query, ref, remove, replace, transaction
 from tests.support.model import Partition, TableProperties
@@ -286,7 +287,7 @@ def test_who_only_reads_counts_from_where_maintenance_did_and_writes_nothing(
 ) -> None:
     objects = (tmp_path / "objects").as_uri()
     with dm.connect(dsn, objects) as instance:
-        table = instance.create_table("t", dm.Schema(row_keys=[dm.Field("key", dm.LONG)]))
+        table = instance.create_table("t", OF_KEYS)
         table.ingest(pa.table({"key": [1, 2, 3]}))
         getattr(table, maintenance)()
     with closing(ConnectionSupplier(dsn)) as supplier:

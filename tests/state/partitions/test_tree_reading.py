@@ -23,6 +23,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.state.partitions.trees import TreeReader
+from tests.standard import OF_KEYS
 from tests.stored import CountingSupplier, at_once
 from tests.support.model import (
     BYTES,
@@ -34,7 +35,6 @@ from tests.support.model import (
     PartitionTree,
     Range,
     Region,
-    Schema,
     TreeArrays,
 )
 from tests.support.state import Catalog, PartitionStore, TableContext, TreeCache
@@ -279,7 +279,7 @@ def test_a_walk_is_one_statement_on_the_connection_given(
 
 
 def test_tables_of_an_instance_share_its_trees(dsn: str, tmp_path: Path) -> None:
-    schema = Schema([Field("key", LONG)])
+    schema = OF_KEYS
     with dormouse.connect(dsn, f"file://{tmp_path}/objects") as instance:
         made = instance.create_table("t", schema, split_points=[1, 2, 3])
         instance.create_table("u", schema)
