@@ -27,10 +27,11 @@ from dormouse.reading.checked_files import FileGone
 from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.keyed_changes import KeyedChanges
 from dormouse.reading.planner import Scan
+from dormouse.reading.row_filter import is_of, rendered
 from dormouse.reading.scan_session import (
+    DATAFUSION,
     FILES_A_SCAN,
     interruptible,
-    is_of,
     key_session,
     named_failures,
     planned,
@@ -341,7 +342,7 @@ class _Reading:
             for group in groups:
                 # its own transaction may be among those of the moment
                 scans = [replace(scan, deletions=_earlier(scan.deletions, deletion)) for scan in group]
-                yield from self._rows_of(scans, DELETE, schema, is_of(schema, deletion))
+                yield from self._rows_of(scans, DELETE, schema, rendered(is_of(schema, deletion), DATAFUSION))
         except FileGone as error:
             raise gone_of_moment(self._context, self._after, error) from error
 
@@ -353,8 +354,8 @@ class _Reading:
                 # a file may be read for both, of other rows
                 plan = partial(self._differing, found, before, after)
                 for batch in self._batches([*before, *after], plan, may_search=True):
-                    for change, is_of in ((DELETE, pc.less), (INSERT, pc.greater)):
-                        rows = batch.filter(is_of(batch[COUNT], 0))
+                    for change, counts in ((DELETE, pc.less), (INSERT, pc.greater)):
+                        rows = batch.filter(counts(batch[COUNT], 0))
                         for part in one_each(rows.drop_columns(COUNT), rows[COUNT]):
                             yield self._marked(part, change)
         except FileGone as error:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, partial
 from itertools import chain, islice, takewhile
-from operator import and_
 from threading import Event
 from typing import Any
 
@@ -31,12 +30,13 @@ from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
 from dormouse.reading.keyed import GONE, KeyedScans
 from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
 from dormouse.reading.planner import Scan, may_hold
+from dormouse.reading.row_filter import every, meets, rendered
 from dormouse.reading.scan_session import (
+    DATAFUSION,
     LARGE_BATCH_ROWS,
     from_key,
     interruptible,
     key_session,
-    meets,
     named_failures,
     planned,
     rows,
@@ -325,7 +325,7 @@ class _Execution:
     @cached_property
     def _conditions(self) -> Expr:
         """What rows must meet beside their keys, made once for all groups: it may have many values."""
-        return reduce(and_, map(meets, self._asked.conditions))
+        return rendered(every(map(meets, self._asked.conditions)), DATAFUSION)
 
     @cached_property
     def _may_search(self) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import and_
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,8 @@ import pyarrow.compute as pc
 from dormouse.data.datafusion_session import sorted_session
 from dormouse.model.region import KeyValue
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
-from dormouse.reading.scan_session import meets
+from dormouse.reading.row_filter import every, meets, rendered
+from dormouse.reading.scan_session import DATAFUSION
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 
@@ -62,7 +61,7 @@ class CurrentRows:
             yield from batches
             return
         session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
-        wanted = reduce(and_, map(meets, self.asked.conditions))
+        wanted = rendered(every(map(meets, self.asked.conditions)), DATAFUSION)
         for several in _growing(batches):
             frame = session.create_dataframe([several], _BATCHES).filter(wanted)
             for batch in frame.collect():

@@ -20,7 +20,8 @@ from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stor
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.overlaps import layers, overlap
 from dormouse.reading.planner import Scan
-from dormouse.reading.scan_session import meets, remains, stored_rows
+from dormouse.reading.row_filter import meets, remains, rendered
+from dormouse.reading.scan_session import DATAFUSION, stored_rows
 from dormouse.reading.where import Condition, Deletion
 
 GONE = "__gone"
@@ -111,13 +112,13 @@ class KeyedScans:
         return ways
 
     def _filtered(self, rows: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
-        left = [remains(self.schema, deletions)] if deletions else []
+        left = [rendered(remains(self.schema, deletions), DATAFUSION)] if deletions else []
         return rows.filter(column(DELETED_AT).is_null(), *left, *self._wanted(rows))
 
     def _marked(self, rows: DataFrame, deletions: Sequence[Deletion]) -> DataFrame:
         gone = column(DELETED_AT).is_not_null()
         if deletions:
-            gone = gone | ~remains(self.schema, deletions)
+            gone = gone | ~rendered(remains(self.schema, deletions), DATAFUSION)
         if wanted := self._wanted(rows):
             gone = gone | ~functions.coalesce(reduce(and_, wanted), literal(False))
         needed = dict.fromkeys([*self.names, *newest_first(self.properties)])
@@ -126,4 +127,7 @@ class KeyedScans:
     def _wanted(self, rows: DataFrame) -> list[Expr]:
         """What a newest row must meet."""
         young = Transform.parse(self.schema, self.properties).young_sql(self.now_ms)
-        return [*map(meets, self.conditions), *([] if young is None else [rows.parse_sql_expr(young)])]
+        return [
+            *(rendered(meets(one), DATAFUSION) for one in self.conditions),
+            *([] if young is None else [rows.parse_sql_expr(young)]),
+        ]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
 from operator import and_, or_
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -57,8 +56,9 @@ from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import check_bytes, check_there, checked_sizes, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Reach, Scan
+from dormouse.reading.row_filter import EVERY_ROW, Engine, in_slices, is_of, remains, rendered, some
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import Condition, Deletion, deletions_of, is_nan
+from dormouse.reading.where import Deletion, deletions_of, is_nan
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import Noted
 from dormouse.state.files.store import DeletionRows
@@ -66,7 +66,6 @@ from dormouse.state.files.store import DeletionRows
 if TYPE_CHECKING:
     import psycopg
 
-Bounds = Sequence[Range]
 END_SECONDS_MAX = 1.0
 LEAVE_SECONDS = 0.01
 """Without the GIL, which they need to leave."""
@@ -75,35 +74,55 @@ DELETIONS_AT_ONCE = 32
 LOOKS_AT_ONCE = 4
 
 
-# What queries ask of columns as DataFusion expressions, which prune row groups.
+class _DataFusion:
+    """Filters as DataFusion's expressions, which prune row groups."""
+
+    def always(self, value: bool) -> Expr:
+        return literal(value)
+
+    def among(self, field: Field, values: Sequence[Any]) -> Expr:
+        if len(values) == 1:
+            return column(field.name) == value(field, values[0])
+        if field.type.is_floating and 0.0 in values:
+            # a long list is looked up by its bits, in which one zero is not the other
+            values = [*values, 0.0, -0.0]
+        # bounds beside the list, because a long list alone prunes no row group
+        bounds = self.within(field, Range(min(values), max(values), max_inclusive=True))
+        return bounds & among(field, values)
+
+    def within(self, field: Field, item: Range) -> Expr:
+        found = between(field, item)
+        if found is None:
+            return self.is_not_null(field)
+        if not field.type.is_floating:
+            return found
+        # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
+        nan = functions.isnan(column(field.name))
+        if is_nan(item.min):
+            return nan
+        return found | nan if item.max is None else found & ~nan
+
+    def is_null(self, field: Field) -> Expr:
+        return column(field.name).is_null()
+
+    def is_not_null(self, field: Field) -> Expr:
+        return column(field.name).is_not_null()
+
+    def all_of(self, parts: Sequence[Expr]) -> Expr:
+        return joined(parts, and_)
+
+    def any_of(self, parts: Sequence[Expr]) -> Expr:
+        return joined(parts, or_)
+
+    def fails(self, part: Expr) -> Expr:
+        return ~functions.coalesce(part, literal(False))
+
+    def given(self, expression: Any) -> Expr:
+        found: Expr = expression
+        return found
 
 
-def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Expr | None:
-    """Whether a row lies in any of the slices; None when every row does."""
-    parts = [_in_slice(schema, ranges) for ranges in slices]
-    whole = [part for part in parts if part is not None]
-    return joined(whole, or_) if len(whole) == len(parts) else None
-
-
-def meets(condition: Condition) -> Expr:
-    """Whether a row meets a condition."""
-    name, found = column(condition.field.name), _in_ranges(condition.field, condition.ranges)
-    if found is None:
-        return literal(True) if condition.or_null else name.is_not_null()
-    return found | name.is_null() if condition.or_null else found
-
-
-def remains(schema: Schema, deletions: Sequence[Deletion]) -> Expr:
-    """Whether a row is none that a deletion is of, of which there is at least one."""
-    gone = joined([is_of(schema, deletion) for deletion in deletions], or_)
-    return ~functions.coalesce(gone, literal(False))
-
-
-def is_of(schema: Schema, deletion: Deletion) -> Expr:
-    """Whether a deletion is of a row; null where that is not known."""
-    inside = in_slices(schema, [deletion.ranges])
-    parts = [*([] if inside is None else [inside]), *map(meets, deletion.conditions)]
-    return joined(parts, and_) if parts else literal(True)
+DATAFUSION: Engine[Expr] = _DataFusion()
 
 
 def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:
@@ -114,42 +133,6 @@ def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: boo
     rest = from_key(fields[1:], key[1:], inclusive=inclusive)
     # said apart, the bound of the first field prunes row groups
     return (first >= reached) & ((first > reached) | rest)
-
-
-def _in_slice(schema: Schema, ranges: KeyRanges) -> Expr | None:
-    fields = [field for field in schema.row_keys if field.name in ranges]
-    parts = [part for field in fields if (part := _in_ranges(field, ranges[field.name])) is not None]
-    return reduce(and_, parts) if parts else None
-
-
-def _in_ranges(field: Field, ranges: Bounds) -> Expr | None:
-    if not ranges:
-        return literal(False)
-    exact: list[Any] = [item.min for item in ranges if item.is_exact]
-    if len(exact) > 1 and field.type.is_floating and 0.0 in exact:
-        # a long list is looked up by its bits, in which one zero is not the other
-        exact += [0.0, -0.0]
-    others = [_in_range(field, item) for item in ranges if not item.is_exact]
-    if len(exact) == 1:
-        others.append(column(field.name) == value(field, exact[0]))
-    elif exact:
-        # bounds beside the list, because a long list alone prunes no row group
-        bounds = _in_range(field, Range(min(exact), max(exact), max_inclusive=True))
-        listed = among(field, exact)
-        others.append(listed if bounds is None else bounds & listed)
-    parts = [part for part in others if part is not None]
-    return joined(parts, or_) if len(parts) == len(others) else None
-
-
-def _in_range(field: Field, item: Range) -> Expr | None:
-    found = between(field, item)
-    if not field.type.is_floating or found is None:
-        return found
-    # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
-    nan = functions.isnan(column(field.name))
-    if is_nan(item.min):
-        return nan
-    return found | nan if item.max is None else found & ~nan
 
 
 # What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
@@ -387,11 +370,8 @@ def _scans(
     for (slices, deletions, version), listed in urls.items():
         written = schema.as_written(version)
         columns, order = arrow_schema(written), key_order(written.key_names, descending)
-        inside = in_slices(schema, slices)
-        predicates = [
-            *([] if inside is None else [inside]),
-            *([remains(schema, deletions)] if deletions else []),
-        ]
+        wanted = (in_slices(schema, slices), remains(schema, deletions))
+        predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
         for start in range(0, len(listed), FILES_A_SCAN):
             frame = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
             if written is not schema:
@@ -498,7 +478,7 @@ def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]
     schema, objects = context.schema, context.objects
 
     def counted() -> DataFrame:
-        conditions = [joined([is_of(schema, one) for one in group], or_) for group in groups]
+        conditions = [rendered(some([is_of(schema, one) for one in group]), DATAFUSION) for group in groups]
         frame = stored_rows(key_session(objects), objects, schema, [scan])
         # said as a filter, too, it prunes row groups and pages
         frame = frame.filter(joined(conditions, or_))

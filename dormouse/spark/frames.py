@@ -39,12 +39,13 @@ from dormouse.model.schema import Field, Schema
 from dormouse.model.table import is_keyed
 from dormouse.model.types import BYTES, DATE, TIMESTAMP
 from dormouse.model.types import DataType as ColumnType
-from dormouse.objects.names import schema_version_of
+from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
 from dormouse.reading.checked_files import checked_sizes
 from dormouse.reading.executor import Part, columns_of, parts
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.where import Condition, Deletion, Question, Where, question
+from dormouse.reading.row_filter import EVERY_ROW, Engine, in_slices, meets, remains, rendered
+from dormouse.reading.where import Deletion, Question, Where, question
 from dormouse.spark.shuffle import FILE, ROW_OF_FILE, plain_name, stage
 from dormouse.spark.worker import on_worker
 from dormouse.state.context import TableAddress, TableContext
@@ -186,52 +187,46 @@ def _under(url: str, names: Sequence[list[str]]) -> Sequence[list[str]]:
     return names[bisect_left(names, [*folder, last]) : bisect_left(names, [*folder, f"{last}\0"])]
 
 
-# What queries ask of columns, as Spark's expressions. Its order of values is ours: NaN is the largest.
+class _Spark:
+    """Filters as Spark's expressions."""
+
+    def always(self, value: bool) -> Column:
+        return lit(value)
+
+    def among(self, field: Field, values: Sequence[Any]) -> Column:
+        return _column(field).isin(*(_literal(field, value) for value in values))
+
+    def within(self, field: Field, item: Range) -> Column:
+        column, parts = _column(field), list[Column]()
+        if item.min is not None:
+            low = _literal(field, item.min)
+            parts.append(column >= low if item.min_inclusive else column > low)
+        if item.max is not None:
+            high = _literal(field, item.max)
+            parts.append(column <= high if item.max_inclusive else column < high)
+        return self.all_of(parts)
+
+    def is_null(self, field: Field) -> Column:
+        return _column(field).isNull()
+
+    def is_not_null(self, field: Field) -> Column:
+        return _column(field).isNotNull()
+
+    def all_of(self, parts: Sequence[Column]) -> Column:
+        return joined(parts, and_)
+
+    def any_of(self, parts: Sequence[Column]) -> Column:
+        return joined(parts, or_)
+
+    def fails(self, part: Column) -> Column:
+        return ~coalesce(part, lit(False))
+
+    def given(self, expression: Any) -> Column:
+        found: Column = expression
+        return found
 
 
-def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Column | None:
-    """Whether a row lies in any of the slices; None when every row does."""
-    return _any([_in_slice(schema, ranges) for ranges in slices])
-
-
-def meets(condition: Condition) -> Column | None:
-    """Returns whether a row meets a condition; None when every row does."""
-    column, found = _column(condition.field), _in_ranges(condition.field, condition.ranges)
-    if found is None:
-        return None if condition.or_null else column.isNotNull()
-    return found | column.isNull() if condition.or_null else found
-
-
-def remains(schema: Schema, deletions: Iterable[Deletion]) -> Column | None:
-    """Whether a row is none that a deletion is of; None without deletions."""
-    gone = [_is_of(schema, one) for one in deletions]
-    return ~coalesce(joined(gone, or_), lit(False)) if gone else None
-
-
-def _is_of(schema: Schema, deletion: Deletion) -> Column:
-    found = _all([in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)])
-    return lit(True) if found is None else found
-
-
-def _in_slice(schema: Schema, ranges: KeyRanges) -> Column | None:
-    return _all(_in_ranges(field, ranges[field.name]) for field in schema.row_keys if field.name in ranges)
-
-
-def _in_ranges(field: Field, ranges: Sequence[Range]) -> Column | None:
-    exact = [_literal(field, item.min) for item in ranges if item.is_exact]
-    listed = [_column(field).isin(*exact)] if exact else []
-    return _any([*listed, *(_in_range(field, one) for one in ranges if not one.is_exact)])
-
-
-def _in_range(field: Field, item: Range) -> Column | None:
-    column, above, below = _column(field), None, None
-    if item.min is not None:
-        low = _literal(field, item.min)
-        above = column >= low if item.min_inclusive else column > low
-    if item.max is not None:
-        high = _literal(field, item.max)
-        below = column <= high if item.max_inclusive else column < high
-    return _all([above, below])
+SPARK: Engine[Column] = _Spark()
 
 
 def _literal(field: Field, value: Any) -> Column:
@@ -252,18 +247,6 @@ def backquoted(name: str) -> str:
 
 def _column(field: Field) -> Column:
     return col(backquoted(field.name))
-
-
-def _all(parts: Iterable[Column | None]) -> Column | None:
-    found = [part for part in parts if part is not None]
-    return joined(found, and_) if found else None
-
-
-def _any(parts: Sequence[Column | None]) -> Column | None:
-    found = [part for part in parts if part is not None]
-    if len(found) < len(parts):
-        return None
-    return joined(found, or_) if found else lit(False)
 
 
 WAYS_MAX = 32
@@ -380,27 +363,33 @@ def _of_files(
 ) -> DataFrame:
     """What Spark reads of files of which the same is wanted."""
     schema, (slices, deletions) = context.schema, way
-    whole = struct_of(columns_of(schema, schema.names))
-    # no folder's name is a column
-    reader = spark.read.schema(whole).options(**AS_WRITTEN, recursiveFileLookup="true")
-    if any(_has_zeros(field.type) for field in schema.fields):
-        # in a dictionary that has one zero alone, it does not find the other
-        reader = reader.option("parquet.filter.dictionary.enabled", "false")
     with checked_sizes(context, scans):
-        frame = reader.parquet(*(context.objects.uri(scan.filename) for scan in scans))
-    conditions: list[Column | None] = [
-        in_slices(schema, slices),
-        remains(schema, deletions),
-        *map(meets, asked.conditions),
-    ]
-    for condition in conditions:
-        frame = frame if condition is None else frame.where(condition)
+        read = reader(spark, schema, [scan.filename for scan in scans])
+        frame = read.parquet(*(context.objects.uri(scan.filename) for scan in scans))
+    for wanted in (in_slices(schema, slices), remains(schema, deletions), *map(meets, asked.conditions)):
+        frame = frame if wanted == EVERY_ROW else frame.where(rendered(wanted, SPARK))
     return frame.select(*map(backquoted, asked.columns))
 
 
-def _has_zeros(kind: ColumnType) -> bool:
-    """Whether values, or parts of them, may be 0.0 and -0.0, which are equal."""
-    return kind.is_floating or any(_has_zeros(part.type) for part in kind.parts)
+def reader(spark: SparkSession, schema: Schema, filenames: Iterable[str]) -> DataFrameReader:
+    """Returns a reader of files of a table, which skips by nothing that leaves a value out."""
+    whole = struct_of(columns_of(schema, schema.names))
+    # no folder's name is a column
+    found = spark.read.schema(whole).options(**AS_WRITTEN, recursiveFileLookup="true")
+    if not any(_is_floating(field.type) for field in schema.fields):
+        return found
+    # in a dictionary that has one zero alone, Spark does not find the other
+    found = found.option("parquet.filter.dictionary.enabled", "false")
+    if all(name.endswith(PARQUET_SUFFIX) for name in filenames):
+        return found
+    # minima and maxima leave NaN out, which is the largest number; our files have none
+    statistics = ("parquet.filter.stats.enabled", "parquet.filter.columnindex.enabled")
+    return found.options(**dict.fromkeys(statistics, "false"))
+
+
+def _is_floating(kind: ColumnType) -> bool:
+    """Whether values, or parts of them, may be NaN, or 0.0 and -0.0, which are equal."""
+    return kind.is_floating or any(_is_floating(part.type) for part in kind.parts)
 
 
 @dataclass(frozen=True)

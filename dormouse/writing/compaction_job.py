@@ -94,9 +94,10 @@ class JobDeletions:
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
     """For each file what its rows must meet that are of no deletion of it; None: they all remain."""
-    from dormouse.reading.scan_session import remains
+    from dormouse.reading.row_filter import remains, rendered_unless_all
+    from dormouse.reading.scan_session import DATAFUSION
 
-    return [remains(schema, deletions) if deletions else None for deletions in of_files]
+    return [rendered_unless_all(remains(schema, deletions), DATAFUSION) for deletions in of_files]
 
 
 class JobInputs:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dormouse.data.transform import quoted
 from dormouse.model.region import Range, number_of_value
-from dormouse.model.schema import Field, Schema
+from dormouse.model.schema import Field
 from dormouse.model.types import (
     BOOLEAN,
     BYTES,
@@ -20,8 +20,7 @@ from dormouse.model.types import (
     TIMESTAMP,
     DataType,
 )
-from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.where import Condition, Deletion
+from dormouse.reading.row_filter import Engine
 
 _TYPES = {
     INT: "INTEGER",
@@ -67,78 +66,51 @@ def literal(field: Field, value: Any) -> str:
     return f"{str(value).lower()}::{kind}" if value >= 0 else f"({value})::{kind}"
 
 
-def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> str | None:
-    """Whether a row lies in any of the slices; None when every row does."""
-    return _any([_in_slice(schema, ranges) for ranges in slices])
+class DuckDb:
+    """Filters as DuckDB's SQL; `column` says how a column is computed."""
+
+    def __init__(self, column: Callable[[Field], str] = lambda field: quoted(field.name)) -> None:
+        self._column = column
+
+    def always(self, value: bool) -> str:
+        return str(value).lower()
+
+    def among(self, field: Field, values: Sequence[Any]) -> str:
+        return f"{self._column(field)} IN ({', '.join(literal(field, value) for value in values)})"
+
+    def within(self, field: Field, item: Range) -> str:
+        name, parts = self._column(field), []
+        if item.min is not None:
+            parts.append(f"{name} {'>=' if item.min_inclusive else '>'} {literal(field, item.min)}")
+        if item.max is not None:
+            parts.append(f"{name} {'<=' if item.max_inclusive else '<'} {literal(field, item.max)}")
+        return self.all_of(parts)
+
+    def is_null(self, field: Field) -> str:
+        return f"{self._column(field)} IS NULL"
+
+    def is_not_null(self, field: Field) -> str:
+        return f"{self._column(field)} IS NOT NULL"
+
+    def all_of(self, parts: Sequence[str]) -> str:
+        return " AND ".join(f"({part})" for part in parts)
+
+    def any_of(self, parts: Sequence[str]) -> str:
+        return " OR ".join(f"({part})" for part in parts)
+
+    def fails(self, part: str) -> str:
+        return f"NOT coalesce({part}, false)"
+
+    def given(self, expression: Any) -> str:
+        return str(expression)
 
 
-def meets(condition: Condition, value: str | None = None) -> str | None:
-    """Whether a row meets a condition; None when every row does. `value`: how the column is computed."""
-    name = value or quoted(condition.field.name)
-    found = _in_ranges(condition.field, condition.ranges, name)
-    if found is None:
-        return None if condition.or_null else f"{name} IS NOT NULL"
-    return f"({found}) OR ({name} IS NULL)" if condition.or_null else found
-
-
-def remains(
-    schema: Schema,
-    deletions: Iterable[Deletion],
-    value: Callable[[Field], str],
-    where: Callable[[Deletion], str | None] = lambda _: None,
-) -> str | None:
-    """Whether a row is none that a deletion is of; None without deletions.
-
-    `value` computes columns, `where` says of which rows a deletion may be; None: of all.
-    """
-    gone = [all_of([where(one), _is_of(schema, one, value)]) for one in deletions]
-    return f"NOT coalesce({' OR '.join(f'({one})' for one in gone)}, false)" if gone else None
-
-
-def _is_of(schema: Schema, deletion: Deletion, value: Callable[[Field], str]) -> str:
-    met = (meets(one, value(one.field)) for one in deletion.conditions)
-    return all_of([in_slices(schema, [deletion.ranges]), *met]) or "true"
+DUCKDB: Engine[str] = DuckDb()
 
 
 def all_of(parts: Iterable[str | None]) -> str | None:
-    """Whether a row meets all of the conditions; None when every row does."""
+    """Returns whether a row meets all of some conditions; None when every row does."""
     return " AND ".join(f"({part})" for part in parts if part is not None) or None
-
-
-def _in_slice(schema: Schema, ranges: KeyRanges) -> str | None:
-    return all_of(
-        _in_ranges(field, ranges[field.name], quoted(field.name))
-        for field in schema.row_keys
-        if field.name in ranges
-    )
-
-
-def _in_ranges(field: Field, ranges: Sequence[Range], name: str) -> str | None:
-    exact = [literal(field, item.min) for item in ranges if item.is_exact]
-    listed = f"{name} IN ({', '.join(exact)})"
-    return _any(
-        [*([listed] if exact else []), *(_in_range(field, one, name) for one in ranges if not one.is_exact)]
-    )
-
-
-def _in_range(field: Field, item: Range, name: str) -> str | None:
-    above = (
-        None
-        if item.min is None
-        else f"{name} {'>=' if item.min_inclusive else '>'} {literal(field, item.min)}"
-    )
-    below = (
-        None
-        if item.max is None
-        else f"{name} {'<=' if item.max_inclusive else '<'} {literal(field, item.max)}"
-    )
-    return all_of([above, below])
-
-
-def _any(parts: Sequence[str | None]) -> str | None:
-    if None in parts:
-        return None
-    return " OR ".join(f"({part})" for part in parts) or "false"
 
 
 def text(value: str) -> str:

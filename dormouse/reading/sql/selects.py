@@ -18,7 +18,16 @@ from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
 from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.overlaps import layers
 from dormouse.reading.planner import Scan
-from dormouse.reading.sql.conditions import all_of, in_slices, literal, meets, remains, text, type_name
+from dormouse.reading.row_filter import (
+    EVERY_ROW,
+    Filter,
+    Given,
+    in_slices,
+    meets,
+    remains,
+    rendered_unless_all,
+)
+from dormouse.reading.sql.conditions import DUCKDB, DuckDb, all_of, literal, text, type_name
 from dormouse.reading.sql.engine import path_of
 from dormouse.reading.where import Deletion, Question
 from dormouse.state.context import TableContext
@@ -57,14 +66,15 @@ def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Sc
 def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
     """Whether a row of files that are read together lies where its file counts; None when every row does."""
     runs = [(slices, len(list(run))) for slices, run in groupby(scans, attrgetter("slices"))]
-    conditions = [in_slices(schema, slices) for slices, _ in runs]
+    conditions = [rendered_unless_all(in_slices(schema, slices), DUCKDB) for slices, _ in runs]
     if len(runs) == 1:
         return conditions[0]
     # only such a bound lets DuckDB skip what it need not read
     first = schema.row_keys[0].name
     near = KeyRanges({first: [united([one for slices, _ in runs for one in slices]).enclosing(first)]})
     ends = list(accumulate(length for _, length in runs))
-    return all_of([in_slices(schema, [near]), _by_index(conditions, ends)])
+    near_first = rendered_unless_all(in_slices(schema, [near]), DUCKDB)
+    return all_of([near_first, _by_index(conditions, ends)])
 
 
 def left_of(schema: Schema, scans: Sequence[Scan], value: Callable[[Field], str]) -> str | None:
@@ -72,10 +82,12 @@ def left_of(schema: Schema, scans: Sequence[Scan], value: Callable[[Field], str]
     numbers = [{one.deletion_id for one in scan.deletions} for scan in scans]
     known = {one.deletion_id: one for scan in scans for one in scan.deletions}
 
-    def where(deletion: Deletion) -> str | None:
-        return _among(_runs(scans, numbers, deletion.deletion_id), len(scans))
+    def where(deletion: Deletion) -> Filter:
+        of_files = _among(_runs(scans, numbers, deletion.deletion_id), len(scans))
+        return EVERY_ROW if of_files is None else Given(of_files)
 
-    return remains(schema, [known[number] for number in sorted(known)], value, where)
+    left = remains(schema, [known[number] for number in sorted(known)], where)
+    return rendered_unless_all(left, DuckDb(value))
 
 
 def asks_index(scans: Sequence[Scan]) -> bool:
@@ -223,7 +235,7 @@ class Select:
         if not scans:
             return _no_rows(self._context)
         rows = self._rows(scans)
-        conditions = [meets(condition) for condition in self._asked.conditions]
+        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._asked.conditions]
         if self._transform.aggregates:
             return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
         return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])

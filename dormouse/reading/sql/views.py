@@ -20,7 +20,8 @@ from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import check_columns, checked_sizes, on_current
 from dormouse.reading.key_ranges import KeyRanges
 from dormouse.reading.planner import Scan
-from dormouse.reading.sql.conditions import all_of, in_slices, remains, text, type_name
+from dormouse.reading.row_filter import every, in_slices, remains, rendered_unless_all
+from dormouse.reading.sql.conditions import DUCKDB, text, type_name
 from dormouse.reading.sql.engine import Sessions, connection
 from dormouse.reading.sql.named import Moments
 from dormouse.reading.sql.selects import Select
@@ -87,11 +88,11 @@ def _told(context: TableContext, scan: Scan) -> LiveFile:
             f"file {scan.filename!r} of table {context.table.name!r} was written before its columns were "
             "changed: compact the table, or read it by query, sql or instance.duckdb()"
         )
-    left = remains(schema, scan.deletions, lambda field: quoted(field.name))
+    counts = every([in_slices(schema, scan.slices), remains(schema, scan.deletions)])
     path = objects.local_path(scan.filename)
     return LiveFile(
         objects.uri(scan.filename) if path is None else str(path),
-        all_of([in_slices(schema, scan.slices), left]),
+        rendered_unless_all(counts, DUCKDB),
         scan.byte_count or 0,
     )
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dormouse.reading.sql.conditions import in_slices, literal, type_name
+from dormouse.reading.row_filter import in_slices, rendered
+from dormouse.reading.sql.conditions import DUCKDB, literal, type_name
 from dormouse.reading.sql.wanted import Wanted
 from tests.wanted_ranges import SCHEMAS, shown, wanted
 
@@ -130,7 +131,9 @@ def result(database: duckdb.DuckDBPyConnection, statement: str, found: Wanted | 
     for name, schema in SCHEMAS.items():
         where: str | None = None
         if found is not None:
-            where = in_slices(schema, [found.ranges[name]]) if name in found.ranges else "false"
+            where = (
+                rendered(in_slices(schema, [found.ranges[name]]), DUCKDB) if name in found.ranges else "false"
+            )
         rows = f"SELECT * FROM all_{name} WHERE {where or 'true'}"
         database.execute(f"CREATE OR REPLACE VIEW {name} AS {rows}")
     return sorted(map(repr, database.execute(statement).fetchall()))

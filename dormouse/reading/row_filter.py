@@ -1,0 +1,260 @@
+"""Which rows of files count, as one filter for every engine: slices of divided files, deletions, conditions.
+
+A filter is a tree of tests of columns, made of what a plan and a question say and of nothing else. `rendered`
+turns it into an expression of an engine, which supplies what its language has for each node. `PLAIN` is
+an engine, too: it judges rows in Python, and tests hold the others against it.
+
+A filter has the three values of SQL. A test of a column that is null is unknown; a row counts when its filter
+is true. Values of a column have one order: -0.0 equals 0.0, and NaN is the largest number and equals itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from dormouse.model.region import Range
+from dormouse.model.schema import Field, Schema
+
+if TYPE_CHECKING:
+    from dormouse.reading.key_ranges import KeyRanges
+    from dormouse.reading.where import Condition, Deletion
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class InRanges:
+    """Whether a column lies in one of some ranges, each of which has an end; in none, when there is none."""
+
+    field: Field
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """Whether a column is null."""
+
+    field: Field
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Whether a row meets all parts; true without parts."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """Whether a row meets any of the parts, of which there is at least one."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fails:
+    """Whether a row does not meet a filter: this one is false or unknown."""
+
+    part: Filter
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What an engine says in its own words, like which file of its list a row is of."""
+
+    expression: Any
+
+
+Filter = InRanges | IsNull | Every | Some | Fails | Given
+EVERY_ROW = Every(())
+
+
+def in_slices(schema: Schema, slices: Iterable[KeyRanges]) -> Filter:
+    """Returns the filter of rows that lie in any of the slices; keys are never null."""
+    found = [_in_slice(schema, ranges) for ranges in slices]
+    return EVERY_ROW if EVERY_ROW in found else some(found)
+
+
+def _in_slice(schema: Schema, ranges: KeyRanges) -> Filter:
+    named = [field for field in schema.row_keys if field.name in ranges]
+    bounded = [field for field in named if Range() not in ranges[field.name]]
+    return every(InRanges(field, tuple(ranges[field.name])) for field in bounded)
+
+
+def meets(condition: Condition) -> Filter:
+    """Returns the filter of rows that meet a condition."""
+    null = IsNull(condition.field)
+    if Range() in condition.ranges:
+        return EVERY_ROW if condition.or_null else Fails(null)
+    found = InRanges(condition.field, condition.ranges)
+    return Some((found, null)) if condition.or_null else found
+
+
+def is_of(schema: Schema, deletion: Deletion) -> Filter:
+    """Returns the filter of rows that a deletion is of."""
+    return every([in_slices(schema, [deletion.ranges]), *map(meets, deletion.conditions)])
+
+
+def remains(
+    schema: Schema, deletions: Iterable[Deletion], where: Callable[[Deletion], Filter] = lambda _: EVERY_ROW
+) -> Filter:
+    """Returns the filter of rows that no deletion is of; `where` says of which rows each may be."""
+    gone = [every([where(one), is_of(schema, one)]) for one in deletions]
+    return Fails(some(gone)) if gone else EVERY_ROW
+
+
+def every(parts: Iterable[Filter]) -> Filter:
+    """Returns the filter of rows that meet all parts."""
+    left = tuple(part for part in parts if part != EVERY_ROW)
+    return left[0] if len(left) == 1 else Every(left)
+
+
+def some(parts: Sequence[Filter]) -> Filter:
+    """Returns the filter of rows that meet any of the parts; without parts that of no row."""
+    if not parts:
+        return Fails(EVERY_ROW)
+    return parts[0] if len(parts) == 1 else Some(tuple(parts))
+
+
+class Engine(Protocol[T]):
+    """What an engine says of the nodes of a filter; `T` are its expressions."""
+
+    def always(self, value: bool) -> T:
+        """True or false, of each row."""
+        ...
+
+    def among(self, field: Field, values: Sequence[Any]) -> T:
+        """Whether a column has one of some values, at least one."""
+        ...
+
+    def within(self, field: Field, item: Range) -> T:
+        """Whether a column lies in a range that has an end and more than one value."""
+        ...
+
+    def is_null(self, field: Field) -> T:
+        """Whether a column is null; never unknown."""
+        ...
+
+    def is_not_null(self, field: Field) -> T:
+        """Whether a column has a value; never unknown."""
+        ...
+
+    def all_of(self, parts: Sequence[T]) -> T:
+        """Whether all parts are true, at least two."""
+        ...
+
+    def any_of(self, parts: Sequence[T]) -> T:
+        """Whether any part is true, at least two."""
+        ...
+
+    def fails(self, part: T) -> T:
+        """Whether a part is false or unknown."""
+        ...
+
+    def given(self, expression: Any) -> T:
+        """What was said in words of the engine."""
+        ...
+
+
+def rendered(found: Filter, engine: Engine[T]) -> T:  # noqa: PLR0911 one a node
+    """Returns a filter as an expression of an engine."""
+    match found:
+        case InRanges(field, ranges):
+            return _in_ranges(field, ranges, engine)
+        case IsNull(field):
+            return engine.is_null(field)
+        case Every(()):
+            return engine.always(True)
+        case Every(parts):
+            return engine.all_of([rendered(part, engine) for part in parts])
+        case Some(parts):
+            return engine.any_of([rendered(part, engine) for part in parts])
+        case Fails(Every(())):
+            return engine.always(False)
+        case Fails(IsNull(field)):
+            return engine.is_not_null(field)
+        case Fails(part):
+            return engine.fails(rendered(part, engine))
+        case Given(expression):
+            return engine.given(expression)
+
+
+def rendered_unless_all(found: Filter, engine: Engine[T]) -> T | None:
+    """Returns a filter as an expression of an engine; None when every row meets it."""
+    return None if found == EVERY_ROW else rendered(found, engine)
+
+
+def _in_ranges(field: Field, ranges: Sequence[Range], engine: Engine[T]) -> T:
+    exact = [item.min for item in ranges if item.is_exact]
+    parts = [engine.among(field, exact)] if exact else []
+    parts += [engine.within(field, item) for item in ranges if not item.is_exact]
+    if not parts:
+        return engine.always(False)
+    return parts[0] if len(parts) == 1 else engine.any_of(parts)
+
+
+Row = Mapping[str, Any]
+Judged = Callable[[Row], bool | None]
+
+
+class _Plain:
+    """Rows as mappings from names to values; an expression is a function of a row."""
+
+    def always(self, value: bool) -> Judged:
+        return lambda row: value
+
+    def among(self, field: Field, values: Sequence[Any]) -> Judged:
+        wanted = [_place(value) for value in values]
+        return self._known(field, lambda value: _place(value) in wanted)
+
+    def within(self, field: Field, item: Range) -> Judged:
+        low, high = (None if end is None else _place(end) for end in (item.min, item.max))
+
+        def lies(value: Any) -> bool:
+            at = _place(value)
+            above = low is None or low < at or (item.min_inclusive and low == at)
+            return above and (high is None or at < high or (item.max_inclusive and high == at))
+
+        return self._known(field, lies)
+
+    def _known(self, field: Field, judge: Callable[[Any], bool]) -> Judged:
+        return lambda row: None if row[field.name] is None else judge(row[field.name])
+
+    def is_null(self, field: Field) -> Judged:
+        return lambda row: row[field.name] is None
+
+    def is_not_null(self, field: Field) -> Judged:
+        return lambda row: row[field.name] is not None
+
+    def all_of(self, parts: Sequence[Judged]) -> Judged:
+        def judge(row: Row) -> bool | None:
+            found = [part(row) for part in parts]
+            return False if False in found else None if None in found else True
+
+        return judge
+
+    def any_of(self, parts: Sequence[Judged]) -> Judged:
+        def judge(row: Row) -> bool | None:
+            found = [part(row) for part in parts]
+            return True if True in found else None if None in found else False
+
+        return judge
+
+    def fails(self, part: Judged) -> Judged:
+        return lambda row: not part(row)
+
+    def given(self, expression: Any) -> Judged:
+        judge: Judged = expression
+        return judge
+
+
+def _place(value: Any) -> tuple[bool, Any]:
+    """Where a value stands in the order of its column."""
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return is_nan, 0.0 if is_nan else value
+
+
+PLAIN: Engine[Judged] = _Plain()

@@ -1,0 +1,236 @@
+"""Every engine gives the rows that the filter in Python gives, of values of all kinds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dormouse.data.arrow_schema import arrow_type
+from dormouse.data.datafusion_session import sorted_session
+from dormouse.model.region import Range
+from dormouse.reading.row_filter import (
+    PLAIN,
+    Every,
+    Fails,
+    Filter,
+    InRanges,
+    IsNull,
+    Some,
+    every,
+    in_slices,
+    meets,
+    remains,
+    rendered,
+    some,
+)
+from dormouse.reading.scan_session import DATAFUSION
+from dormouse.reading.sql.conditions import DUCKDB
+from dormouse.reading.where import Condition, Deletion
+from dormouse.spark import frames
+from dormouse.spark.frames import SPARK
+from tests.support.model import (
+    BYTES,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    FLOAT,
+    INT,
+    LONG,
+    STRING,
+    TIMESTAMP,
+    Field,
+    Schema,
+)
+from tests.support.reading import KeyRanges
+
+MOMENTS = [
+    datetime(1, 1, 1, tzinfo=UTC),
+    datetime(1582, 10, 4, tzinfo=UTC),
+    datetime(1970, 1, 1, 0, 0, 0, 1, UTC),
+]
+VALUES: dict[str, tuple[Any, list[Any]]] = {
+    "n": (LONG, [-(2**63), -1, 0, 1, 2**53 + 1, 2**63 - 1]),
+    "i": (INT, [-(2**31), -1, 0, 7, 2**31 - 1]),
+    "x": (DOUBLE, [-math.inf, -1.5, -0.0, 0.0, 5e-324, 1.5, math.inf, math.nan]),
+    "f": (FLOAT, [-math.inf, -0.0, 0.0, 1.5, math.nan]),
+    "s": (STRING, ["", "a", "a'b", "\0", "é", "z\n", "𐀀", "\uffff"]),
+    "b": (BYTES, [b"", b"\0", b"a", b"\xff"]),
+    "t": (TIMESTAMP, [*MOMENTS, datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)]),
+    "d": (DATE, [date(1, 1, 1), date(1582, 10, 15), date(1970, 1, 1), date(9999, 12, 31)]),
+    "c": (DECIMAL(12, 3), [Decimal("-999999999.999"), Decimal("-0.001"), Decimal(0), Decimal("0.100")]),
+}
+KEY_VALUES: dict[str, list[Any]] = {"k": [-10, 0, 3, 9], "w": ["", "m", "z"]}
+FIELDS = {name: Field(name, kind, nullable=True) for name, (kind, _) in VALUES.items()}
+KEYS = [Field("k", LONG), Field("w", STRING)]
+NUMBER = Field("number", LONG)
+SCHEMA = Schema(KEYS, values=[*FIELDS.values()])
+ROWS_PER_GROUP = 8
+
+
+def rows() -> list[dict[str, Any]]:
+    """Rows sorted by the key; those of a group have few values of a column, so that groups are skipped."""
+    chance = Random(1)
+    found: list[dict[str, Any]] = []
+    for group in range(24):
+        few = {name: chance.sample([*values, None], 2) for name, (_, values) in VALUES.items()}
+        for at in range(ROWS_PER_GROUP):
+            number = group * ROWS_PER_GROUP + at
+            key = {"k": number // 12 - 10, "w": ["", "m", "z"][number // 4 % 3]}
+            found.append(key | {name: chance.choice(some) for name, some in few.items()})
+    return found
+
+
+ROWS = rows()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rows in Parquet, in small groups with statistics, by which engines skip."""
+    path = tmp_path_factory.mktemp("rows") / "rows.parquet"
+    schema = pa.schema([pa.field(one.name, arrow_type(one.type)) for one in SCHEMA.fields])
+    numbered = pa.schema([*schema, pa.field("number", pa.int64())])
+    table = pa.Table.from_pylist([row | {"number": n} for n, row in enumerate(ROWS)], schema=numbered)
+    pq.write_table(table, path, row_group_size=ROWS_PER_GROUP)
+    # DuckDB believes minima and maxima, which leave NaN out: our files have none of numbers with NaN
+    exact = [name for name in numbered.names if name not in ("x", "f")]
+    pq.write_table(table, path.with_stem("ours"), row_group_size=ROWS_PER_GROUP, write_statistics=exact)
+    return path
+
+
+def ranges_of(name: str) -> st.SearchStrategy[Range]:
+    values = VALUES[name][1] if name in VALUES else KEY_VALUES[name]
+    picked = st.sampled_from(values)
+    exact = picked.map(lambda value: Range(value, value, max_inclusive=True))
+
+    def between(pair: tuple[Any, Any], low: bool, high: bool) -> Range:
+        first, last = sorted(pair, key=lambda value: (value != value, 0.0 if value != value else value))
+        same = first == last or (first != first and last != last)
+        return Range(first, last, low or same, high or same)
+
+    return st.one_of(
+        exact,
+        st.builds(between, st.tuples(picked, picked), st.booleans(), st.booleans()),
+        st.builds(lambda value, inclusive: Range(min=value, min_inclusive=inclusive), picked, st.booleans()),
+        st.builds(lambda value, inclusive: Range(max=value, max_inclusive=inclusive), picked, st.booleans()),
+    )
+
+
+@st.composite
+def conditions(draw: st.DrawFn) -> Condition:
+    name = draw(st.sampled_from(list(FIELDS)))
+    ranges = draw(st.lists(st.one_of(ranges_of(name), st.just(Range())), max_size=4))
+    return Condition(FIELDS[name], tuple(ranges), draw(st.booleans()))
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> KeyRanges:
+    names = draw(st.lists(st.sampled_from(["k", "w"]), unique=True))
+    return KeyRanges({name: draw(st.lists(ranges_of(name), min_size=1, max_size=3)) for name in names})
+
+
+@st.composite
+def deletions(draw: st.DrawFn) -> Deletion:
+    return Deletion(1, "", draw(slices()), tuple(draw(st.lists(conditions(), max_size=2))))
+
+
+FILTERS: st.SearchStrategy[Filter] = st.recursive(
+    st.one_of(
+        conditions().map(meets),
+        st.lists(slices(), min_size=1, max_size=3).map(lambda found: in_slices(SCHEMA, found)),
+        st.lists(deletions(), max_size=3).map(lambda found: remains(SCHEMA, found)),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(every), st.lists(inner, max_size=3).map(some), inner.map(Fails)
+    ),
+    max_leaves=6,
+)
+
+
+def expected(found: Filter) -> list[int]:
+    judge = rendered(found, PLAIN)
+    return [number for number, row in enumerate(ROWS) if judge(row)]
+
+
+def by_datafusion(file: Path, found: Filter) -> list[int]:
+    session = sorted_session(options={"datafusion.execution.parquet.pushdown_filters": "true"})
+    frame = session.read_parquet(str(file)).filter(rendered(found, DATAFUSION)).select("number")
+    return sorted(number for batch in frame.collect() for number in batch.column(0).to_pylist())
+
+
+def by_duckdb(file: Path, found: Filter) -> list[int]:
+    with duckdb.connect() as connection:
+        connection.execute("set timezone = 'UTC'")
+        ours = file.with_stem("ours")
+        text = f"select number from read_parquet('{ours}') where {rendered(found, DUCKDB)} order by 1"
+        return [number for (number,) in connection.execute(text).fetchall()]
+
+
+ZEROS = InRanges(FIELDS["x"], (Range(0.0, 0.0, max_inclusive=True), Range(1.5, 1.5, max_inclusive=True)))
+NAN = InRanges(FIELDS["x"], (Range(min=math.nan),))
+LARGE = InRanges(FIELDS["f"], (Range(min=1.0),))
+SMALL = InRanges(FIELDS["x"], (Range(max=0.0, max_inclusive=True),))
+NULLS = Some((IsNull(FIELDS["s"]), InRanges(FIELDS["s"], ())))
+MANY_ZEROS = InRanges(FIELDS["x"], tuple(Range(n / 8, n / 8, max_inclusive=True) for n in range(2_000)))
+MANY = InRanges(FIELDS["n"], tuple(Range(n, n, max_inclusive=True) for n in range(-3_000, 3_000)))
+NOTHING_KNOWN = Fails(
+    Every((InRanges(FIELDS["d"], (Range(min=date(1970, 1, 1)),)), Fails(IsNull(FIELDS["d"]))))
+)
+EXAMPLES = (ZEROS, MANY_ZEROS, NAN, LARGE, SMALL, NULLS, MANY, NOTHING_KNOWN)
+
+
+@pytest.mark.parametrize("by", [by_datafusion, by_duckdb])
+def test_an_engine_gives_the_rows_of_the_plain_filter(
+    file: Path, by: Callable[[Path, Filter], list[int]]
+) -> None:
+    def check(found: Filter) -> None:
+        assert by(file, found) == expected(found)
+
+    for one in EXAMPLES:
+        check = example(one)(check)
+    given(FILTERS)(check)()
+
+
+@pytest.mark.slow
+def test_spark_gives_the_rows_of_the_plain_filter(file: Path, spark: Any) -> None:
+    frame = frames.reader(spark, Schema(KEYS, values=[*FIELDS.values(), NUMBER]), [file.name]).parquet(
+        str(file)
+    )
+
+    def check(found: Filter) -> None:
+        numbers = frame.where(rendered(found, SPARK)).select("number").collect()
+        assert sorted(number for (number,) in numbers) == expected(found)
+
+    for one in EXAMPLES:
+        check = example(one)(check)
+    given(FILTERS)(check)()
+
+
+def test_plain_filters_judge_as_sql_does() -> None:
+    """Three values, of which a row counts with the first: true, false, unknown."""
+    field = FIELDS["n"]
+    positive = InRanges(field, (Range(min=1),))
+    judged: Sequence[tuple[Filter, list[bool | None]]] = [
+        (positive, [True, False, None]),
+        (Fails(positive), [False, True, True]),
+        (Every(()), [True, True, True]),
+        (some([]), [False, False, False]),
+        (Every((positive, Fails(IsNull(field)))), [True, False, False]),
+        (Some((positive, IsNull(field))), [True, False, True]),
+        (Every((positive, positive)), [True, False, None]),
+        (Some((positive, positive)), [True, False, None]),
+    ]
+    for found, wanted in judged:
+        judge = rendered(found, PLAIN)
+        assert [judge({"n": value}) for value in (1, 0, None)] == wanted
