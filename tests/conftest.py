@@ -66,7 +66,8 @@ SPARK = (
     "test_spark_ingest", "test_spark_run", "test_spark_compaction", "test_spark_deletes",
     "test_key_order_spark", "test_s3", "test_demo_in_process", "test_spark_source", "test_spark_streams",
     "test_keyed_spark", "test_reshaping_writers", "test_reshaping_races",
-    "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark", "test_row_filter",
+    "test_spark_jobs", "test_spark_bad_input", "test_spark_missing_columns", "test_door_spark",
+    "test_row_filter",
 )  # fmt: skip
 # a Java of the tests lives for seconds: let it compile in a hurry, and trust Spark's jars
 HURRY = (
