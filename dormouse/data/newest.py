@@ -117,11 +117,13 @@ class _Above:
         return [batch for batch in taken if batch.num_rows]
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yields all rows that were not taken yet."""
+        """Yields all rows that were not taken yet; a caller that stops may go on later."""
         left, self._left = self._left, None
         if left is not None:
             yield left
-        yield from self._batches
+        # `yield from` would close the batches with this generator, when a caller stops
+        for batch in self._batches:  # noqa: UP028
+            yield batch
 
 
 def _replaced(

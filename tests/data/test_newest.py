@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dormouse.data.newest import first_of_keys
+from dormouse.data.newest import first_of_keys, laid_over
 
 KEYS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["", "a", "é"])), max_size=24)
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("n", pa.int64())])
@@ -26,3 +27,30 @@ def test_they_are_those_of_a_naive_dict(keys: list[tuple[int, str]], cuts: list[
     for row in rows:
         expected.setdefault(tuple(row[name] for name in names), row)
     assert found == [*expected.values()]
+
+
+ROWS = st.dictionaries(st.integers(0, 40), st.booleans(), max_size=30)
+CUTS = st.lists(st.integers(0, 30), max_size=8)
+
+
+def cut(rows: Mapping[int, bool], cuts: list[int], value: str) -> Iterator[pa.RecordBatch]:
+    """A stream, which ends for good when it is closed."""
+    keys = sorted(rows)
+    whole = pa.record_batch(
+        {"k": pa.array(keys, pa.int64()), "v": pa.array([value] * len(keys), pa.string())}
+    )
+    whole = whole.append_column("gone", pa.array([rows[key] for key in keys], pa.bool_()))
+    for start, end in pairwise(sorted([0, *cuts, 30])):
+        yield whole.slice(start, end - start)
+
+
+@given(ROWS, CUTS, ROWS, CUTS)
+def test_a_small_stream_is_laid_over_a_large_one(
+    large: dict[int, bool], large_cuts: list[int], small: dict[int, bool], small_cuts: list[int]
+) -> None:
+    below = (batch.drop_columns(["gone"]) for batch in cut(large, large_cuts, "large"))
+    found = laid_over(below, cut(small, small_cuts, "small"), ["k"], "gone")
+    wanted = dict.fromkeys(large, "large") | dict.fromkeys(small, "small")
+    there = sorted(key for key in wanted if not small.get(key, False))
+    rows = [row for batch in found for row in batch.to_pylist()]
+    assert rows == [{"k": key, "v": wanted[key]} for key in there]

@@ -14,6 +14,7 @@ import dormouse as dm
 from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.table_view import plan_tables
 from dormouse.writing.ingest import keyed_rows
+from tests.standard import OF_K_AND_NUMBERS
 from tests.support.api import Instance, Table
 from tests.support.reading import KeyRanges
 from tests.support.writing import commit_files, write_leaves
@@ -236,3 +237,17 @@ def test_newer_small_files_decide_by_their_keys_alone(instance: Instance) -> Non
     found = _layers(table)
     assert [len(part) for part in (found.large, found.small, found.undecided, found.together)] == [1, 3, 0, 0]
     _check(table, instance, model, random)
+
+
+def test_a_small_file_of_several_batches_decides_in_all_of_them(instance: Instance) -> None:
+    """An engine gives some thousand rows at a time; the small file is read on where it was left."""
+    rows, every = 60_000, 4
+    table = instance.create_table("t", OF_K_AND_NUMBERS, properties=dm.TableProperties(keep="newest_row"))
+    table.upsert(pa.table({"k": range(rows), "v": [0] * rows}))
+    table.upsert(pa.table({"k": range(0, rows, every), "v": [1] * (rows // every)}))
+    left = rows - rows // every
+    assert len(_layers(table).large) == 1
+    assert table.query().read_all().to_pydict()["v"] == [1, 0, 0, 0] * (rows // every)
+    assert table.count({"v": 0}) == table.delete({"v": 0}, dry_run=True).rows == left
+    table.delete({"v": 0})
+    assert table.query().read_all().to_pydict() == {"k": [*range(0, rows, every)], "v": [1] * (rows // every)}
