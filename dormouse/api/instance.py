@@ -366,7 +366,7 @@ class Instance:
     def submit(
         self, requests: Iterable[CommitRequest], *, waiting: Callable[[str], object] | None = None
     ) -> None:
-        """Sends commit requests (`dormouse.state.commits.requests`) to the queue; a committer applies them.
+        """Sends commit requests (`dormouse.commits.requests`) to the queue; a committer applies them.
 
         A table is known by its id from here on, whatever its name will be. Waits while the queue is above its
         high mark, and tells `waiting` why. When it raises, some may have been sent: sending all of them again

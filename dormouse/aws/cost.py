@@ -43,7 +43,7 @@ METRICS = 15
 
 # How much of a `large` a size is; `metal` is priced by family, which the file does not have.
 _LARGES = {"nano": 1 / 16, "medium": 0.5, "large": 1, "xlarge": 2} | {
-    f"{n}xlarge": 2 * n for n in range(2, 99)
+    f"{n}xlarge": 2 * n for n in range(2, 500)
 }
 
 

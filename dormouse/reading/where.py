@@ -23,7 +23,7 @@ from dormouse.errors import (
 from dormouse.model.region import Range, Region, check_key
 from dormouse.model.schema import Field, Schema, Shape
 from dormouse.model.table import as_now, kept
-from dormouse.model.text import did_you_mean
+from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import (
     base64_text,
     bytes_of_base64,
@@ -182,7 +182,7 @@ def question(schema: Schema, where: Where, columns: Sequence[str] | None, limit:
 def unknown(what: str, name: object, known: Iterable[str]) -> InvalidQuery:
     """An error that names the nearest thing that there is."""
     names = list(known)
-    hint = did_you_mean(name, names) or f"; known: {', '.join(names) or 'none'}"
+    hint = did_you_mean(name, names) or f"; known: {shown_list(names, COLUMNS_SHOWN) or 'none'}"
     told = {what: str(name)} if what in InvalidQuery.fields() else {}
     return InvalidQuery(f"unknown {what} {name!r}{hint}", **told)
 

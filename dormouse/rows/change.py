@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.file_checks import differ
 from dormouse.data.leaf_sorter import LeafLookup
-from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidRow
+from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidInput, InvalidRow
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
@@ -43,6 +43,7 @@ from dormouse.rows.batches import (
 )
 from dormouse.rows.cell_files import Targets
 from dormouse.rows.changes import (
+    LOCK_SECONDS_MAX,
     AddColumn,
     Change,
     Changed,
@@ -317,6 +318,11 @@ class Asked:
     digest: bytes | None = None
     wait_seconds: float = LOCK_WAIT_SECONDS
     progress: Progress = lambda done, total: None
+
+    def __post_init__(self) -> None:
+        seconds: object = self.wait_seconds
+        if not isinstance(seconds, int | float) or not 0 <= seconds <= LOCK_SECONDS_MAX:
+            raise InvalidInput(f"wait_seconds must be from 0 to {LOCK_SECONDS_MAX:,.0f}, not {seconds!r}")
 
 
 @dataclass(frozen=True, slots=True)

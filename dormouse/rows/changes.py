@@ -17,6 +17,8 @@ from dormouse.rows.columns import INTEGER_MAX, Column
 from dormouse.sources.given_rows import as_arrow, is_of
 
 _ROWS_AT_ONCE = 10_000
+LOCK_SECONDS_MAX = 6 * 3_600.0
+"""How long a change waits for others, at most."""
 
 
 def as_dicts(rows: Any) -> Any:

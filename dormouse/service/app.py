@@ -177,7 +177,7 @@ class AccessLog:
         self._metrics.refresh()
         # as it came: printable ASCII, with everything else percent-encoded
         path = scope.get("raw_path", b"").decode("ascii", "backslashreplace").partition("?")[0]
-        logger.info(
+        access_logger.info(
             "%s %s %s rows=%d ms=%.1f",
             scope["method"][:20],
             path[:PATH_LENGTH_MAX],
@@ -188,6 +188,8 @@ class AccessLog:
 
 
 logger = logging.getLogger("dormouse.service")
+access_logger = logging.getLogger("dormouse.service.access")
+"""One line a request: other levels and places than those of errors can be set for it."""
 LOOKUPS_MAX = 16
 """How many requests that are no queries (tables, partitions, jobs) ask the database at once."""
 

@@ -30,6 +30,7 @@ from dormouse.model.types import json_value
 from dormouse.objects.staging import private_folder
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import parse_parameters
+from dormouse.rows.changes import LOCK_SECONDS_MAX
 from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
 from dormouse.rows.pages import PAGE_ROWS
@@ -70,7 +71,6 @@ from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
 from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
 from dormouse.sources.rows_csv_reader import CsvFormat
 from dormouse.verbs.long_work import check_request
-from dormouse.verbs.row_work import LOCK_SECONDS_MAX
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 

@@ -39,7 +39,7 @@ from dormouse.jobs.job import upload_name
 from dormouse.jobs.runs import JobFunction, Progress
 from dormouse.model.types import json_value
 from dormouse.reading.where import parse_parameters
-from dormouse.rows.changes import Changed, check_change_id, parse_changes
+from dormouse.rows.changes import LOCK_SECONDS_MAX, Changed, check_change_id, parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.statements import given, statement_of
 from dormouse.sources.rows_csv_reader import CsvFormat
@@ -47,8 +47,6 @@ from dormouse.sources.rows_csv_reader import CsvFormat
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
 
-LOCK_SECONDS_MAX = 6 * 3_600.0
-"""How long a change waits for others."""
 
 _LOCK_SECONDS = 10.0
 _WAIT_SECONDS = 1.0

@@ -83,7 +83,6 @@ def test_objects_of_a_copy_come_back_whatever_the_instance_does(deployed: Deploy
     assert s3.get_object(Bucket="data", Key="copy/1/a")["Body"].read() == b"a"
 
 
-@pytest.mark.slow
 def test_dead_letters_are_shown_and_sent_again_by_one_command(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,6 @@ def run(dsn: str, tmp_path: Path) -> Run:
     return run
 
 
-@pytest.mark.slow
 def test_erase_says_what_it_did(run: Run) -> None:
     where = ["customers", "--where", "email=a@x.org"]
     code, said = run("erase", *where, "--dry-run")

@@ -48,7 +48,6 @@ def on(verb: str, *more: str, instance: str = "dev") -> tuple[str, ...]:
     return verb, "--instance", instance, "--region", REGION, *more
 
 
-@pytest.mark.slow
 def test_each_step_is_shown_and_again_when_there_is_nothing_to_do(deployed: Deployed, cli: Cli) -> None:
     code, out, _ = cli(*on("pause"))
     assert (code, deployed.state()) == (0, PAUSED)

@@ -153,7 +153,7 @@ def test_an_erasure_that_is_killed_at_one_step_goes_on(
 ) -> None:
     table = made(instance, "t")
     assert erases(table, *step) == signal.SIGKILL
-    check(instance, table, tmp_path, begun=step[1:] != ("begin", "before"))
+    check(instance, table, tmp_path, begun=step[1:] != ("begin_erasure", "before"))
     assert erases(table) == 0
     check(instance, table, tmp_path, begun=True)
     assert is_erased(table, tmp_path)

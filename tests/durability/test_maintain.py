@@ -227,7 +227,6 @@ def command(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 def test_the_command_runs_until_it_is_ended_and_tells_what_failed(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with dm.local(lake) as instance:

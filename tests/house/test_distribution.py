@@ -20,7 +20,8 @@ from dormouse import errors
 from dormouse.errors import DISTRIBUTION, EXTRAS, DependencyMissing, not_installed, pip_install
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+PROJECT = CONFIG["project"]
 FOLDERS = ("dormouse", "benchmarks", "docs", "lambdas", "emr", "query_image", "packages", "stacks")
 TEXTS = [
     *ROOT.glob("*.md"),
@@ -47,6 +48,13 @@ def test_the_constant_is_the_name_that_is_published() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert dm.__version__ == PROJECT["version"]
     assert PROJECT["scripts"].keys() == {"dormouse"}
+
+
+def test_every_file_of_the_package_is_in_its_wheel() -> None:
+    package, patterns = ROOT / "dormouse", CONFIG["tool"]["setuptools"]["package-data"]["dormouse"]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    others = {path for path in package.rglob("*.*") if path.suffix not in {".py", ".pyc", ".so"}}
+    assert others - packed == set()
 
 
 def test_spark_finds_its_data_source_in_an_install(tmp_path: Path) -> None:

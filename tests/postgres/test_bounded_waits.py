@@ -131,7 +131,6 @@ def test_transactions_through_a_pooler_are_bounded(
                 assert run_transaction(committing, milliseconds) == {**SHORT, **COMMIT}
 
 
-@pytest.mark.slow
 def test_transactions_begin_only_where_they_are_bounded() -> None:
     """Walks the code: no module but one opens a transaction, and none but one a connection."""
     found = set()

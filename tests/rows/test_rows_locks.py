@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import dormouse as dm
-from dormouse.errors import RowLockHeld, RowLockLost, TableNotFound
+from dormouse.errors import InvalidInput, RowLockHeld, RowLockLost, TableNotFound
 from dormouse.rows.change import RowFiles
 from dormouse.rows.store import RowLocks
 from tests.support.api import Instance
@@ -244,3 +244,11 @@ def _untracked(rows: RowTable) -> list[str]:
     names = {name for name, _ in context.objects.list(context.table.object_prefix)}
     tracked = {facts.filename for facts in context.store.page(None, 1_000)}
     return sorted(name for name in names if name.removesuffix(".sketches") not in tracked)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), 1e18, "x", None])
+def test_a_wait_that_cannot_be_is_refused(instance: Instance, seconds: Any) -> None:
+    rows = instance.create_row_table("r", [dm.Column("n", "INTEGER")])
+    with pytest.raises(InvalidInput, match="wait_seconds must be from 0 to 21,600"):
+        rows.change([dm.Insert([{"n": 1}])], wait_seconds=seconds)
+    assert len(rows) == 0

@@ -375,7 +375,7 @@ class CommitQueues:
         for request in requests:
             if not isinstance(request, _REQUESTS):
                 raise InvalidCommitRequest(
-                    f"submit takes requests of dormouse.state.commits.requests, not {type(request).__name__}"
+                    f"submit takes requests of dormouse.commits.requests, not {type(request).__name__}"
                 )
 
     def _start_own(self) -> None:

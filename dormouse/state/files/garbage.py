@@ -302,7 +302,7 @@ def forget_epochs(supplier: Supplier, table: TableRecord) -> Iterator[Piece]:
         conn.execute(_QUERIES["lock_history"].on(), values)
         return conn.execute(_QUERIES["forget"].on(), values).fetchall()
 
-    while rows := run_transaction(supplier, work, operation="forget_epochs old epochs"):
+    while rows := run_transaction(supplier, work, operation="forget old epochs"):
         piece = Piece(*rows[0])
         if piece.till == piece.since:
             return
