@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from dormouse.data.arrow_schema import arrow_type
 from dormouse.data.datafusion_session import sorted_session
-from dormouse.model.region import Range
 from dormouse.reading.row_filter import (
     PLAIN,
     Every,
@@ -51,6 +50,7 @@ from tests.support.model import (
     STRING,
     TIMESTAMP,
     Field,
+    Range,
     Schema,
 )
 from tests.support.reading import KeyRanges
