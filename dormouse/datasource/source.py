@@ -235,7 +235,7 @@ class _RowsInOrder(InputPartition):
 class RowsReader(DataSourceReader):
     """Plans on the driver, all of one moment; tasks need the object store alone.
 
-    Rows in order are read by one task, which asks the table itself, and has those of the moment when it begins.
+    Rows in order are read by one task, which asks the table itself: of the moment when it begins.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
