@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -121,5 +122,19 @@ def deployment(dsn: str, folder: Path) -> Iterator[Deployment]:
     try:
         yield made
     finally:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(index)))
+        _drop_when_left(dsn, index)
+
+
+def _drop_when_left(dsn: str, database: str) -> None:
+    """Drops a database as its owner, who may not end the sessions of others: these end by themselves."""
+    deadline = time.monotonic() + 10
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        while True:
+            try:
+                conn.execute(sql.SQL("drop database {}").format(sql.Identifier(database)))
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+            else:
+                return
