@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dormouse.reading.sql import engine as connection
+from dormouse.objects import s3
 from dormouse.reading.sql.engine import Engine
 from dormouse.reading.sql.results import ReadFailed
 from tests.support.objects import open_store
@@ -91,7 +91,7 @@ def bucket(tmp_path: Path) -> Iterator[Bucket]:
 def engine(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Its credentials are those that the bucket takes now."""
     monkeypatch.setattr(
-        connection,
+        s3,
         "s3_options",
         lambda _: {
             "access_key_id": bucket.key,
