@@ -216,7 +216,7 @@ def instance(dsn: str, tmp_path: Path) -> Iterator[Instance]:
 def module_instance(
     new_database: Callable[[str], str], template_database: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Instance]:
-    """An empty one of the module's own, for what its tests share."""
+    """An empty instance of one module, which its tests share."""
     with dm.connect(new_database(template_database), tmp_path_factory.mktemp("objects").as_uri()) as opened:
         yield opened
 

@@ -23,7 +23,7 @@ from dormouse.rows.change import (
     digest_of_upsert,
     upserts,
 )
-from dormouse.rows.changes import Change, Changed, LoadCsv, Row, checked_number, checked_reference
+from dormouse.rows.changes import Change, Changed, LoadCsv, Row, check_wait, checked_number, checked_reference
 from dormouse.rows.columns import INTEGER_MAX, Column, column_named
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview, preview_csv
 from dormouse.rows.pages import INDEX_WAIT_SECONDS
@@ -120,8 +120,7 @@ class RowTable(Container):
         """
         if snapshot is not None and version is not None:
             raise InvalidInput("give a version, or the name of a snapshot")
-        if not isinstance(wait_seconds, int | float) or not 0 <= wait_seconds <= 86_400:
-            raise InvalidInput(f"wait_seconds must be from 0 to 86,400, not {wait_seconds!r}")
+        check_wait(wait_seconds, 86_400)
         if snapshot is not None:
             version = self.store.snapshot(snapshot).version
         if version is not None:

@@ -63,7 +63,7 @@ class Fails:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an engine says in its own words, like which file of its list a row is of."""
+    """An expression of one engine, such as a test of which file a row is of."""
 
     expression: Any
 
@@ -120,7 +120,7 @@ def some(parts: Sequence[Filter]) -> Filter:
 
 
 class Engine(Protocol[T]):
-    """What an engine says of the nodes of a filter; `T` are its expressions."""
+    """A language that filters are rendered in; `T` is the type of its expressions."""
 
     def always(self, value: bool) -> T:
         """True or false, of each row."""
@@ -155,7 +155,7 @@ class Engine(Protocol[T]):
         ...
 
     def given(self, expression: Any) -> T:
-        """What was said in words of the engine."""
+        """Returns an expression that was written for the engine."""
         ...
 
 

@@ -465,11 +465,11 @@ def count_rows(
     scan = Scan(filename, (KeyRanges(),), partition_id, byte_count)
     found: dict[int, int] = {}
     for start in range(0, len(deletions), DELETIONS_AT_ONCE):
-        some = deletions[start : start + DELETIONS_AT_ONCE]
-        if _sums(context, scan, [some]) == [0]:
+        portion = deletions[start : start + DELETIONS_AT_ONCE]
+        if _sums(context, scan, [portion]) == [0]:
             continue
-        sums = _sums(context, scan, [[one] for one in some])
-        found |= {one.deletion_id: rows for one, rows in zip(some, sums, strict=True) if rows}
+        sums = _sums(context, scan, [[one] for one in portion])
+        found |= {one.deletion_id: rows for one, rows in zip(portion, sums, strict=True) if rows}
     return found
 
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from dormouse.data.file_checks import differ
 from dormouse.data.leaf_sorter import LeafLookup
-from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidInput, InvalidRow
+from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidRow
 from dormouse.model.file_reference import FileWithReferences
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
@@ -59,6 +59,7 @@ from dormouse.rows.changes import (
     Update,
     as_dicts,
     check_change_id,
+    check_wait,
 )
 from dormouse.rows.columns import Column, column_named
 from dormouse.rows.csv_loads import loads
@@ -320,9 +321,7 @@ class Asked:
     progress: Progress = lambda done, total: None
 
     def __post_init__(self) -> None:
-        seconds: object = self.wait_seconds
-        if not isinstance(seconds, int | float) or not 0 <= seconds <= LOCK_SECONDS_MAX:
-            raise InvalidInput(f"wait_seconds must be from 0 to {LOCK_SECONDS_MAX:,.0f}, not {seconds!r}")
+        check_wait(self.wait_seconds, LOCK_SECONDS_MAX)
 
 
 @dataclass(frozen=True, slots=True)

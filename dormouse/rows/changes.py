@@ -21,6 +21,12 @@ LOCK_SECONDS_MAX = 6 * 3_600.0
 """How long a change waits for others, at most."""
 
 
+def check_wait(seconds: object, seconds_max: float) -> None:
+    """Raises `InvalidInput` for what is no time to wait."""
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= seconds_max:
+        raise InvalidInput(f"wait_seconds must be from 0 to {seconds_max:,.0f}, not {seconds!r}")
+
+
 def as_dicts(rows: Any) -> Any:
     """Returns the rows of a DataFrame, or of what speaks Arrow, as dicts; all else as it is.
 

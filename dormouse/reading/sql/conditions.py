@@ -110,7 +110,7 @@ DUCKDB: Engine[str] = DuckDb()
 
 def all_of(parts: Iterable[str | None]) -> str | None:
     """Returns whether a row meets all of some conditions; None when every row does."""
-    return " AND ".join(f"({part})" for part in parts if part is not None) or None
+    return DUCKDB.all_of([part for part in parts if part is not None]) or None
 
 
 def text(value: str) -> str:
