@@ -9,7 +9,7 @@ such as announcements of deletions that ended, would be wrong of another time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from dormouse.aws.instance import DeployedInstance
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.model.loops import Progress, no_progress
 
 OF_NOW = frozenset({".staging", "owner", "backups", "runs", "work", "activity"})
 """Objects whose names begin so say what goes on now. All others are data."""
@@ -27,7 +28,6 @@ BATCH = 1_000
 YEAR_LEAST = 2006
 CLOCK_SLACK = timedelta(minutes=1)
 EXAMPLES_MAX = 3
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def restore_objects(
     *,
     objects: str | None = None,
     dry_run: bool = False,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
 ) -> RestoredObjects:
     """Undoes the deletions since a time, and of the minute before it, as clocks differ.
 
@@ -78,7 +78,7 @@ def restore_objects(
             _undo(instance.aws, url.netloc, markers)
         count += len(markers)
         examples += [str(marker["Key"]) for marker in markers[: EXAMPLES_MAX - len(examples)]]
-        progress(count)
+        progress(count, None)
     return RestoredObjects(since, count, tuple(examples), dry_run)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from dormouse.aws.database import ASLEEP, describe, usable
 from dormouse.aws.instance import DeployedInstance
-from dormouse.aws.restore import Progress, RestoredObjects, restore_objects
+from dormouse.aws.restore import RestoredObjects, restore_objects
 from dormouse.aws.snapshots import name_of, snapshot
 from dormouse.aws.steps import (
     DATABASE_SECONDS_MAX,
@@ -26,6 +26,7 @@ from dormouse.aws.steps import (
     StepReport,
 )
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.model.loops import Progress, no_progress
 from dormouse.settings.resources import INSTANCE_TAG, StorageResources
 
 Commits = Literal["keep", "purge"]
@@ -58,7 +59,7 @@ def restore_deployment(
     dry_run: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     ended: Callable[[StepReport], None] = lambda report: None,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RestoredDeployment:
     """Makes a snapshot of the database as it was at `moment`, and brings back the objects that it knows.
