@@ -20,7 +20,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.cutting import CLOSE_SECONDS, END_SECONDS_MAX, Grace, Lines, cut_in_time
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import (

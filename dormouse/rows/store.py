@@ -36,7 +36,7 @@ from dormouse.errors import (
     SnapshotNotFound,
     TableNotFound,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, TableProperties, TableRecord, check_keyed
 from dormouse.model.text import check_printed

@@ -29,7 +29,7 @@ from dormouse.data.datafusion_session import (
 from dormouse.data.newest import Marks, first_of_keys, without_values
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData, JobFailed
-from dormouse.model.ahead import ahead
+from dormouse.model.loops import ahead
 from dormouse.model.region import Region
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import (

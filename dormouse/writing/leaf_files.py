@@ -17,8 +17,8 @@ from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.sketches import KeySampler
 from dormouse.errors import JobFailed
-from dormouse.model.ahead import ahead
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.loops import ahead
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first
 from dormouse.objects.names import SKETCHES_SUFFIX

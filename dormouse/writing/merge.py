@@ -25,7 +25,7 @@ from dormouse.data.datafusion_session import (
 )
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData
-from dormouse.model.ahead import portions
+from dormouse.model.loops import portions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties

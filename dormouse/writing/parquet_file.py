@@ -23,8 +23,8 @@ from dormouse.data.file_checks import digest_of_file
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns, sized_filters
 from dormouse.errors import JobFailed
-from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.loops import portions
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties

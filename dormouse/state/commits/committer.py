@@ -19,7 +19,7 @@ from datetime import datetime
 import psycopg
 
 from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
 from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.handling import (

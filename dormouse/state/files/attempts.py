@@ -7,7 +7,6 @@ abandoned can commit nothing, so that collecting its objects can never take a li
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -26,6 +25,7 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
+from dormouse.model.loops import tries
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
@@ -74,20 +74,17 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
 
     The load calls `check` as it commits. Raises `TableBusy` when the wait takes too long.
     """
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
     values = {"table_id": table.table_id}
     # loads that wait take no session from the load that they wait for
     with closing(supplier.limited()) as apart:
         lock = SessionLock(apart, _QUERIES["number_alone"], values)
         try:
-            while not lock.take():
-                if time.monotonic() > deadline:
-                    raise TableBusy(
-                        f"table {table.name!r}: another load gives its rows running numbers for more than "
-                        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
-                        table=table.name,
-                    )
-                time.sleep(_AGAIN_SECONDS)
+            if not any(lock.take() for _ in tries(WAIT_SECONDS_MAX, pause=_AGAIN_SECONDS)):
+                raise TableBusy(
+                    f"table {table.name!r}: another load gives its rows running numbers for more than "
+                    f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
+                    table=table.name,
+                )
             run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")
             yield Numbering(lock, table)
         finally:
