@@ -6,12 +6,12 @@ Expressions are of our columns, ranges and orders; their typed literals are exac
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import and_
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -31,13 +31,12 @@ from dormouse.data.arrow_schema import arrow_type, check_stored, metadata_of, wr
 from dormouse.data.object_access import register
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
-from dormouse.model.region import Range, Region
+from dormouse.model.ahead import joined
+from dormouse.model.region import Region
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.types import BYTES, STRING
 from dormouse.objects.staging import ForkGuard
 from dormouse.objects.store import ObjectStore
-
-T = TypeVar("T")
 
 check_not_forked = ForkGuard("DataFusion").check
 MEMORY_LIMIT_BYTES = 1_500_000_000
@@ -78,23 +77,18 @@ def among(field: Field, items: Sequence[Any]) -> Expr:
     return functions.array_has(listed, column(field.name))
 
 
-def between(field: Field, item: Range) -> Expr | None:
-    """Whether a value lies in a range; None when every one does."""
-    parts = []
-    if item.min is not None:
-        low = value(field, item.min)
-        parts.append(column(field.name) >= low if item.min_inclusive else column(field.name) > low)
-    if item.max is not None:
-        high = value(field, item.max)
-        parts.append(column(field.name) <= high if item.max_inclusive else column(field.name) < high)
-    return reduce(and_, parts) if parts else None
-
-
 def in_region(schema: Schema, region: Region) -> Expr | None:
     """Whether a row lies in a region; None when every row does."""
-    parts = [between(field, region.range(field.name)) for field in schema.row_keys]
-    bounds = [part for part in parts if part is not None]
-    return reduce(and_, bounds) if bounds else None
+    parts = []
+    for field in schema.row_keys:
+        key, item = column(field.name), region.range(field.name)
+        if item.min is not None:
+            low = value(field, item.min)
+            parts.append(key >= low if item.min_inclusive else key > low)
+        if item.max is not None:
+            high = value(field, item.max)
+            parts.append(key <= high if item.max_inclusive else key < high)
+    return reduce(and_, parts) if parts else None
 
 
 def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[SortExpr]:
@@ -108,14 +102,6 @@ def key_order(names: Iterable[str], descending: Iterable[str] = ()) -> list[Sort
 def union(frames: Sequence[DataFrame]) -> DataFrame:
     """The rows of all, at least one."""
     return joined(frames, DataFrame.union)
-
-
-def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
-    """All parts, at least one, as a tree whose depth stays small however many there are."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = len(parts) // 2
-    return join(joined(parts[:middle], join), joined(parts[middle:], join))
 
 
 def sorted_session(

@@ -1,4 +1,4 @@
-"""Of rows of equal key the first, which is the newest: vectorised, over a stream in key order."""
+"""Of rows of equal key the newest, which is the first or the last: vectorised, over a stream in key order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FirstOfKeys:
         keys = [batch.column(name) for name in self._names]
         is_new = self._last is None or tuple(key[0].as_py() for key in keys) != self._last
         self._last = tuple(key[-1].as_py() for key in keys)
-        differs = reduce(pc.or_, (pc.not_equal(key.slice(1), key.slice(0, len(key) - 1)) for key in keys))
+        differs = _differs(keys)
         # most batches stay as they are, which costs little to see
         if is_new and differs.true_count == len(differs):
             return batch
@@ -42,6 +42,28 @@ class FirstOfKeys:
 def first_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The first row of each key in batches that are in key order."""
     return map(FirstOfKeys(names).of, batches)
+
+
+def last_of_keys(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The last row of each key in batches that are in key order."""
+    held, last = None, None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        keys = [batch.column(name) for name in names]
+        if held is not None and tuple(key[0].as_py() for key in keys) != last:
+            yield held
+        differs = _differs(keys)
+        if differs.true_count:
+            yield batch.filter(pa.concat_arrays([differs, pa.array([False])]))
+        held, last = batch.slice(batch.num_rows - 1), tuple(key[-1].as_py() for key in keys)
+    if held is not None:
+        yield held
+
+
+def _differs(keys: Sequence[pa.Array]) -> pa.BooleanArray:
+    """Returns for each row but the first whether its key is another than that of the row before."""
+    return reduce(pc.or_, (pc.not_equal(key.slice(1), key.slice(0, len(key) - 1)) for key in keys))
 
 
 def laid_over(

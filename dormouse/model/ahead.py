@@ -1,4 +1,4 @@
-"""Streams of items, made ahead in threads or cut into portions, and waits between attempts.
+"""Streams of items, made ahead in threads or cut into portions; items joined; waits between attempts.
 
 A stream that is made ahead is to be closed, which waits for what is being made.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
@@ -75,6 +75,14 @@ def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator
             yield from found
 
     return all_of(pool.submit(some))
+
+
+def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
+    """All parts, at least one, as a tree whose depth stays small however many there are."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(joined(parts[:middle], join), joined(parts[middle:], join))
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], float], size_min: float) -> Iterator[list[T]]:

@@ -30,11 +30,10 @@ from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
 from dormouse.reading.keyed import GONE, KeyedScans
 from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
 from dormouse.reading.planner import Scan, may_hold
-from dormouse.reading.row_filter import every, meets, rendered
+from dormouse.reading.row_filter import after, every, meets, rendered
 from dormouse.reading.scan_session import (
     DATAFUSION,
     LARGE_BATCH_ROWS,
-    from_key,
     interruptible,
     key_session,
     named_failures,
@@ -385,7 +384,8 @@ class _Execution:
         """Returns the condition of the keys that were not reached yet."""
         if start is None:
             return None
-        return from_key(self._moment.schema.key_fields, start.key, inclusive=not start.given)
+        beyond = after(self._moment.schema.key_fields, start.key, inclusive=not start.given)
+        return rendered(beyond, DATAFUSION)
 
     def _limited(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches up to the limit; DataFusion's own may skip row groups out of order below a merge."""

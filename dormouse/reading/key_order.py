@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.datafusion_session import sorted_session
+from dormouse.data.newest import last_of_keys
 from dormouse.model.region import KeyValue
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.reading.row_filter import every, meets, rendered
@@ -46,7 +46,7 @@ class CurrentRows:
         left = self.asked.limit
         if left == 0:
             return
-        for batch in self._found(_without_deleted(newest_versions(batches))):
+        for batch in self._found(_without_deleted(last_of_keys(batches, [ROW_ID]))):
             found = batch if left is None else batch.slice(0, left)
             if left is not None:
                 left -= found.num_rows
@@ -92,23 +92,6 @@ def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
             several, size, most = [], 0, min(2 * most, FILTERED_BATCHES_MAX)
     if several:
         yield several
-
-
-def newest_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the last version of each row; the first column is the id, by which batches are sorted."""
-    held: pa.RecordBatch | None = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        ids = batch.column(0).to_numpy()
-        if held is not None and held.column(0)[0].as_py() != ids[0]:
-            yield held
-        is_last = np.append(ids[1:] != ids[:-1], False)
-        held = batch.slice(batch.num_rows - 1)
-        if is_last.any():
-            yield batch.filter(pa.array(is_last))
-    if held is not None:
-        yield held
 
 
 def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:

@@ -20,7 +20,7 @@ from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stor
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.overlaps import layers, overlap
 from dormouse.reading.planner import Scan
-from dormouse.reading.row_filter import meets, remains, rendered
+from dormouse.reading.row_filter import meets, parted, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, stored_rows
 from dormouse.reading.where import Condition, Deletion
 
@@ -103,11 +103,8 @@ class KeyedScans:
     def _ways(self) -> dict[tuple[Deletion, ...], list[Scan]]:
         """Scans by the deletions of them; without those that leave out rows as they are read."""
         ways: dict[tuple[Deletion, ...], list[Scan]] = defaultdict(list)
-        # without newest_by what is older than a row that is gone is gone with it
-        may_hide = self.properties.newest_by is not None
         for scan in self.scans:
-            hiding = tuple(one for one in scan.deletions if may_hide and not one.is_erasure)
-            others = tuple(one for one in scan.deletions if not may_hide or one.is_erasure)
+            hiding, others = parted(scan.deletions, hides=self.properties.newest_by is not None)
             ways[hiding].append(replace(scan, deletions=others))
         return ways
 

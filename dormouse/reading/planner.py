@@ -10,16 +10,17 @@ key, and what is asked for up to there is planned as a query of its own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dormouse.errors import MetadataDamaged
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import KeyValue, Range, compare, decode_key, encode_key
 from dormouse.model.schema import Schema
+from dormouse.objects.names import schema_version_of
 from dormouse.reading.key_ranges import KeyRanges
 
 if TYPE_CHECKING:
@@ -140,6 +141,27 @@ class Scan:
     deletions_till: int = 0
     min_key: bytes | None = field(default=None, compare=False, repr=False)
     max_key: bytes | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def schema_version(self) -> int:
+        """The version of the schema that the file was written with."""
+        return schema_version_of(self.filename)
+
+
+class Way(NamedTuple):
+    """How files are read together: which of their rows count, and what else tells one scan from another."""
+
+    slices: tuple[KeyRanges, ...]
+    deletions: tuple[Deletion, ...]
+    kind: Any
+
+
+def ways_of(scans: Iterable[Scan], kind: Callable[[Scan], Any]) -> dict[Way, list[Scan]]:
+    """Groups scans of the same filter and kind, which an engine reads together, as they come."""
+    found: dict[Way, list[Scan]] = defaultdict(list)
+    for scan in scans:
+        found[Way(scan.slices, scan.deletions, kind(scan))].append(scan)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ import atexit
 import re
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import and_, or_
+from operator import attrgetter, or_
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -35,28 +34,29 @@ from datafusion.plan import LogicalPlan
 from dormouse.data.arrow_schema import arrow_schema
 from dormouse.data.datafusion_session import (
     among,
-    between,
     check_not_forked,
     column,
-    joined,
     key_order,
     open_session,
     panics_as_errors,
     reshaped,
     union,
-    value,
+)
+from dormouse.data.datafusion_session import (
+    value as literal_value,
 )
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.region import KeyValue, Range
+from dormouse.model.ahead import joined
+from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.objects.names import schema_version_of
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import check_bytes, check_there, checked_sizes, on_current
 from dormouse.reading.key_ranges import KeyRanges
-from dormouse.reading.planner import Reach, Scan
-from dormouse.reading.row_filter import EVERY_ROW, Engine, in_slices, is_of, remains, rendered, some
+from dormouse.reading.page_index import read_varint, text
+from dormouse.reading.planner import Reach, Scan, ways_of
+from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, is_of, remains, rendered, some
 from dormouse.reading.streams import Interruption
 from dormouse.reading.where import Deletion, deletions_of, is_nan
 from dormouse.state.context import TableContext
@@ -74,7 +74,7 @@ DELETIONS_AT_ONCE = 32
 LOOKS_AT_ONCE = 4
 
 
-class _DataFusion:
+class _DataFusion(Engine[Expr]):
     """Filters as DataFusion's expressions, which prune row groups."""
 
     def always(self, value: bool) -> Expr:
@@ -82,7 +82,7 @@ class _DataFusion:
 
     def among(self, field: Field, values: Sequence[Any]) -> Expr:
         if len(values) == 1:
-            return column(field.name) == value(field, values[0])
+            return column(field.name) == literal_value(field, values[0])
         if field.type.is_floating and 0.0 in values:
             # a long list is looked up by its bits, in which one zero is not the other
             values = [*values, 0.0, -0.0]
@@ -90,10 +90,12 @@ class _DataFusion:
         bounds = self.within(field, Range(min(values), max(values), max_inclusive=True))
         return bounds & among(field, values)
 
+    def compared(self, field: Field, sign: str, value: Any) -> Expr:
+        found: Expr = SIGNS[sign](column(field.name), literal_value(field, value))
+        return found
+
     def within(self, field: Field, item: Range) -> Expr:
-        found = between(field, item)
-        if found is None:
-            return self.is_not_null(field)
+        found = super().within(field, item)
         if not field.type.is_floating:
             return found
         # NaN is the largest value, but the statistics that row groups are pruned by do not know of it
@@ -108,31 +110,11 @@ class _DataFusion:
     def is_not_null(self, field: Field) -> Expr:
         return column(field.name).is_not_null()
 
-    def all_of(self, parts: Sequence[Expr]) -> Expr:
-        return joined(parts, and_)
-
-    def any_of(self, parts: Sequence[Expr]) -> Expr:
-        return joined(parts, or_)
-
     def fails(self, part: Expr) -> Expr:
         return ~functions.coalesce(part, literal(False))
 
-    def given(self, expression: Any) -> Expr:
-        found: Expr = expression
-        return found
-
 
 DATAFUSION: Engine[Expr] = _DataFusion()
-
-
-def from_key(fields: Sequence[Field], key: Sequence[KeyValue], *, inclusive: bool) -> Expr:
-    """Whether a row comes after a key in the order of these fields, or has it, if `inclusive`."""
-    first, reached = column(fields[0].name), value(fields[0], key[0])
-    if len(fields) == 1:
-        return first >= reached if inclusive else first > reached
-    rest = from_key(fields[1:], key[1:], inclusive=inclusive)
-    # said apart, the bound of the first field prunes row groups
-    return (first >= reached) & ((first > reached) | rest)
 
 
 # What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
@@ -209,38 +191,12 @@ def scan_of(
     if len(urls) == 1:
         return first
     written = first.logical_plan().to_bytes(ctx)
-    length, start = _unvarint(written, 1)
+    length, start = read_varint(written, 1)
     if written[0] != _LISTING_SCAN or start + length != len(written):
         raise RuntimeError("this DataFusion serializes the scan of a file in another way")
-    node = written[start:] + b"".join(_string(_PATH, url) for url in urls[1:])
-    plan = LogicalPlan.from_bytes(ctx, bytes([_LISTING_SCAN]) + _varint(len(node)) + node)
+    node = written[start:] + b"".join(bytes([_PATH]) + text(url.encode()) for url in urls[1:])
+    plan = LogicalPlan.from_bytes(ctx, bytes([_LISTING_SCAN]) + text(node))
     return ctx.create_dataframe_from_logical_plan(plan)
-
-
-def _string(tag: int, text: str) -> bytes:
-    encoded = text.encode()
-    return bytes([tag]) + _varint(len(encoded)) + encoded
-
-
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the highest bit says that more follow."""
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
-
-
-def _unvarint(data: bytes, start: int) -> tuple[int, int]:
-    """The number at a position, and the position after it."""
-    number = shift = 0
-    for position in range(start, len(data)):
-        number |= (data[position] & 0x7F) << shift
-        shift += 7
-        if data[position] < 0x80:
-            return number, position + 1
-    raise ValueError("the number does not end")
 
 
 KEY_SESSIONS_MAX = 8
@@ -334,7 +290,19 @@ def stored_rows(
 
     Files that have each key once are sorted by other columns after the key, too.
     """
-    return union(list(_scans(ctx, store, schema, scans, descending)))
+    frames = []
+    for way, some_scans in ways_of(scans, attrgetter("schema_version")).items():
+        written = schema.as_written(way.kind)
+        columns, order = arrow_schema(written), key_order(written.key_names, descending)
+        wanted = (in_slices(schema, way.slices), remains(schema, way.deletions))
+        predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
+        urls = [_url(store, scan.filename) for scan in some_scans]
+        for start in range(0, len(urls), FILES_A_SCAN):
+            # whatever columns files have, they come as those of the schema
+            frame = scan_of(ctx, urls[start:][:FILES_A_SCAN], columns, order)
+            frame = frame if written is schema else reshaped(frame, written, schema)
+            frames.append(frame.filter(*predicates) if predicates else frame)
+    return union(frames)
 
 
 def planned(
@@ -350,33 +318,6 @@ def planned(
     if sum(map(int, _FILES.findall(found.display_indent()))) != len(scans):
         check_there(context, scans)
     return found
-
-
-def _scans(
-    ctx: SessionContext,
-    store: ObjectStore,
-    schema: Schema,
-    scans: Iterable[Scan],
-    descending: Sequence[str] = (),
-) -> Iterator[DataFrame]:
-    """Scans for files of which the same is wanted and gone, each of so many as are sorted streams at once.
-
-    And of one version of the schema each: whatever columns files have, they come as those of the schema.
-    """
-    urls: dict[tuple[tuple[KeyRanges, ...], tuple[Deletion, ...], int], list[str]] = defaultdict(list)
-    for scan in scans:
-        version = schema_version_of(scan.filename)
-        urls[scan.slices, scan.deletions, version].append(_url(store, scan.filename))
-    for (slices, deletions, version), listed in urls.items():
-        written = schema.as_written(version)
-        columns, order = arrow_schema(written), key_order(written.key_names, descending)
-        wanted = (in_slices(schema, slices), remains(schema, deletions))
-        predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
-        for start in range(0, len(listed), FILES_A_SCAN):
-            frame = scan_of(ctx, listed[start:][:FILES_A_SCAN], columns, order)
-            if written is not schema:
-                frame = reshaped(frame, written, schema)
-            yield frame.filter(*predicates) if predicates else frame
 
 
 def _url(store: ObjectStore, filename: str) -> str:

@@ -39,7 +39,8 @@ from dormouse.postgres.transaction import run_transaction
 from dormouse.reading.checked_files import on_current
 from dormouse.reading.overlaps import Places, places_of
 from dormouse.reading.planner import Reach
-from dormouse.reading.scan_session import look_at
+from dormouse.reading.row_filter import parted, remains, rendered_unless_all
+from dormouse.reading.scan_session import DATAFUSION, look_at
 from dormouse.reading.where import Deletion, deletions_of
 from dormouse.state.commits.requests import ReplaceFileReferences
 from dormouse.state.context import TableContext
@@ -94,9 +95,6 @@ class JobDeletions:
 
 def remaining(schema: Schema, of_files: Sequence[Sequence[Deletion]]) -> list[Expr | None]:
     """For each file what its rows must meet that are of no deletion of it; None: they all remain."""
-    from dormouse.reading.row_filter import remains, rendered_unless_all
-    from dormouse.reading.scan_session import DATAFUSION
-
     return [rendered_unless_all(remains(schema, deletions), DATAFUSION) for deletions in of_files]
 
 
@@ -275,8 +273,9 @@ def merge_keyed(
     deletions: Sequence[Sequence[Deletion]],
 ) -> FileFacts:
     """Merges a job's files, which are read at `places`; `deletions` are those of each."""
-    # an erasure leaves no marks: these would keep the keys
-    erasures = [[one for one in some if one.is_erasure] for some in deletions]
+    # of rows that hide no older ones no marks are left: these would keep the keys
+    by_value = context.properties.newest_by is not None
+    both = [parted(some, hides=by_value) for some in deletions]
     merge = KeyedMerge(context.schema, context.properties, now_ms, forgets_marks(context, job))
     return merge_newest(
         places,
@@ -284,8 +283,8 @@ def merge_keyed(
         path,
         region=region,
         store=context.objects,
-        remains=remaining(context.schema, deletions),
-        unerased=remaining(context.schema, erasures),
+        remains=remaining(context.schema, [others for _, others in both]),
+        unmarked=remaining(context.schema, [hiding for hiding, _ in both]),
         row_bytes=job.row_bytes,
     )
 

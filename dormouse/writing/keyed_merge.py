@@ -158,18 +158,11 @@ class KeyedMerge:
     def stored(self) -> Schema:
         return stored_schema(self.schema, self.properties)
 
-    def marked(self, frame: DataFrame, remains: Expr | None, unerased: Expr | None) -> DataFrame:
-        """The rows of a file, of which those are gone that do not meet `remains`.
-
-        A row that is gone still is what an older row of its key is behind, where such a row can come; but of
-        those that are not `unerased` nothing is left.
-        """
-        frame = frame if unerased is None else frame.filter(unerased)
-        gone = None if remains is None else ~remains
+    def marked(self, frame: DataFrame, remains: Expr | None, unmarked: Expr | None) -> DataFrame:
+        """The rows of a file that meet `remains`, with a mark of deletion where one is not `unmarked`."""
+        frame = frame if remains is None else frame.filter(remains)
+        gone = None if unmarked is None else ~unmarked
         young = Transform.parse(self.schema, self.properties).young_sql(self.now_ms)
-        if gone is not None and self.properties.newest_by is None:
-            # what is older than it is gone with it
-            frame, gone = frame.filter(~gone), None
         if young is not None:
             old = ~functions.coalesce(frame.parse_sql_expr(young), literal(False))
             gone = old if gone is None else gone | old
@@ -221,7 +214,7 @@ def merge_newest(
     region: Region | None = None,
     store: ObjectStore | None = None,
     remains: Sequence[Expr | None] = (),
-    unerased: Sequence[Expr | None] = (),
+    unmarked: Sequence[Expr | None] = (),
     row_bytes: float = 0.0,
 ) -> FileFacts:
     """Merges sorted files of a keyed table into one, as `merge_sorted` does those of other tables.
@@ -236,7 +229,7 @@ def merge_newest(
     counted = Marks()
     try:
         with panics_as_errors():
-            left = [merge.marked(*one) for one in zip_longest(files, remains, unerased)]
+            left = [merge.marked(*one) for one in zip_longest(files, remains, unmarked)]
             rows = counted.counted(merge.kept(_sorted_rows(context, left, schema, region, descending)))
             with closing(ahead(rows, BATCHES_AHEAD)) as made:
                 return _written(output_path, made, merge, counted)

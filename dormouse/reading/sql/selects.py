@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
 from typing import Any
@@ -14,16 +13,17 @@ from dormouse.model.region import start_of
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
-from dormouse.objects.names import PARQUET_SUFFIX, schema_version_of
+from dormouse.objects.names import PARQUET_SUFFIX
 from dormouse.reading.key_ranges import KeyRanges, united
 from dormouse.reading.overlaps import layers
-from dormouse.reading.planner import Scan
+from dormouse.reading.planner import Scan, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
     Filter,
     Given,
     in_slices,
     meets,
+    parted,
     remains,
     rendered_unless_all,
 )
@@ -42,20 +42,18 @@ INDEX = "file_index"
 
 def written_alike(scan: Scan) -> tuple[bool, int]:
     """Whether DuckDB may skip by all of a file's statistics, and the version of the schema that it is of."""
-    return scan.filename.endswith(PARQUET_SUFFIX), schema_version_of(scan.filename)
+    return scan.filename.endswith(PARQUET_SUFFIX), scan.schema_version
 
 
 def read_together(schema: Schema, scans: Iterable[Scan]) -> Iterator[Sequence[Scan]]:
     """The files of each scan, in their order there."""
-    ways: dict[Any, list[Scan]] = defaultdict(list)
-    for scan in scans:
-        ways[written_alike(scan), scan.slices, scan.deletions].append(scan)
-    if len(ways) <= SCANS_MAX or may_hide_index(schema, (version for ((_, version), _, _) in ways)):
+    ways = ways_of(scans, written_alike)
+    if len(ways) <= SCANS_MAX or may_hide_index(schema, (way.kind[1] for way in ways)):
         yield from ways.values()
         return
     alike: dict[Any, list[list[Scan]]] = defaultdict(list)
-    for (kind, _, _), found in ways.items():
-        alike[kind].append(found)
+    for way, found in ways.items():
+        alike[way.kind].append(found)
     for some in alike.values():
         listed = sorted((scan for found in some for scan in found), key=lambda scan: _place(schema, scan))
         scans_max = max(1, SCANS_MAX * len(some) // len(ways))
@@ -77,10 +75,15 @@ def rows_of(schema: Schema, scans: Sequence[Scan]) -> str | None:
     return all_of([near_first, _by_index(conditions, ends)])
 
 
-def left_of(schema: Schema, scans: Sequence[Scan], value: Callable[[Field], str]) -> str | None:
-    """Whether a row of such files is none that a deletion of its file is of; None without deletions."""
-    numbers = [{one.deletion_id for one in scan.deletions} for scan in scans]
-    known = {one.deletion_id: one for scan in scans for one in scan.deletions}
+def left_of(
+    schema: Schema,
+    scans: Sequence[Scan],
+    deletions: Sequence[Sequence[Deletion]],
+    value: Callable[[Field], str],
+) -> str | None:
+    """Whether a row of such files is none that one of its file's deletions is of; None without deletions."""
+    numbers = [{one.deletion_id for one in some} for some in deletions]
+    known = {one.deletion_id: one for some in deletions for one in some}
 
     def where(deletion: Deletion) -> Filter:
         of_files = _among(_runs(scans, numbers, deletion.deletion_id), len(scans))
@@ -182,17 +185,8 @@ def _hidden(properties: TableProperties) -> list[str]:
     return [name for name in newest_first(properties) if name.startswith("__")]
 
 
-def newest(schema: Schema, properties: TableProperties, rows: str) -> str:
-    """The newest row of each key, if it is there."""
-    return _first_of_keys(schema, newest_first(properties), rows, GONE)
-
-
-def newest_versions(schema: Schema, rows: str) -> str:
-    """Returns a select of the newest version of each row of a row table, unless it is a deletion."""
-    return _first_of_keys(schema, [ROW_VERSION], rows, ROW_DELETED)
-
-
-def _first_of_keys(schema: Schema, newest_by: Sequence[str], rows: str, gone: str) -> str:
+def newest(schema: Schema, rows: str, newest_by: Sequence[str], gone: str) -> str:
+    """Returns a select of the newest row of each key, by the columns `newest_by`, unless it is `gone`."""
     keys = ", ".join(quoted(field.name) for field in schema.row_keys)
     order = ", ".join(f"{quoted(name)} DESC" for name in newest_by)
     columns = ", ".join(map(quoted, schema.names))
@@ -244,7 +238,7 @@ class Select:
         """The rows that the table has: the newest of each key, where it keeps these alone."""
         if self._context.current_rows:
             every = Select(self._context.every_version, self._asked, self._now_ms)
-            return newest_versions(self._schema, every.unmerged(scans))
+            return newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
         return self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
 
     def _newest(self, scans: Collection[Scan]) -> str:
@@ -264,7 +258,7 @@ class Select:
             undecided = self.unmerged(found.undecided, told=True)
             told.append(with_keys(schema, properties, undecided, keys))
         if told:
-            rows.append(newest(schema, properties, " UNION ALL ".join(told)))
+            rows.append(newest(schema, " UNION ALL ".join(told), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
 
     def unmerged(self, scans: Iterable[Scan], *, told: bool = False) -> str:
@@ -291,14 +285,12 @@ class Select:
         def value(field: Field) -> str:
             return _computed(field, unbounded) or quoted(field.name)
 
-        left = left_of(self._schema, scans, value)
-        if told and self._properties.newest_by is not None:
-            # an older row comes before none that is gone, where such a row can come, unless that was erased
-            columns += told_by(self._properties, left)
-            left = left_of(self._schema, list(map(_erasures_alone, scans)), value)
-        elif told:
-            columns += told_by(self._properties, None)
-        conditions = [rows_of(self._schema, scans), left]
+        by_value = told and self._properties.newest_by is not None
+        both = [parted(scan.deletions, hides=by_value) for scan in scans]
+        hiding, others = (left_of(self._schema, scans, some, value) for some in zip(*both, strict=True))
+        if told:
+            columns += told_by(self._properties, hiding)
+        conditions = [rows_of(self._schema, scans), others]
         if is_keyed(self._properties) and not told:
             conditions.append(THERE)
         return _where(f"SELECT {', '.join(columns)} FROM {read}", conditions)
@@ -327,10 +319,6 @@ class Select:
             return None
         field, name = self._schema.field(age_off.field), quoted(age_off.field)
         return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
-
-
-def _erasures_alone(scan: Scan) -> Scan:
-    return replace(scan, deletions=tuple(one for one in scan.deletions if one.is_erasure))
 
 
 def _now(field: Field, column: Column, before: Field | None) -> str:
