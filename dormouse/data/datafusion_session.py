@@ -6,8 +6,7 @@ Expressions are of our columns, ranges and orders; their typed literals are exac
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import and_
 from pathlib import Path
@@ -30,7 +29,7 @@ from datafusion.expr import SortExpr
 from dormouse.data.arrow_schema import arrow_type, check_stored, metadata_of, written_schema
 from dormouse.data.object_access import register
 from dormouse.data.transform import quoted
-from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line
+from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line, panics_as_errors
 from dormouse.model.ahead import joined
 from dormouse.model.region import Region
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
@@ -160,21 +159,6 @@ def table_file(
     return reshaped(frame, written, schema, views=True)
 
 
-class Panic(Exception):
-    """DataFusion panicked, as some corrupt files make it; turned into an error that names the file."""
-
-
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Turns Rust's panics, which are no `Exception` in Python, into `Panic`."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise Panic(str(error)) from error
-
-
 def file_url(path: str | Path) -> str:
     """A local path as a URL, so that no character of it means anything; other URLs as they are."""
     text = str(path)
@@ -218,17 +202,15 @@ def reshaped(rows: DataFrame, stored: Schema, schema: Schema, *, views: bool = F
 
 def _now(field: Field, one: Column, before: Field | None, *, views: bool) -> Expr:
     if before is None:
-        return _default(field, one.default, views=views).alias(field.name)
+        kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
+        # of lists and structs there is no literal that is null
+        is_null = one.default is None
+        default = literal(None).cast(kind) if is_null else literal(pa.scalar(one.default, kind))
+        return default.alias(field.name)
     found = column(before.name)
     if before.type != field.type:
         return found.cast(arrow_type(field.type)).alias(field.name)
     return found if before.name == field.name else found.alias(field.name)
-
-
-def _default(field: Field, default: Any, *, views: bool) -> Expr:
-    kind = _VIEWS[field.type] if views and field.type in _VIEWS else arrow_type(field.type)
-    # of lists and structs there is no literal that is null
-    return literal(None).cast(kind) if default is None else literal(pa.scalar(default, kind))
 
 
 def numbered(rows: DataFrame, schema: Schema) -> DataFrame:

@@ -17,11 +17,10 @@ from operator import and_, ge, gt, le, lt, or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dormouse.model.ahead import joined
-from dormouse.model.region import KeyValue, Range
+from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
 
 if TYPE_CHECKING:
-    from dormouse.reading.key_ranges import KeyRanges
     from dormouse.reading.where import Condition, Deletion
 
 T = TypeVar("T")

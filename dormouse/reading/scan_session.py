@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, or_
 from threading import Lock
@@ -38,7 +37,6 @@ from dormouse.data.datafusion_session import (
     column,
     key_order,
     open_session,
-    panics_as_errors,
     reshaped,
     union,
 )
@@ -47,13 +45,18 @@ from dormouse.data.datafusion_session import (
 )
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
-from dormouse.errors import DormouseError, InvalidQuery
-from dormouse.model.ahead import joined
-from dormouse.model.region import Range
+from dormouse.errors import InvalidQuery
+from dormouse.model.ahead import joined, portions
+from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
 from dormouse.objects.store import ObjectStore
-from dormouse.reading.checked_files import check_bytes, check_there, checked_sizes, on_current
-from dormouse.reading.key_ranges import KeyRanges
+from dormouse.reading.checked_files import (
+    MEMORY_BYTES_MAX,
+    check_there,
+    checked_sizes,
+    named_failures,
+    on_current,
+)
 from dormouse.reading.page_index import read_varint, text
 from dormouse.reading.planner import Reach, Scan, ways_of
 from dormouse.reading.row_filter import EVERY_ROW, SIGNS, Engine, in_slices, is_of, remains, rendered, some
@@ -115,54 +118,6 @@ class _DataFusion(Engine[Expr]):
 
 
 DATAFUSION: Engine[Expr] = _DataFusion()
-
-
-# What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.
-
-MEMORY_BYTES_MAX = 2 * 1024**3
-_PREFIXES = (
-    "DataFusion error: ",
-    "Error during planning: ",
-    "Schema error: ",
-    "SQL error: ",
-    "Arrow error: ",
-    "Cast error: ",
-    "Parser error: ",
-)
-_CAUSED_BY = "\ncaused by\n"
-
-
-@contextmanager
-def named_failures(context: TableContext, scans: Sequence[Scan], transform: Transform) -> Iterator[None]:
-    """Turns what fails while these files are read into one line, which names the file or sum at fault."""
-    try:
-        with panics_as_errors():
-            yield
-    except DormouseError:
-        raise
-    except Exception as error:
-        raise transform.overflow(str(error)) or _failure(context, scans, error) from error
-
-
-def _one_line(error: BaseException) -> str:
-    """The first line of what caused an error, without the names of DataFusion's layers."""
-    cause = str(error).rpartition(_CAUSED_BY)[2]
-    text = (cause.splitlines() or [type(error).__name__])[0]
-    while prefix := next((p for p in _PREFIXES if text.startswith(p)), None):
-        text = text.removeprefix(prefix)
-    return text.strip()
-
-
-def _failure(context: TableContext, scans: Sequence[Scan], error: Exception) -> DormouseError:
-    text = _one_line(error)
-    if "Resources exhausted" in text:
-        return DormouseError(f"the query needs more than the {MEMORY_BYTES_MAX:,} bytes of memory it may use")
-    try:
-        check_there(context, scans)
-        check_bytes(context, scans)
-    except DormouseError as found:
-        return found
-    return InvalidQuery(f"the query of table {context.table.name!r} failed: {text}")
 
 
 # One scan of many Parquet files: DataFusion's Python API has it for whole folders and for single files only.
@@ -296,10 +251,12 @@ def stored_rows(
         columns, order = arrow_schema(written), key_order(written.key_names, descending)
         wanted = (in_slices(schema, way.slices), remains(schema, way.deletions))
         predicates = [rendered(one, DATAFUSION) for one in wanted if one != EVERY_ROW]
-        urls = [_url(store, scan.filename) for scan in some_scans]
-        for start in range(0, len(urls), FILES_A_SCAN):
+        paths = [(scan.filename, store.local_path(scan.filename)) for scan in some_scans]
+        # in a URL DataFusion takes no character for a pattern
+        urls = [store.uri(name) if path is None else path.as_uri() for name, path in paths]
+        for some_urls in portions(urls, lambda _: 1, FILES_A_SCAN):
             # whatever columns files have, they come as those of the schema
-            frame = scan_of(ctx, urls[start:][:FILES_A_SCAN], columns, order)
+            frame = scan_of(ctx, some_urls, columns, order)
             frame = frame if written is schema else reshaped(frame, written, schema)
             frames.append(frame.filter(*predicates) if predicates else frame)
     return union(frames)
@@ -320,10 +277,24 @@ def planned(
     return found
 
 
-def _url(store: ObjectStore, filename: str) -> str:
-    """As a URL, in which DataFusion takes no character for a pattern."""
-    path = store.local_path(filename)
-    return store.uri(filename) if path is None else path.as_uri()
+def executed(
+    context: TableContext,
+    plan: ExecutionPlan,
+    interruption: Interruption,
+    *,
+    of_large_batches: bool = False,
+    may_search: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """Yields what a plan gives; `may_search`: it may read many rows for one that it gives."""
+    interruption.check()
+    ctx = key_session(context.objects, of_large_batches=of_large_batches)
+    for number in range(plan.partition_count):
+        stream: Any = ctx.execute(plan, number)
+        if may_search:
+            stream = interruptible(stream, interruption)
+        for batch in stream:
+            interruption.check()
+            yield batch.to_pyarrow()
 
 
 # DataFusion's streams, whose readers need not wait for a batch: a search that finds nothing can be ended.
@@ -405,8 +376,7 @@ def count_rows(
     """
     scan = Scan(filename, (KeyRanges(),), partition_id, byte_count)
     found: dict[int, int] = {}
-    for start in range(0, len(deletions), DELETIONS_AT_ONCE):
-        portion = deletions[start : start + DELETIONS_AT_ONCE]
+    for portion in portions(deletions, lambda _: 1, DELETIONS_AT_ONCE):
         if _sums(context, scan, [portion]) == [0]:
             continue
         sums = _sums(context, scan, [[one] for one in portion])
@@ -426,11 +396,9 @@ def _sums(context: TableContext, scan: Scan, groups: Sequence[Sequence[Deletion]
         ones = [functions.when(condition, lit(1)).otherwise(lit(0)) for condition in conditions]
         return frame.aggregate([], [functions.sum(one).alias(f"n{n}") for n, one in enumerate(ones)])
 
-    transform = Transform.parse(schema, context.properties)
-    with named_failures(context, [scan], transform):
+    with named_failures(context, [scan], Transform.parse(schema, context.properties)):
         plan = planned(context, [scan], lambda: counted().execution_plan())
-        batches = [batch.to_pyarrow() for batch in key_session(objects).execute(plan, 0)]
-    [row] = [row for batch in batches for row in batch.to_pylist()]
+        [row] = [row for batch in executed(context, plan, Interruption()) for row in batch.to_pylist()]
     return [int(row[f"n{n}"] or 0) for n in range(len(groups))]
 
 

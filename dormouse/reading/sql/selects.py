@@ -6,16 +6,15 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, starmap
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
-from dormouse.data.transform import AgeOff, Function, Transform, quoted
-from dormouse.model.region import start_of
+from dormouse.data.transform import Function, Transform, quoted
+from dormouse.model.region import KeyRanges, start_of, united
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
-from dormouse.reading.key_ranges import KeyRanges, united
-from dormouse.reading.overlaps import layers
+from dormouse.reading.keyed import layers
 from dormouse.reading.planner import Scan, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,
@@ -86,8 +85,10 @@ def left_of(
     known = {one.deletion_id: one for some in deletions for one in some}
 
     def where(deletion: Deletion) -> Filter:
-        of_files = _among(_runs(scans, numbers, deletion.deletion_id), len(scans))
-        return EVERY_ROW if of_files is None else Given(of_files)
+        runs = list(_runs(scans, numbers, deletion.deletion_id))
+        if runs == [(0, len(scans))]:
+            return EVERY_ROW
+        return Given(" OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in runs))
 
     left = remains(schema, [known[number] for number in sorted(known)], where)
     return rendered_unless_all(left, DuckDb(value))
@@ -144,14 +145,6 @@ def _runs(scans: Sequence[Scan], numbers: Sequence[set[int]], number: int) -> It
         yield start, end
 
 
-def _among(runs: Iterable[tuple[int, int]], count: int) -> str | None:
-    """Whether a row's file is in any of the runs; None when all files are."""
-    listed = list(runs)
-    if listed == [(0, count)]:
-        return None
-    return " OR ".join(f"{INDEX} BETWEEN {start} AND {end - 1}" for start, end in listed)
-
-
 # The rows of keyed tables in DuckDB's SQL: the newest of each key first, then what is asked of values.
 
 GONE = "__gone"
@@ -165,20 +158,13 @@ def told_by(properties: TableProperties, remains: str | None) -> Sequence[str]:
     return [*map(quoted, _hidden(properties)), f"{gone} AS {GONE}"]
 
 
-def without_keys(schema: Schema, rows: str, others: str) -> str:
-    """Returns a select of the rows whose key is in none of `others`; conditions on values go below it."""
-    return f"SELECT {', '.join(map(quoted, schema.names))} FROM ({rows}) {_joined('ANTI', schema, others)}"
-
-
-def with_keys(schema: Schema, properties: TableProperties, rows: str, others: str) -> str:
-    """Returns a select of the rows whose key is in `others`, with what `told_by` adds."""
-    columns = [*schema.names, *_hidden(properties), GONE]
-    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {_joined('SEMI', schema, others)}"
-
-
-def _joined(kind: str, schema: Schema, others: str) -> str:
+def by_keys(
+    kind: Literal["ANTI", "SEMI"], schema: Schema, columns: Iterable[str], rows: str, others: str
+) -> str:
+    """Returns a select of the rows whose key is in none of `others`, or in them; conditions go below it."""
     keys = ", ".join(map(quoted, schema.row_key_names))
-    return f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+    among = f"{kind} JOIN (SELECT {keys} FROM ({others})) USING ({keys})"
+    return f"SELECT {', '.join(map(quoted, columns))} FROM ({rows}) {among}"
 
 
 def _hidden(properties: TableProperties) -> list[str]:
@@ -194,12 +180,6 @@ def newest(schema: Schema, rows: str, newest_by: Sequence[str], gone: str) -> st
     place = f"row_number() OVER (PARTITION BY {keys} ORDER BY {order})"
     numbered = f"SELECT *, {place} AS __place FROM ({rows})"
     return f"SELECT {columns} FROM ({numbered}) WHERE __place = 1 AND NOT {quoted(gone)}"
-
-
-def _no_rows(context: TableContext) -> str:
-    """A select of a table's columns, and of no row."""
-    columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in context.schema.fields)
-    return f"SELECT {', '.join(columns)} WHERE false"
 
 
 class Select:
@@ -227,19 +207,22 @@ class Select:
     def of(self, scans: Collection[Scan]) -> str:
         """The wanted rows of files; without any, a select of no row."""
         if not scans:
-            return _no_rows(self._context)
-        rows = self._rows(scans)
-        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._asked.conditions]
-        if self._transform.aggregates:
-            return _where(f"SELECT * FROM ({self._merged(rows)})", conditions)
-        return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
-
-    def _rows(self, scans: Collection[Scan]) -> str:
-        """The rows that the table has: the newest of each key, where it keeps these alone."""
+            fields = self._schema.fields
+            columns = (f"NULL::{type_name(field.type)} AS {quoted(field.name)}" for field in fields)
+            return f"SELECT {', '.join(columns)} WHERE false"
         if self._context.current_rows:
             every = Select(self._context.every_version, self._asked, self._now_ms)
-            return newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
-        return self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
+            rows = newest(self._schema, every.unmerged(scans), [ROW_VERSION], ROW_DELETED)
+        else:
+            rows = self._newest(scans) if is_keyed(self._properties) else self.unmerged(scans)
+        conditions = [rendered_unless_all(meets(one), DUCKDB) for one in self._asked.conditions]
+        if not self._transform.aggregates:
+            return _where(f"SELECT * FROM ({rows})", [*conditions, self._young()])
+        # rows of equal keys are made one
+        keys = ", ".join(map(quoted, self._schema.key_names))
+        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
+        merged = _where(f"SELECT {keys}, {values} FROM ({rows})", [self._young()])
+        return _where(f"SELECT * FROM ({merged} GROUP BY {keys})", conditions)
 
     def _newest(self, scans: Collection[Scan]) -> str:
         """Returns a select of the newest row of each key.
@@ -251,12 +234,13 @@ class Select:
         rows = [self.unmerged(found.alone)] if found.alone else []
         keys = self.unmerged(found.small, told=True) if found.small else ""
         if found.large:
-            rows.append(without_keys(schema, self.unmerged(found.large), keys))
+            rows.append(by_keys("ANTI", schema, schema.names, self.unmerged(found.large), keys))
         compared = [*found.small, *found.together]
         told = [self.unmerged(compared, told=True)] if compared else []
         if found.undecided:
             undecided = self.unmerged(found.undecided, told=True)
-            told.append(with_keys(schema, properties, undecided, keys))
+            columns = [*schema.names, *_hidden(properties), GONE]
+            told.append(by_keys("SEMI", schema, columns, undecided, keys))
         if told:
             rows.append(newest(schema, " UNION ALL ".join(told), newest_first(properties), GONE))
         return " UNION ALL ".join(rows)
@@ -306,19 +290,16 @@ class Select:
             computed = f"CASE WHEN {name} IS NULL THEN NULL ELSE {computed or name} END"
         return name if computed is None else f"{computed} AS {name}"
 
-    def _merged(self, rows: str) -> str:
-        """The rows with those of equal keys made one."""
-        keys = ", ".join(map(quoted, self._schema.key_names))
-        values = ", ".join(_aggregate(field, function) for field, function in self._transform.aggregates)
-        return f"{_where(f'SELECT {keys}, {values} FROM ({rows})', [self._young()])} GROUP BY {keys}"
-
     def _young(self) -> str | None:
         """Whether a row is one that the table's filter keeps."""
         age_off = self._transform.age_off
         if age_off is None:
             return None
-        field, name = self._schema.field(age_off.field), quoted(age_off.field)
-        return f"{name} > {_oldest(field, age_off, self._now_ms)} OR {name} IS NULL"
+        name, oldest_ms = quoted(age_off.field), self._now_ms - age_off.age_ms
+        oldest = f"({oldest_ms})::BIGINT"
+        if self._schema.field(age_off.field).type == TIMESTAMP:
+            oldest = f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
+        return f"{name} > {oldest} OR {name} IS NULL"
 
 
 def _now(field: Field, column: Column, before: Field | None) -> str:
@@ -347,13 +328,6 @@ def _computed(field: Field, unbounded: bool) -> str | None:
     if field.nullable and not field.type.is_nested:
         return f"CASE WHEN {name} IS NULL THEN NULL ELSE {name} END"
     return None
-
-
-def _oldest(field: Field, age_off: AgeOff, now_ms: int) -> str:
-    oldest_ms = now_ms - age_off.age_ms
-    if field.type == TIMESTAMP:
-        return f"make_timestamptz({max(oldest_ms * 1_000, -(1 << 63) + 2)})"
-    return f"({oldest_ms})::BIGINT"
 
 
 def _aggregate(field: Field, function: Function) -> str:
