@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.aws.aws import MISSING, Aws, AwsRefused
-from dormouse.aws.database import ASLEEP, SERVES, StartDatabase, clusters_of, describe, start
+from dormouse.aws.database import (
+    ASLEEP,
+    SERVES,
+    DropSnapshots,
+    StartDatabase,
+    clusters_of,
+    describe,
+    start,
+)
 from dormouse.aws.drain import DrainRuns, StopSpark
 from dormouse.aws.instance import DeployedInstance, stacks_of
-from dormouse.aws.snapshots import DropSnapshots
 from dormouse.aws.steps import (
     DATABASE_SECONDS_MAX,
     SYSTEM_CLOCK,

@@ -165,9 +165,6 @@ class PayloadsDiffer(DormouseError):
         super().__init__(message)
         self.keys = keys
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.keys)
-
 
 class PayloadRoundFailed(DormouseError):
     """Something that was due of payloads failed; the rest was done."""
@@ -463,9 +460,6 @@ class ObjectDamaged(ObjectStoreError):
             filename=filename,
             fault=fault,
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table, self.partition_id, self.filename, self.fault)
 
 
 class ObjectAlreadyExists(ObjectStoreError):

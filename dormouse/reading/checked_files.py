@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError, Future, InvalidStateError, Thread
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Event, Lock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -70,9 +70,6 @@ class FileGone(ObjectNotFound):
             "instance, with 'dormouse restore-objects'",
             **self.data,
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.filename, self.table)
 
 
 @contextmanager
