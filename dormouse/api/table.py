@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from dormouse.durability.erasing import EraseReport
     from dormouse.model.types import Parameters
     from dormouse.reading.changes import Consumer
-    from dormouse.reading.deleting import DeleteReport, DeleteWhere
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.sql.views import LiveFile
     from dormouse.reading.streams import Answer, Interruption
-    from dormouse.reading.where import Where
+    from dormouse.reading.where import DeleteWhere, Where
     from dormouse.state.history.history import History
     from dormouse.state.history.moments import RestoreReport
     from dormouse.state.partitions.store import SmallPair
     from dormouse.writing.compaction import CompactionReport
+    from dormouse.writing.deleting import DeleteReport
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 

@@ -35,16 +35,16 @@ from dormouse.model.table import is_keyed
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
-from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.reading.planner import may_hold
 from dormouse.reading.scan_session import Look, count_rows, look_at
-from dormouse.reading.where import Deletion, Question, deletions_of
+from dormouse.reading.where import DeleteWhere, Deletion, Question, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.deleting import asked_to_delete, bounds_to_delete, names_values
 from dormouse.writing.ingest import check_engine, choose_engine
 
 # Where else a table's rows may be: unknown objects, versions of deleted ones, backups.

@@ -30,7 +30,7 @@ from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
 from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
-from dormouse.embedded.local import is_instance, mark
+from dormouse.embedded import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance

@@ -1,4 +1,4 @@
-"""What long work needs: progress, waits between attempts, items made ahead in threads or cut into portions.
+"""What long work needs: progress, waits between attempts, streams of items made ahead, cut or joined.
 
 A stream that is made ahead is to be closed, which waits for what is being made.
 """
@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -121,6 +121,14 @@ def _begun(pool: ThreadPoolExecutor, items: Iterator[T], count: int) -> Iterator
             yield from found
 
     return all_of(pool.submit(some))
+
+
+def joined(parts: Sequence[T], join: Callable[[T, T], T]) -> T:
+    """All parts, at least one, as a tree whose depth stays small however many there are."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(joined(parts[:middle], join), joined(parts[middle:], join))
 
 
 def portions(items: Iterable[T], size_of: Callable[[T], float], size_min: float) -> Iterator[list[T]]:

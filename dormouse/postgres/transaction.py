@@ -26,7 +26,6 @@ from dormouse.errors import (
 )
 from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import cut_in_time
 from dormouse.postgres.queries import Query
 from dormouse.postgres.session import (
     ALONE,
@@ -36,6 +35,7 @@ from dormouse.postgres.session import (
     STATEMENT,
     Isolation,
     Limits,
+    cut_in_time,
     is_alive,
     limits_of,
 )

@@ -72,7 +72,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.shapes import NextShape
 from dormouse.writing.ingest import commit_files
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.parquet_file import LeafFiles
 
 if TYPE_CHECKING:
     import psycopg

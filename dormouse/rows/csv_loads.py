@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.export import Csv, compressed, format_of_name, moment_texts
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import ROW_ID, ROW_VERSION
@@ -22,6 +21,7 @@ from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import INTEGER_MAX, Column, Misfit, parsed_value
 from dormouse.rows.pages import Page
 from dormouse.rows.values import is_date, of_text
+from dormouse.sources.export import Csv, compressed, format_of_name, moment_texts
 from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
 
 # Rows as CSV that can be edited and uploaded: with the id and version of each, of a table or of a query.

@@ -26,8 +26,8 @@ from dormouse.sources.data_files import DataFile
 from dormouse.sources.source_files import FilePart, parts_of, prepared, read_file
 from dormouse.spark.worker import check_seen, partition_number, settle
 from dormouse.state.files.attempts import WriteAttempt
-from dormouse.writing.keyed_merge import KeyedRows
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.ingest import KeyedRows
+from dormouse.writing.parquet_file import LeafFiles
 
 SPLIT_BYTES = 64 * 1024 * 1024
 

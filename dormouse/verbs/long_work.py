@@ -219,7 +219,7 @@ def _query(
 def _answer(
     instance: Instance, asked: QueryAsked, progress: Progress, sessions: Sessions | None, name: str
 ) -> dict[str, Any]:
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     interruption = Interruption()
     progress.at_end(interruption.set)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,19 +69,17 @@ class _Workers:
     def results(self) -> Generator[CompactionResult, None, None]:
         working = len(self._threads)
         while working:
-            result = self._next()
+            try:
+                # in short waits: a Ctrl-C that comes just before a wait begins is heard when it ends
+                result = self._results.get(timeout=WAIT_SECONDS)
+            except queue.Empty:
+                continue
             if isinstance(result, BaseException):
                 raise result
             if result is None:
                 working -= 1
             else:
                 yield result
-
-    def _next(self) -> CompactionResult | BaseException | None:
-        """In short waits: a Ctrl-C that comes just before a wait begins is heard when it ends."""
-        while True:
-            with suppress(queue.Empty):
-                return self._results.get(timeout=WAIT_SECONDS)
 
     def stop(self) -> None:
         """Whatever is not finished is put back at once; nothing to do after the last result."""
@@ -95,7 +93,9 @@ class _Workers:
     def _work(self) -> None:
         try:
             while job := self._take():
-                self._results.put(self._run(job))
+                result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
+                del self._taken[job.key]
+                self._results.put(result)
             self._results.put(None)
         except BaseException as error:
             self._results.put(error)
@@ -111,11 +111,6 @@ class _Workers:
                 self._taken[job.key] = job
                 return job
         return None
-
-    def _run(self, job: CompactionJob) -> CompactionResult:
-        result = run_compaction(self._context, job, self._now_ms, cancellation=self._cancellation)
-        del self._taken[job.key]
-        return result
 
 
 RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]

@@ -331,7 +331,9 @@ def merge(
         jobs_run = 0
         for start in range(0, len(shared), COMPACTED_LEAVES):
             some = shared[start : start + COMPACTED_LEAVES]
-            jobs_run += _compact(context, some, on_spark)
+            # leaves get files of their own instead of those that they share
+            context.jobs.create_of_shared([one for pair in some for one in (pair.left_id, pair.right_id)])
+            jobs_run += compact(context, create=False, on_spark=on_spark).jobs_run
             for pair in some:
                 try:
                     merged += _merge(context, pair, current.errors)
@@ -375,10 +377,3 @@ def _merge(context: TableContext, pair: SmallPair, errors: list[str]) -> list[Me
         return []
     context.partitions.settle(pair.marks)
     return [MergedPartitions((pair.left_id, pair.right_id), leaf.partition_id)]
-
-
-def _compact(context: TableContext, pairs: Sequence[SmallPair], on_spark: RunsJobs | None) -> int:
-    """Gives the leaves files of their own instead of those that they share; gives how many jobs that took."""
-    leaves = [partition_id for pair in pairs for partition_id in (pair.left_id, pair.right_id)]
-    context.jobs.create_of_shared(leaves)
-    return compact(context, create=False, on_spark=on_spark).jobs_run

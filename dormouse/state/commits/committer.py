@@ -20,7 +20,8 @@ import psycopg
 
 from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
 from dormouse.model.loops import backoff_seconds
-from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
+from dormouse.postgres.connection import Grace
+from dormouse.postgres.session import CLOSE_SECONDS
 from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.handling import (
     RECEIVES_MAX,
