@@ -33,7 +33,7 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, is_edited
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
-from dormouse.postgres.leases import ClockJump, clock_jumps
+from dormouse.postgres.lease import ClockJump, clock_jumps
 from dormouse.settings.process import Settings, load_settings
 from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.commits.outcomes import CommitStatus

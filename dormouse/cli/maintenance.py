@@ -16,7 +16,7 @@ from dormouse.errors import JobFailed, MaintenanceTakenOver
 
 if TYPE_CHECKING:
     from dormouse.durability.maintaining import InstanceRound, Maintenance
-    from dormouse.postgres.leases import ClockJump
+    from dormouse.postgres.lease import ClockJump
     from dormouse.state.files.holds import Hold
     from dormouse.state.files.round_reports import RoundKind
     from dormouse.state.history.history import TableStatus

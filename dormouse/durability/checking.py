@@ -28,7 +28,7 @@ from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.pack import FOLDER, written
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import ClockJump
+from dormouse.postgres.lease import ClockJump
 from dormouse.state.files.checks import FileChecks, TrackedFile
 from dormouse.state.files.layout import OwnTables
 from dormouse.state.files.write_streams import PutFile, PutFiles

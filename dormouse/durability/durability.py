@@ -29,7 +29,7 @@ from dormouse.errors import (
 from dormouse.model.loops import Progress
 from dormouse.objects.store import GuardedStore, ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.leases import clock_jumps
+from dormouse.postgres.lease import clock_jumps
 from dormouse.settings.process import Settings
 from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log

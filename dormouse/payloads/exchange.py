@@ -26,7 +26,7 @@ from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
 from dormouse.model.loops import Progress, mapped_ahead, no_progress, tries
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
-from dormouse.payloads.days import Lease, PayloadDay, days, reading
+from dormouse.payloads.days import DayLease, PayloadDay, days, reading
 from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.pack import DayObject, PayloadObjects
 from dormouse.payloads.rows import DAYS
@@ -114,7 +114,7 @@ class Names:
 class Exchange:
     """The exchange of one day, by the worker that has its lease; `is_over` of the tools ends its waits."""
 
-    def __init__(self, tools: Tools, lease: Lease) -> None:
+    def __init__(self, tools: Tools, lease: DayLease) -> None:
         self._tools = tools
         self._lease = lease
         self.names = Names(lease.day)

@@ -7,7 +7,6 @@ import json
 import os
 import pwd
 import socket
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -374,7 +373,7 @@ class RowChanges:
         if not asked.dry_run:
             return self.locks.write(asked.wait_seconds)
         state = self.store.state()
-        return nullcontext(HeldLock(uuid.uuid4(), state.version, state.next_id))
+        return nullcontext(HeldLock(self.locks.lease(), state.version, state.next_id))
 
     def _tried(self, held: HeldLock, columns: tuple[Column, ...], found: Found, asked: Asked) -> Changed:
         plan = ColumnPlan(self.context().followed().schema, columns)
@@ -400,13 +399,13 @@ class RowChanges:
                 if made.version == held.version:
                     context.attempts.discard(attempt)
                     if asked.change_id is not None:
-                        self.store.record_unchanged(held.token, done, asked.change_id, asked.digest)
+                        self.store.record_unchanged(held.lease, done, asked.change_id, asked.digest)
                     return changed_of(done)
                 written = files.written()
             gone, come = made.ranges()
 
             def with_them(conn: psycopg.Connection[Any]) -> None:
-                self.store.fence(conn, held.token)
+                held.lease.fence(conn)
                 _reshape(conn, context, plan)
                 self.store.replace_ranges(conn, gone, come)
                 self.store.record(

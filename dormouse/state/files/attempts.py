@@ -25,13 +25,12 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
-from dormouse.model.loops import tries
 from dormouse.model.table import TableProperties, TableRecord, is_edited, is_keyed
 from dormouse.model.text import narrow_id
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
-from dormouse.postgres.leases import SessionLock
+from dormouse.postgres.lease import SessionLock, wait_for
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import fetched, rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
@@ -39,7 +38,6 @@ from dormouse.state.files.layout import OwnTables
 # Running numbers of a table's rows: one load gives them at a time, so that none is given twice.
 
 WAIT_SECONDS_MAX = 600.0
-_AGAIN_SECONDS = 0.2
 
 
 class Numbering:
@@ -75,16 +73,16 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
     The load calls `check` as it commits. Raises `TableBusy` when the wait takes too long.
     """
     values = {"table_id": table.table_id}
+    busy = TableBusy(
+        f"table {table.name!r}: another load gives its rows running numbers for more than "
+        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
+        table=table.name,
+    )
     # loads that wait take no session from the load that they wait for
     with closing(supplier.limited()) as apart:
         lock = SessionLock(apart, _QUERIES["number_alone"], values)
         try:
-            if not any(lock.take() for _ in tries(WAIT_SECONDS_MAX, pause=_AGAIN_SECONDS)):
-                raise TableBusy(
-                    f"table {table.name!r}: another load gives its rows running numbers for more than "
-                    f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
-                    table=table.name,
-                )
+            wait_for(lambda _: lock.take() or busy, WAIT_SECONDS_MAX)
             run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")
             yield Numbering(lock, table)
         finally:
