@@ -21,22 +21,28 @@ from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
 from dormouse.model.ahead import backoff_seconds
-from dormouse.postgres.cutting import CLOSE_SECONDS, END_SECONDS_MAX, Grace, Lines, cut_in_time
+from dormouse.postgres.cutting import (
+    CLOSE_SECONDS,
+    END_SECONDS_MAX,
+    Connection,
+    Grace,
+    Limits,
+    Lines,
+    SessionLimits,
+    cut_in_time,
+    lower,
+)
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import (
     SCAN_SETTINGS,
     SESSION_SETTINGS,
     SHORT,
-    Connection,
     Isolation,
-    Limits,
-    SessionLimits,
     Unavailable,
     connect,
     describe,
     is_alive,
     is_by_rds_proxy,
-    lower,
     session_conninfo,
 )
 
@@ -437,7 +443,7 @@ class ConnectionSupplier:
             return self._pool
 
     def _connect(self) -> Connection:
-        self._lines.check()
+        self._check_lines()
         try:
             conn = connect(self._conninfo, reached_before=self._reached_before)
         except InstanceError:
@@ -446,6 +452,7 @@ class ConnectionSupplier:
             conn = connect(self._conninfo, reached_before=True)
         try:
             self._lines.add(conn)
+            self._check_lines()
             self._look(conn)
             if not self._waits_for_disk and not conn.is_pooled:
                 conn.execute(_QUERIES["hurry"].on())
@@ -458,6 +465,10 @@ class ConnectionSupplier:
             raise
         self._reached_before = True
         return conn
+
+    def _check_lines(self) -> None:
+        if self._lines.is_over:
+            raise InstanceError("the instance is closed, and its database did not answer until then")
 
     def _look(self, conn: Connection) -> None:
         """Sees what is between, and bounds the session.

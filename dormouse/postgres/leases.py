@@ -22,8 +22,8 @@ from psycopg.rows import TupleRow
 from dormouse.errors import one_line
 from dormouse.postgres import session
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.cutting import limits_of, lower
 from dormouse.postgres.queries import Query, load
-from dormouse.postgres.session import limits_of
 from dormouse.postgres.transaction import bounded, rows_of, run_lookup, run_transaction
 
 # An advisory lock for work that takes longer than a transaction may, and a way to notice its loss.
@@ -105,7 +105,7 @@ def _kept(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Keeps a transaction open until the context ends."""
     with bounded(conn, session.KEPT):
         ended = threading.Event()
-        idle_ms = session.lower(session.KEPT[session.IDLE], limits_of(conn).highest.get(session.IDLE, 0))
+        idle_ms = lower(session.KEPT[session.IDLE], limits_of(conn).highest.get(session.IDLE, 0))
         seconds = min(session.KEPT_PULSE_SECONDS, idle_ms / 1_000 / PULSES_A_LIMIT)
         beating = threading.Thread(
             target=_beat, args=(conn, ended, seconds), name="session lock", daemon=True

@@ -13,11 +13,7 @@ import os
 import re
 import select
 import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any
@@ -26,13 +22,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, DormouseError, InstanceError, InvalidInput, one_line
-from dormouse.postgres.queries import PREPARED_MAX, Uuids, UuidsDumper, UuidsTextDumper
+from dormouse.postgres.cutting import Connection
+from dormouse.postgres.queries import Uuids, UuidsDumper, UuidsTextDumper
 from dormouse.settings.section import CA_BUNDLE, CONNECT_SECONDS_MAX
-
-Limits = Mapping[str, int]
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND
@@ -154,41 +148,6 @@ class Isolation(StrEnum):
     SERIALIZABLE = "serializable"
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """The limits of one session."""
-
-    usual: Limits = field(default_factory=dict)
-    """The limits of a transaction that names no kind of work."""
-    highest: Limits = field(default_factory=dict)
-    """The limits that no kind of work exceeds: of the role, the server or the supplier; 0 is no limit.
-
-    It has every limit that the server knows, and no other.
-    """
-    in_force: Limits = field(default_factory=dict)
-    """The limits that the session has outside of a transaction."""
-    given: frozenset[str] = frozenset()
-    """The limits that the supplier was given, whose errors the caller handles."""
-
-    def local(self, kind: Limits | None = None, *, lock_ms: int | None = None) -> str:
-        """Returns what follows BEGIN to have the limits of a kind; nothing where the session has them."""
-        wanted = self.usual if kind is None else {**self.usual, **kind}
-        if lock_ms is not None:
-            wanted = {**wanted, LOCK: lock_ms}
-        return "".join(f"; set local {name} = {limit}" for name, limit in self._differing(wanted))
-
-    def _differing(self, wanted: Limits) -> Iterator[tuple[str, int]]:
-        for name, highest in self.highest.items():
-            limit = lower(wanted.get(name, 0), highest)
-            if limit != self.in_force[name]:
-                yield name, limit
-
-
-def lower(one: int, other: int) -> int:
-    """Returns the lower of two limits, of which 0 is none."""
-    return min(one, other) or max(one, other)
-
-
 def to_conninfo(dsn: str) -> str:
     """The DSN as libpq knows it, with the region in place of the password; any other DSN as it is."""
     if not dsn.startswith(f"{SCHEME}://"):
@@ -262,39 +221,6 @@ def _session() -> Any:
     import botocore.session
 
     return botocore.session.get_session()
-
-
-class Connection(psycopg.Connection[TupleRow]):
-    """A connection that knows whose it is, and since when it is open and rests (`time.monotonic`)."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self.prepared_max = PREPARED_MAX
-        self.open_since = time.monotonic()
-        self.rested_since = float("inf")
-        self.is_spare = True
-        """Whether the server has so many more that this one may be kept for later."""
-        self.is_pooled = False
-        """Whether each transaction may be another session's, as a pooler gives them out."""
-        self.is_direct = False
-        """Whether the server's process answers itself: the connection ends with the server."""
-        self.limits = SessionLimits()
-        self.lent_to: int | None = threading.get_ident()
-        """The thread that opened or borrowed it, by its id; None while it rests."""
-
-    def cut(self) -> None:
-        """Shuts the socket down, from any thread: the one that waits for an answer gets an error.
-
-        That thread may close the connection at any time, so this one has a descriptor of its own.
-        """
-        with suppress(OSError, psycopg.Error):
-            number = self.fileno()
-            with socket.socket(fileno=os.dup(number)) as same:
-                if self.fileno() == number:  # it was not closed meanwhile, and its number given to another
-                    same.shutdown(socket.SHUT_RDWR)
-
-    def __del__(self, *_: Any) -> None:
-        """A pooled connection ends with the program, which is nothing to warn of."""
 
 
 class Unavailable(InstanceError):
@@ -423,19 +349,6 @@ def is_alive(conn: psycopg.Connection[Any], *, ask: bool = False) -> bool:
     except (psycopg.OperationalError, psycopg.InternalError):  # the latter where it was idle for too long
         return False
     return not conn.closed
-
-
-def limits_of(conn: psycopg.Connection[Any]) -> SessionLimits:
-    """Returns the limits of a session; none for a connection that no supplier opened."""
-    return conn.limits if isinstance(conn, Connection) else SessionLimits()
-
-
-def was_open_at(conn: psycopg.Connection[Any], since: float) -> bool:
-    """Returns whether the session was open at `since` (`time.monotonic`): no crash of its server came later.
-
-    Returns False behind a pooler or an RDS Proxy, whose connections outlive the server.
-    """
-    return isinstance(conn, Connection) and conn.is_direct and conn.open_since < since
 
 
 def _has_something_to_read(conn: psycopg.Connection[Any]) -> bool:

@@ -26,7 +26,7 @@ from dormouse.errors import (
 )
 from dormouse.model.ahead import backoff_seconds
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import cut_in_time
+from dormouse.postgres.cutting import Limits, cut_in_time, limits_of
 from dormouse.postgres.queries import Query
 from dormouse.postgres.session import (
     ALONE,
@@ -35,9 +35,7 @@ from dormouse.postgres.session import (
     SCAN_SETTINGS,
     STATEMENT,
     Isolation,
-    Limits,
     is_alive,
-    limits_of,
 )
 
 # Counts of the transactions that were tried again, given up or left unknown.
@@ -136,12 +134,13 @@ def run_transaction(
     `Supplier.connection` raises.
     """
     begin, more = _BEGIN[isolation, read_only], _WITH_SCANS if scans else ""
-    kind = LONG if limits is None and (scans or read_only) else limits
+    kind = limits or (LONG if scans or read_only else {})
+    if lock_ms is not None:
+        kind = {**kind, LOCK: lock_ms}
 
     def once(conn: psycopg.Connection[TupleRow]) -> T:
         try:
-            bounds = limits_of(conn).local(kind, lock_ms=lock_ms)
-            return _run_once(conn, work, begin + bounds + more, operation)
+            return _run_once(conn, work, begin + limits_of(conn).local(kind) + more, operation)
         except CommitOutcomeUnknown as error:
             if not read_only:
                 raise
@@ -154,7 +153,8 @@ def run_transaction(
 def bounded(conn: psycopg.Connection[Any], limits: Limits, *, lock_ms: int | None = None) -> Iterator[None]:
     """Opens a transaction of a kind, which no function tries again, and commits it at the end."""
     with ExitStack() as ending, conn.transaction():
-        if bounds := limits_of(conn).local(limits, lock_ms=lock_ms):
+        wanted = limits if lock_ms is None else {**limits, LOCK: lock_ms}
+        if bounds := limits_of(conn).local(wanted):
             conn.execute(bounds.removeprefix("; "), prepare=False)
         try:
             yield

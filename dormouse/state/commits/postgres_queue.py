@@ -30,8 +30,8 @@ from dormouse.errors import (
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
+from dormouse.postgres.cutting import was_open_at
 from dormouse.postgres.queries import Uuids, load, texts
-from dormouse.postgres.session import was_open_at
 from dormouse.postgres.transaction import CONFLICTS, rows_of, run_statement, run_transaction
 from dormouse.state.commits.outcomes import TABLE_OF_MESSAGE
 from dormouse.state.commits.queue import (
