@@ -37,8 +37,7 @@ from dormouse.errors import (
 )
 from dormouse.jobs.job import upload_name
 from dormouse.jobs.runs import JobFunction, Progress
-from dormouse.model.types import json_value
-from dormouse.reading.where import parse_parameters
+from dormouse.model.json_values import json_value, parse_parameters
 from dormouse.rows.changes import LOCK_SECONDS_MAX, Changed, check_change_id, parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.statements import given, statement_of
