@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from dormouse.api.row_table import RowTable
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
+    from dormouse.durability.ledgers import Orphan
     from dormouse.durability.maintaining import Maintenance
-    from dormouse.durability.orphans import DeletedOrphans, Orphan
     from dormouse.jobs.store import JobStore
     from dormouse.model.types import Parameters
+    from dormouse.objects.ledger import Swept
     from dormouse.payloads.store import PayloadStore
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
@@ -510,7 +511,7 @@ class Instance:
         self,
         older_than: timedelta = OLDER_THAN,
         progress: Callable[[int, int | None], object] = lambda done, total: None,
-    ) -> DeletedOrphans:
+    ) -> Swept:
         """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
 
         `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`; and

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from dormouse.errors import (
 )
 from dormouse.model.ahead import backoff_seconds
 from dormouse.model.table import is_keyed
+from dormouse.objects.ledger import unknown_pages
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
@@ -220,11 +221,11 @@ class Elsewhere:
     def _unknown(self, prefix: str) -> Iterator[tuple[str, int]]:
         """The objects of the store that are no files of the table, nor their sketches, and of no attempt."""
         checks = FileChecks(self._context.store.own)
+        attempts = self._context.attempts
         listed = (one for one in self._context.objects.list(prefix) if not one[0].endswith(SKETCHES_SUFFIX))
-        while page := dict(islice(listed, PAGE_NAMES)):
-            # attempts first: what one has committed meanwhile the table knows
-            for name in checks.unknown(self._context.attempts.of_none(list(page))):
-                yield name, page[name]
+        # attempts first: what one has committed meanwhile the table knows
+        pages = unknown_pages(listed, lambda names: checks.unknown(attempts.unknown(names)), PAGE_NAMES)
+        return chain.from_iterable(pages)
 
     def _look_at(self, name: str, size: int) -> None:
         rows = self._rows(name, size)

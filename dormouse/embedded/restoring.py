@@ -21,7 +21,6 @@ from dormouse.durability.backups import (
     BackedUp,
     Backup,
     Progress,
-    Wanted,
     backup_of,
     fetch,
     fetch_database,
@@ -29,12 +28,15 @@ from dormouse.durability.backups import (
 )
 from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
+from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
+from dormouse.objects.fault import compared
+from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.staging import sync
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
@@ -174,14 +176,14 @@ def _restored(
     objects = open_store(work / "objects")
     with EmbeddedPostgres(work) as server, closing(ConnectionSupplier(server.dsn)) as supplier:
         migrate(supplier)
-        catalog = Catalog(supplier, WriteAttempts(supplier, objects))
-        instance_id = catalog.instance_id()
+        ledgers = Ledgers(supplier, objects)
+        instance_id = ledgers.catalog.instance_id()
         bringer = _Bringer(store, backup, objects, despite_damage=despite_damage)
-        needed = wanted(supplier, catalog, listed, partial(_body, store, backup))
+        needed = wanted(ledgers, listed, partial(_body, store, backup))
         brought = bringer.bring(needed, listed, progress)
         # no other knows these objects
         incarnation = Ownership(supplier, objects).adopt(instance_id, keep_days=0)
-        tables = len(catalog.tables())
+        tables = len(ledgers.catalog.tables())
     mark(work)
     byte_count = sum(one.size for one in brought)
     return Restored(backup, None, tables, len(brought), byte_count, incarnation, tuple(bringer.lost))
@@ -200,7 +202,7 @@ class _Bringer:
         self.lost: list[LostFile] = []
 
     def bring(
-        self, wanted: Iterable[Wanted], listed: Mapping[str, BackedUp], progress: Progress
+        self, wanted: Iterable[LedgerObject], listed: Mapping[str, BackedUp], progress: Progress
     ) -> list[BackedUp]:
         """Those that are wanted, and listed; gives them."""
         needed = [pair for one in wanted if (pair := self._pair(one, listed.get(one.name))) is not None]
@@ -212,14 +214,14 @@ class _Bringer:
         self.lost.sort(key=lambda one: (one.table or "", one.filename))
         return brought
 
-    def _pair(self, one: Wanted, has: BackedUp | None) -> tuple[Wanted, BackedUp] | None:
+    def _pair(self, one: LedgerObject, has: BackedUp | None) -> tuple[LedgerObject, BackedUp] | None:
         if has is None:
             if one.needed:
                 self._lose(
                     one, BackupDamaged(f"{self._place} lacks {one.name}: {INSTEAD}"), "is not in the backup"
                 )
             return None
-        if not one.is_met_by(has.size, has.digest):
+        if compared(one, has.size, has.digest):
             error = BackupDamaged(
                 f"{self._place}/{FOLDER}/{has.name} was damaged before it was backed up: {INSTEAD}"
             )
@@ -227,7 +229,7 @@ class _Bringer:
             return None
         return one, has
 
-    def _bring(self, pair: tuple[Wanted, BackedUp]) -> BackedUp | None:
+    def _bring(self, pair: tuple[LedgerObject, BackedUp]) -> BackedUp | None:
         one, has = pair
         try:
             with self._objects.staged(has.name) as path:
@@ -237,7 +239,7 @@ class _Bringer:
             return None
         return has
 
-    def _lose(self, one: Wanted, error: BackupDamaged, fault: str) -> None:
+    def _lose(self, one: LedgerObject, error: BackupDamaged, fault: str) -> None:
         if not self._despite_damage:
             raise error
         said = {damaged.name: damaged.fault for damaged in self._backup.damaged}

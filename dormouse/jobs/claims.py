@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
-from itertools import islice
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from psycopg import errors as pg
 
 from dormouse.durability.incarnations import last_adopted
-from dormouse.durability.job_objects import known, of_jobs
+from dormouse.durability.ledgers import JobObjects, of_jobs
 from dormouse.errors import InvalidInput, ObjectStoreError
 from dormouse.jobs.job import (
     ANSWERING,
@@ -29,6 +29,8 @@ from dormouse.jobs.job import (
     result_key,
     result_of_claim,
 )
+from dormouse.model.table import KEPT_SECONDS
+from dormouse.objects.ledger import unknown_pages
 from dormouse.objects.names import ANSWERS
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.keys import PayloadKey, columns
@@ -106,11 +108,11 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
 
 
 def _of_no_job(supplier: Supplier, objects: ObjectStore, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Objects that are a day old and whose job is not there."""
-    before = datetime.now(UTC) - timedelta(days=1)
-    old = (name for name, _, written_at in objects.list_dated(ANSWERS) if written_at < before)
-    while not is_over() and (some := list(islice(old, PAGE_JOBS))):
-        yield from of_jobs(some).keys() - known(supplier, some)
+    """Gives objects that are old enough and whose job is not there."""
+    before = datetime.now(UTC) - timedelta(seconds=KEPT_SECONDS)
+    old = (one for one in objects.list_dated(ANSWERS) if one[2] < before)
+    pages = unknown_pages(old, lambda names: of_jobs(JobObjects(supplier).unknown(names)), PAGE_JOBS)
+    return (name for page in takewhile(lambda page: not is_over(), pages) for name, *_ in page)
 
 
 class _Page(NamedTuple):

@@ -27,7 +27,8 @@ from dormouse.errors import (
     PayloadNotFound,
     one_line,
 )
-from dormouse.model.table import SECONDS_MAX
+from dormouse.model.table import KEPT_SECONDS, SECONDS_MAX
+from dormouse.objects.ledger import Swept
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads import cooling, rows
 from dormouse.payloads.cooling import OffloadReport, PayloadRound, expire, warm
@@ -35,7 +36,7 @@ from dormouse.payloads.copying import Payload, PayloadOptions
 from dormouse.payloads.days import PayloadDay, PayloadStatus, days, status
 from dormouse.payloads.exchange import Progress, Tools, within
 from dormouse.payloads.keys import PayloadKey, checked, columns, decode, encode_given
-from dormouse.payloads.pack import KEPT_SECONDS, CollectedObjects, Damaged, Entry, PayloadObjects
+from dormouse.payloads.pack import Damaged, Entry, PayloadObjects
 from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rebuilding import recover_pointers
 from dormouse.payloads.rows import DAYS, Place, batches, in_order, make_days
@@ -488,7 +489,7 @@ class PayloadStore:
         """How much waits to be cooled down, and how the last days went."""
         return status(self.days(), self._known, self._lookup.cold_reads)
 
-    def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
+    def collect(self, kept_seconds: float = KEPT_SECONDS) -> Swept:
         """Deletes the objects that no payload has needed for a day, or another time, and that are not held.
 
         These are objects of expired days, those that a fold replaced, and those of workers that died. Readers

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from datafusion import DataFrame, ParquetColumnOptions, ParquetWriterOptions
 
 from dormouse.data.datafusion_session import file_url, numbered
-from dormouse.data.file_checks import digest_of_file
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns, sized_filters
 from dormouse.errors import JobFailed
@@ -29,6 +28,7 @@ from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.objects.fault import digest_of_file
 
 SAMPLE_ROWS = 131_072
 ZSTD_LEVEL = 2
