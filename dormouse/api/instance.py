@@ -349,7 +349,10 @@ class Instance:
                     self._supplier,
                     self._objects,
                     self._check_writable,
-                    PayloadOptions(hot_seconds=self._settings.payloads_hot_seconds),
+                    PayloadOptions(
+                        hot_seconds=self._settings.payloads_hot_seconds,
+                        kept_seconds=self._settings.objects_kept_seconds,
+                    ),
                 )
             return self._payloads
 
@@ -574,7 +577,9 @@ class Instance:
         return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        jobs = partial(self.jobs.expire, self._settings.jobs_retention_days)
+        jobs = partial(
+            self.jobs.expire, self._settings.jobs_retention_days, self._settings.objects_kept_seconds
+        )
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _keep_row_indexes(self) -> None:

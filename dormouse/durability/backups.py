@@ -34,6 +34,7 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
 )
+from dormouse.model.table import KEPT_SECONDS
 from dormouse.objects.fault import (
     MISSING,
     Fault,
@@ -50,7 +51,7 @@ from dormouse.objects.store import ObjectStore
 MANIFEST, BEGUN = "manifest.json", "begun.json"
 SWEPT = "swept.json"
 """Another took it for abandoned: it can be finished no more."""
-ABANDONED_AFTER = timedelta(days=1)
+ABANDONED_AFTER = timedelta(seconds=KEPT_SECONDS)
 """A backup that has no manifest, and to which nothing was written for so long, is nobody's any more."""
 NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}Z(-\d+)?")
 FORMAT = 1

@@ -70,6 +70,8 @@ def expire(
     payloads: PayloadStore,
     retention_days: int,
     is_over: Callable[[], bool] = lambda: False,
+    *,
+    kept_seconds: float = KEPT_SECONDS,
 ) -> int:
     """Drops the days that ended more than so many days ago; gives how many.
 
@@ -97,7 +99,8 @@ def expire(
                 return dropped
         dropped += ENDED_DAYS.attempt(supplier, lambda conn, day=day: ENDED_DAYS.drop(conn, day))  # type: ignore[misc]
     if not last_adopted(supplier):
-        _delete(objects, _of_no_job(supplier, objects, is_over))
+        before = datetime.now(UTC) - timedelta(seconds=kept_seconds)
+        _delete(objects, _of_no_job(supplier, objects, before, is_over))
     return dropped
 
 
@@ -107,9 +110,10 @@ def _delete(objects: ObjectStore, names: Iterable[str]) -> None:
         raise ObjectStoreError(f"{len(failed):,} objects of jobs are not deleted, first {name}: {why}")
 
 
-def _of_no_job(supplier: Supplier, objects: ObjectStore, is_over: Callable[[], bool]) -> Iterator[str]:
-    """Gives objects that are old enough and whose job is not there."""
-    before = datetime.now(UTC) - timedelta(seconds=KEPT_SECONDS)
+def _of_no_job(
+    supplier: Supplier, objects: ObjectStore, before: datetime, is_over: Callable[[], bool]
+) -> Iterator[str]:
+    """Gives objects that were written before a time and whose job is not there."""
     old = (one for one in objects.list_dated(ANSWERS) if one[2] < before)
     pages = unknown_pages(old, lambda names: of_jobs(JobObjects(supplier).unknown(names)), PAGE_JOBS)
     return (name for page in takewhile(lambda page: not is_over(), pages) for name, *_ in page)

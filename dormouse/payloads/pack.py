@@ -401,7 +401,7 @@ class PayloadObjects:
         known = {name for (name,) in rows}
         return [name for name in names if name not in known]
 
-    def collect(self, kept_seconds: float = KEPT_SECONDS) -> Swept:
+    def collect(self, kept_seconds: float) -> Swept:
         """Deletes objects that payloads have not needed for so long, and what writers that died have left.
 
         Readers have `READERS_SECONDS` at least.

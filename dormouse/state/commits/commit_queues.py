@@ -22,7 +22,7 @@ from dormouse.errors import (
     InvalidInput,
     TableNotFound,
 )
-from dormouse.model.table import KEPT_SECONDS, TableRecord
+from dormouse.model.table import TableRecord
 from dormouse.objects.store import ObjectStore, note_if_shared
 from dormouse.postgres.connection import ConnectionSupplier
 from dormouse.postgres.session import COMMIT
@@ -236,7 +236,7 @@ class CommitQueues:
         """Deletes the bodies of large requests that no message refers to; returns how many."""
         if self._settings.commit_queue_urls:
             return sweep_bodies(self._supplier, self._objects)
-        return sweep_bodies(self._supplier, self._objects, kept_seconds=KEPT_SECONDS)
+        return sweep_bodies(self._supplier, self._objects, kept_seconds=self._settings.objects_kept_seconds)
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""
