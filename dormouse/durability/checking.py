@@ -60,12 +60,6 @@ SUSPECTS_MAX = 1_000
 Progress = Callable[[int, int | None], object]
 
 
-def ledger_problems(objects: ObjectStore, ledger: Ledger, *, deep: bool) -> list[Problem]:
-    """Returns what is wrong with objects of a ledger: what was collected meanwhile is no problem."""
-    found = faults(objects, ledger, PROBLEMS_OF_ONE_MAX, deep=deep)
-    return [_problem(fault, one.table, one.name) for one, fault in found]
-
-
 def _problem(fault: Fault, table: str | None, name: str, partition_id: str | None = None) -> Problem:
     return Problem(fault.kind, table, partition_id, name, f"it {fault}")
 
@@ -146,7 +140,8 @@ class _Done:
 
     def look(self, table: str | None, names: Sequence[str]) -> None:
         """Notes objects that the database does not know now, and that are still there."""
-        asked = [name for name in names if not self._has_enough_like(name)]
+        is_enough = {True: self.quarantined >= UNKNOWN_MAX, False: self.has_enough_unknown}
+        asked = [name for name in names if not is_enough[is_quarantined(name, self.adopted)]]
         for name in self.ledgers.unknown(asked) if asked else ():
             if not is_there(self.ledgers.objects, name):
                 continue
@@ -160,11 +155,6 @@ class _Done:
         seconds = time.monotonic() - self.began
         problems = (*self.problems, *self.unknown[:UNKNOWN_MAX])
         return CheckReport(self.tables, self.files, self.bytes, seconds, problems, self.quarantined)
-
-    def _has_enough_like(self, name: str) -> bool:
-        if is_quarantined(name, self.adopted):
-            return self.quarantined >= UNKNOWN_MAX
-        return self.has_enough_unknown
 
 
 class Checker:
@@ -217,8 +207,7 @@ class Checker:
     def rest(self, tables: Sequence[TableRecord]) -> CheckReport:
         """Checks what of the store is no table's; what begins as the objects of `tables` is not looked at."""
         if not self._done.is_over:
-            for ledger in self._ledgers.of_instance:
-                self._done.problems += ledger_problems(self._objects, ledger, deep=self._deep)
+            self._look_at(self._ledgers.of_instance)
             self._unknown(tables)
         return self._done.report()
 
@@ -226,8 +215,12 @@ class Checker:
         supplier, checks = self._ledgers.supplier, self._ledgers.files(table)
         self._done.problems += _twice(lambda: [*tree_problems(supplier, table), *checks.problems()])
         _TableObjects(self._ledgers, table, self._done, self._apart, self._notes).check(self._progress)
-        for ledger in self._ledgers.of_table(table):
-            self._done.problems += ledger_problems(self._objects, ledger, deep=self._deep)
+        self._look_at(self._ledgers.of_table(table))
+
+    def _look_at(self, ledgers: Sequence[Ledger]) -> None:
+        for ledger in ledgers:
+            for one, fault in faults(self._objects, ledger, PROBLEMS_OF_ONE_MAX, deep=self._deep):
+                self._done.problems.append(_problem(fault, one.table, one.name))
 
     def _unknown(self, tables: Sequence[TableRecord]) -> None:
         owned = tuple(prefix for table in tables for prefix in table.object_prefixes)

@@ -160,14 +160,15 @@ class Durability:
         metrics: Path | None,
     ) -> Maintenance:
         """`daily` gives what else is done once a day; `numbers` are more of the instance, for Prometheus."""
-        from dormouse.durability import checking, metadata_backups
+        from dormouse.durability import checking
+        from dormouse.durability.backups import KIND, take_metadata
         from dormouse.durability.maintaining import Maintainer
         from dormouse.payloads import cooling
 
         self.check_writable()
         kept: dict[str, Callable[[], object]] = {}
         if (base_backup := self.base_backup) is not None and self.metadata_backups:
-            kept[metadata_backups.KIND] = lambda: metadata_backups.take(
+            kept[KIND] = lambda: take_metadata(
                 self._supplier,
                 self.objects,
                 self.ownership.number,

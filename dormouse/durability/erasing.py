@@ -20,8 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.aws.versions import Version, Versions
-from dormouse.durability.backups import FOLDER, backup_of, listed_backups, objects_in, objects_of
-from dormouse.durability.metadata_backups import metadata_backups
+from dormouse.durability.backups import (
+    FOLDER,
+    backup_of,
+    listed_backups,
+    metadata_backups,
+    objects_in,
+    objects_of,
+)
 from dormouse.errors import (
     DormouseError,
     InvalidQuery,
@@ -376,9 +382,9 @@ def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) 
     asked, _ = _asked(context, where)
     deletion = Deletion(0, "", asked.ranges, asked.conditions)
     looked = files = rows = 0
-    for file in chain.from_iterable(context.store.pages()):
+    for file in FileChecks(context.store.own).files():
         if may_hold(context.schema, file.min_key, file.max_key, asked.ranges):
-            found = sum(count_rows(context, file.filename, file.byte_count, [deletion]).values())
+            found = sum(count_rows(context, file.name, file.byte_count, [deletion]).values())
             looked, files, rows = looked + 1, files + bool(found), rows + found
             progress(looked, None)
     seconds = round(time.monotonic() - started, 3)

@@ -24,12 +24,12 @@ from dormouse.durability.backups import (
     backup_of,
     fetch,
     fetch_database,
+    find_metadata,
     objects_of,
 )
 from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
 from dormouse.durability.ledgers import Ledgers
-from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
 from dormouse.embedded.local import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
@@ -205,29 +205,23 @@ class _Bringer:
         self, wanted: Iterable[LedgerObject], listed: Mapping[str, BackedUp], progress: Progress
     ) -> list[BackedUp]:
         """Those that are wanted, and listed; gives them."""
-        needed = [pair for one in wanted if (pair := self._pair(one, listed.get(one.name))) is not None]
+        needed = list[tuple[LedgerObject, BackedUp]]()
+        for one in wanted:
+            if (has := listed.get(one.name)) is None:
+                if one.needed:
+                    self._lose(one, f"{self._place} lacks {one.name}", "is not in the backup")
+            elif compared(one, has.size, has.digest):
+                fault = "was damaged before it was backed up"
+                self._lose(one, f"{self._place}/{FOLDER}/{has.name} {fault}", fault)
+            else:
+                needed.append((one, has))
         with ThreadPoolExecutor(COPIED_AT_ONCE, "restore") as pool:
             brought = []
-            for done, one in enumerate(pool.map(self._bring, needed), start=1):
+            for done, found in enumerate(pool.map(self._bring, needed), start=1):
                 progress(done, len(needed))
-                brought += [] if one is None else [one]
+                brought += [] if found is None else [found]
         self.lost.sort(key=lambda one: (one.table or "", one.filename))
         return brought
-
-    def _pair(self, one: LedgerObject, has: BackedUp | None) -> tuple[LedgerObject, BackedUp] | None:
-        if has is None:
-            if one.needed:
-                self._lose(
-                    one, BackupDamaged(f"{self._place} lacks {one.name}: {INSTEAD}"), "is not in the backup"
-                )
-            return None
-        if compared(one, has.size, has.digest):
-            error = BackupDamaged(
-                f"{self._place}/{FOLDER}/{has.name} was damaged before it was backed up: {INSTEAD}"
-            )
-            self._lose(one, error, "was damaged before it was backed up")
-            return None
-        return one, has
 
     def _bring(self, pair: tuple[LedgerObject, BackedUp]) -> BackedUp | None:
         one, has = pair
@@ -239,9 +233,9 @@ class _Bringer:
             return None
         return has
 
-    def _lose(self, one: LedgerObject, error: BackupDamaged, fault: str) -> None:
+    def _lose(self, one: LedgerObject, error: BackupDamaged | str, fault: str) -> None:
         if not self._despite_damage:
-            raise error
+            raise BackupDamaged(f"{error}: {INSTEAD}") if isinstance(error, str) else error
         said = {damaged.name: damaged.fault for damaged in self._backup.damaged}
         self.lost.append(LostFile(one.table, one.name, one.row_count, said.get(one.name, fault)))
 
@@ -263,7 +257,7 @@ def restore_metadata(folder: str | os.PathLike[str], backup: str | None = None) 
     if (place / "postgres").exists():
         raise InvalidInput(f"{place / 'postgres'} is there: its database is not lost; move it away first")
     objects = open_store(place / "objects")
-    found = find(objects, backup)
+    found = find_metadata(objects, backup)
     try:
         with _locked(place), _workplace(place / "postgres") as work:
             return _restored_metadata(objects, found.name, work, place)
