@@ -13,11 +13,12 @@ from typing import Any
 
 import psycopg
 
-from dormouse.durability.backups import Backup, BackupWriter, Progress
+from dormouse.durability.backups import Backup, BackupWriter
 from dormouse.durability.incarnations import FOLDER, NOW, on_disk
 from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound
+from dormouse.model.loops import Progress, no_progress
 from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.objects.store import ObjectStore
@@ -41,7 +42,7 @@ def back_up(
     *,
     since: str | None = None,
     despite_damage: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Backup:
     """`base_backup` writes the database's to a path. What fails leaves no backup.
 

@@ -34,6 +34,7 @@ from dormouse.errors import (
     ObjectNotFound,
     ObjectStoreError,
 )
+from dormouse.model.loops import Progress
 from dormouse.model.table import KEPT_SECONDS
 from dormouse.objects.fault import (
     MISSING,
@@ -48,7 +49,7 @@ from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.staging import shut_out_others
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import METADATA_BACKUP_SECONDS
+from dormouse.postgres.lease import METADATA_BACKUP_SECONDS
 from dormouse.state.files.holds import held_until_next
 
 MANIFEST, BEGUN = "manifest.json", "begun.json"
@@ -66,8 +67,6 @@ COPIED_AT_ONCE = 4
 _BATCH = 1_000
 INSTEAD = "restore another one ('dormouse backups' lists them), or take one without --since"
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int | None], object]
-"""Called with the objects done, and all of them if known."""
 
 
 def has_object(store: ObjectStore, name: str) -> bool:

@@ -32,6 +32,7 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import Region
 from dormouse.model.table import Problem, TableRecord, stored_schema
 from dormouse.model.text import narrow_bytes
@@ -40,7 +41,7 @@ from dormouse.objects.fault import Fault, WrittenObject, compared, digest_of_obj
 from dormouse.objects.ledger import Ledger, faults
 from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
-from dormouse.postgres.leases import ClockJump
+from dormouse.postgres.lease import ClockJump
 from dormouse.state.files.checks import PAGE_FILES, TrackedFile
 from dormouse.state.partitions.store import PartitionStore
 from dormouse.state.partitions.trees import tree_problems
@@ -57,7 +58,6 @@ PROBLEMS_MAX = 10_000
 UNKNOWN_MAX = 1_000
 """Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
 SUSPECTS_MAX = 1_000
-Progress = Callable[[int, int | None], object]
 
 
 def _problem(fault: Fault, table: str | None, name: str, partition_id: str | None = None) -> Problem:
@@ -181,7 +181,7 @@ class Checker:
 
             self._apart = FileReader()
         self._objects, self._ledgers = ledgers.objects, ledgers
-        self._progress = progress or (lambda done, total: None)
+        self._progress = progress or no_progress
         self._done = _Done(ledgers, adopted)
 
     def run(
@@ -344,16 +344,16 @@ class _TableObjects:
 
     def _problems_of(self, file: TrackedFile, apart: FileReader) -> list[Problem]:
         """What is read of a file whose bytes are not those that were written tells nothing more."""
-        from dormouse.data.file_checks import Written, file_problems
+        from dormouse.data.file_checks import Recorded, file_problems
 
         name = file.name
         if file.digest is not None:
             digest = digest_of_object(self._objects, name)
             if fault := compared(WrittenObject(name, None, file.digest), *digest):
                 return [_problem(fault, self._table.name, name, file.partition_id)]
-        written = Written(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
+        recorded = Recorded(file.row_count, file.min_key, file.max_key, self._region(file.partition_id))
         read = apart.problems if file.digest is None else file_problems
-        found = read(self._objects, name, self._stored, written)
+        found = read(self._objects, name, self._stored, recorded)
         return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
 
     def _region(self, partition_id: str | None) -> Region | None:

@@ -6,13 +6,14 @@ A new kind of objects is one more ledger here: checks, orphans, backups and quar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, TableNotFound
+from dormouse.model.loops import Progress
 from dormouse.model.table import TableRecord, is_edited
 from dormouse.model.types import is_text
 from dormouse.objects.ledger import Ledger, LedgerObject, Swept, sweep, unknown_pages
@@ -179,9 +180,7 @@ def orphan_pages(ledgers: Ledgers, adopted: int, older_than: timedelta) -> Itera
     )
 
 
-def delete_orphans(
-    ledgers: Ledgers, adopted: int, older_than: timedelta, progress: Callable[[int, int | None], object]
-) -> Swept:
+def delete_orphans(ledgers: Ledgers, adopted: int, older_than: timedelta, progress: Progress) -> Swept:
     """Deletes the orphans, each page as soon as it was found to be unknown."""
     pages = orphan_pages(ledgers, adopted, older_than)
     named = ([(one.name, one.byte_count) for one in page] for page in pages)

@@ -20,7 +20,6 @@ from dormouse.durability.backups import (
     INSTEAD,
     BackedUp,
     Backup,
-    Progress,
     backup_of,
     fetch,
     fetch_database,
@@ -31,10 +30,11 @@ from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
 from dormouse.durability.ledgers import Ledgers
 from dormouse.durability.ownership import Ownership
-from dormouse.embedded.local import is_instance, mark
+from dormouse.embedded import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
+from dormouse.model.loops import Progress, no_progress
 from dormouse.objects.fault import compared
 from dormouse.objects.ledger import LedgerObject
 from dormouse.objects.staging import sync
@@ -95,7 +95,7 @@ def restore(
     *,
     check: bool = False,
     despite_damage: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Restored:
     """Makes a new instance, in the folder `into`, of a backup: of the latest when there is no name.
 

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from dormouse.errors import ObjectAlreadyExists
+from dormouse.model.loops import Progress, no_progress
 from dormouse.objects.fault import Fault, WrittenObject, fault_of
 from dormouse.objects.store import ObjectStore
 
@@ -79,7 +80,7 @@ def sweep(
     objects: ObjectStore,
     pages: Iterable[Sequence[tuple[str, int | None]]],
     forget: Callable[[list[str]], object] = lambda names: None,
-    progress: Callable[[int, int | None], object] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Swept:
     """Deletes objects, given as (name, bytes) page by page; `forget` then forgets those that are gone."""
     done = Swept()
