@@ -51,9 +51,7 @@ def compact(
     from dormouse.cli.console import progress
 
     with session.open() as instance, progress(f"compact {table}", unit="jobs") as moved:
-        report = instance.table(table).compact(
-            engine=engine, full=full, progress=lambda done, total, rows: moved(done, total), waiting=say
-        )
+        report = instance.table(table).compact(engine=engine, full=full, progress=moved, waiting=say)
     session.show(
         report,
         lambda: (

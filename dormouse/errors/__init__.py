@@ -104,7 +104,8 @@ DormouseError
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar
@@ -163,9 +164,6 @@ class PayloadsDiffer(DormouseError):
     def __init__(self, message: str = "", keys: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.keys = keys
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.keys)
 
 
 class PayloadRoundFailed(DormouseError):
@@ -463,9 +461,6 @@ class ObjectDamaged(ObjectStoreError):
             fault=fault,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table, self.partition_id, self.filename, self.fault)
-
 
 class ObjectAlreadyExists(ObjectStoreError):
     """The object exists already; objects are never overwritten."""
@@ -496,6 +491,21 @@ class JobFailed(DormouseError):
 def one_line(error: BaseException) -> str:
     """What an error says, bounded, in one line."""
     return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
+
+
+class Panic(Exception):
+    """DataFusion panicked, as some corrupt files make it; turned into an error that names the file."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turns Rust's panics, which are no `Exception` in Python, into `Panic`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Panic(str(error)) from error
 
 
 class DependencyMissing(DormouseError):

@@ -42,7 +42,7 @@ from dormouse.errors import (
 from dormouse.jobs.claims import AGAIN_SECONDS, CANCELLED, CHANNEL, LIMITS, Claims, Ending, KindsBusy
 from dormouse.jobs.job import Claim, encode_result, read_requests
 from dormouse.jobs.runs import JobFunction, Progress, Run, WorkerPulse, refused, unkept
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.objects.store import ObjectStore, is_noted_since, is_shared
 from dormouse.payloads.store import PayloadStore
 from dormouse.postgres.lease import WORKER_ASLEEP_SECONDS, WORKER_IDLE_SECONDS

@@ -25,7 +25,7 @@ from dormouse.errors import (
     PayloadsDiffer,
     one_line,
 )
-from dormouse.model.ahead import ahead
+from dormouse.model.loops import ahead
 from dormouse.payloads.copying import Contents, Pages, Payload, Slice, Units, Uploads, commit_pointers
 from dormouse.payloads.days import DayLease, PayloadDay, Work, cools_at, days, has_rows, leased, read, status
 from dormouse.payloads.exchange import Exchange, Names, Tools, check_objects
@@ -170,7 +170,7 @@ def _copy(tools: Tools, lease: DayLease, exchange: Exchange) -> bool:
                 commit_pointers(lease, exchange.names.copy, unit, tools.step)
                 tools.step("committed")
                 done += 0 if unit.packed is None else len(unit.packed.entries)
-                tools.progress(lease.day, done)
+                tools.progress(done, None)
     return not slice_.was_ended
 
 
@@ -245,7 +245,7 @@ def _warm_day(tools: Tools, lease: DayLease) -> bool:
             warm(tools.supplier, lease.day, portion, lease)
             done += len(portion)
             tools.step("warmed")
-            tools.progress(lease.day, done)
+            tools.progress(done, None)
             if tools.is_over():
                 return False
     run_transaction(tools.supplier, lambda conn: _end(conn, lease), operation="rehydrate a day")

@@ -112,7 +112,7 @@ class _Fold:
                     uploads = Uploads(self._tools.known, self._lease, self._tools.options, self._tools.step)
                     for unit in uploads.done(slice_.of(units)):
                         self._commit(unit)
-                        self._tools.progress(self._lease.day, self._lease.row().payloads)
+                        self._tools.progress(self._lease.row().payloads, None)
                         has_gone_on = True
                 if slice_.was_ended:
                     return False

@@ -22,12 +22,11 @@ import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import count
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -35,12 +34,11 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from dormouse.errors import CommitOutcomeUnknown, DormouseError, one_line
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.postgres import session
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import END_SECONDS_MAX
 from dormouse.postgres.queries import Queries, Query, load
-from dormouse.postgres.session import limits_of
+from dormouse.postgres.session import END_SECONDS_MAX, limits_of
 from dormouse.postgres.transaction import bounded, rows_of, run_lookup, run_statement, run_transaction
 
 T = TypeVar("T")
@@ -118,16 +116,13 @@ def wait_for(take: Callable[[float], T | Exception], wait_seconds: float) -> T:
 
     After `wait_seconds` raises the refusal that `take` returned last in place of a lease.
     """
-    deadline = time.monotonic() + wait_seconds
-    for number in count():
-        taken = take(deadline - time.monotonic())
+    pause = partial(backoff_seconds, seconds_min=POLL_SECONDS_MIN, seconds_max=POLL_SECONDS_MAX)
+    for this in tries(wait_seconds, pause=pause):
+        taken = take(this.seconds_left)
         if not isinstance(taken, Exception):
             return taken
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise taken
-        time.sleep(min(left, backoff_seconds(number, POLL_SECONDS_MIN, POLL_SECONDS_MAX)))
-    raise AssertionError
+        refusal = taken
+    raise refusal
 
 
 def this_holder() -> str:

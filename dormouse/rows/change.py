@@ -24,6 +24,7 @@ from dormouse.data.file_checks import differ
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidRow
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
 from dormouse.model.types import json_value
@@ -70,7 +71,7 @@ from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.state.files.shapes import NextShape
 from dormouse.writing.ingest import commit_files
-from dormouse.writing.leaf_files import LeafFiles
+from dormouse.writing.parquet_file import LeafFiles
 
 if TYPE_CHECKING:
     import psycopg
@@ -283,19 +284,18 @@ class RowFiles:
 
 
 LOCK_WAIT_SECONDS = 60.0
-Progress = Callable[[int, int | None], object]
 Batches = Callable[[Any, Sequence[Column]], Iterator[RowBatch]]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class LookedUp:
     """A change whose rows are looked up already."""
 
     batches: Sequence[RowBatch]
 
 
 _BATCHES: dict[type, Batches] = {
-    Written: lambda change, _: iter(change.batches),
+    LookedUp: lambda change, _: iter(change.batches),
     Insert: inserts,
     Update: updates,
     Patch: patches,
@@ -317,7 +317,7 @@ class Asked:
     change_id: str | None = None
     digest: bytes | None = None
     wait_seconds: float = LOCK_WAIT_SECONDS
-    progress: Progress = lambda done, total: None
+    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
         check_wait(self.wait_seconds, LOCK_SECONDS_MAX)
@@ -327,7 +327,7 @@ class Asked:
 class Found:
     """Changes, and how many rows were found to be as they are wanted already."""
 
-    changes: Sequence[Change | Written]
+    changes: Sequence[Change | LookedUp]
     unchanged: int = 0
 
 
@@ -443,7 +443,7 @@ def this_user() -> str:
 
 def _run(
     application: Application,
-    changes: Sequence[Change | Written],
+    changes: Sequence[Change | LookedUp],
     steps: Sequence[Reshaped | None],
     columns: tuple[Column, ...],
     progress: Progress,

@@ -219,7 +219,7 @@ def _query(
 def _answer(
     instance: Instance, asked: QueryAsked, progress: Progress, sessions: Sessions | None, name: str
 ) -> dict[str, Any]:
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     interruption = Interruption()
     progress.at_end(interruption.set)
@@ -320,9 +320,7 @@ def _check_object(name: str) -> None:
 
 def _compact(instance: Instance, asked: CompactAsked, progress: Progress) -> Any:
     return json_value(
-        instance.table(asked.table).compact(
-            engine=asked.engine, full=asked.full, progress=lambda done, total, _: progress(done, total)
-        )
+        instance.table(asked.table).compact(engine=asked.engine, full=asked.full, progress=progress)
     )
 
 

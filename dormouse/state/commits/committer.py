@@ -19,9 +19,10 @@ from datetime import datetime
 import psycopg
 
 from dormouse.errors import DormouseError, InstanceError, InstanceReadOnly, InstanceTooNew, InvalidInput
-from dormouse.model.ahead import backoff_seconds
-from dormouse.postgres.cutting import CLOSE_SECONDS, Grace
+from dormouse.model.loops import backoff_seconds
+from dormouse.postgres.connection import Grace
 from dormouse.postgres.lease import Pulse
+from dormouse.postgres.session import CLOSE_SECONDS
 from dormouse.state.commits.apply import Tables
 from dormouse.state.commits.handling import (
     RECEIVES_MAX,

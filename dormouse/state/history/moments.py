@@ -28,9 +28,9 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
-from dormouse.model.ahead import backoff_seconds
 from dormouse.model.cut import BEGINNING, Cut, Position, When, when_of_text
 from dormouse.model.file_reference import FileReference
+from dormouse.model.loops import backoff_seconds
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
 from dormouse.model.text import check_printed
