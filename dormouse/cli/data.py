@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where
 from dormouse.cli.verbs import ParamOption, Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.loops import Progress
 from dormouse.model.text import listed
 from dormouse.objects.staging import whole_file
 
@@ -315,7 +316,7 @@ def write(
         _print_table(reader, None if limited or not sys.stdout.isatty() else ROWS_SHOWN)
 
 
-def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], None]) -> pa.RecordBatchReader:
+def _followed(reader: pa.RecordBatchReader, moved: Progress) -> pa.RecordBatchReader:
     """The same rows, which tell how many they are as they pass."""
 
     def batches() -> Iterator[pa.RecordBatch]:

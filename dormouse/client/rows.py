@@ -17,6 +17,7 @@ from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.loops import Progress, no_progress, tries
 from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
 from dormouse.model.types import Parameters, given, json_value
@@ -38,7 +39,6 @@ WAIT_SECONDS_MAX = 60.0
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-Progress = Callable[[int, int | None], object]
 
 
 class RemoteRowTable(Container):
@@ -132,15 +132,13 @@ class RemoteRowTable(Container):
             body["parameters"] = parameters_json(given(parameters))
 
         def ask(**more: Any) -> dict[str, Any]:
-            left, till = float(wait_seconds), time.monotonic() + wait_seconds
-            while True:
-                wait = {"wait_seconds": min(left, WAIT_SECONDS_MAX)}
+            for this in tries(wait_seconds, pause=_POLL_SECONDS[1]):
+                wait = {"wait_seconds": min(this.seconds_left, WAIT_SECONDS_MAX)}
                 try:
                     return dict(self._http.json("POST", self._path("query"), body | wait | more))
-                except IndexNotReady:
-                    time.sleep(max(0.0, min(till - time.monotonic(), _POLL_SECONDS[1])))
-                    if (left := till - time.monotonic()) <= 0:
-                        raise
+                except IndexNotReady as error:
+                    failure = error
+            raise failure
 
         found = ask()
         rows, its_page = len(found["rows"]), found["next_page"] or page
@@ -207,7 +205,7 @@ class RemoteRowTable(Container):
         dry_run: bool = False,
         change_id: str | None = None,
         wait_seconds: float | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
         **how: Unpack[CsvOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
@@ -293,7 +291,7 @@ class RemoteRowTable(Container):
         given = {name: value for name, value in options.items() if value is not None}
         return Changed.from_json(self._run(kind, {**asked, **given}))
 
-    def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+    def _result(self, job_id: str, progress: Progress = no_progress) -> Any:
         return result_of(self._jobs, job_id, progress)
 
 
@@ -325,7 +323,7 @@ def run(jobs: RemoteJobs, kind: str, asked: Mapping[str, Any], job_id: str | Non
     return result_of(jobs, jobs.start(kind, asked, job_id=job_id))
 
 
-def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -> Any:
     """Waits for a job; raises what it met, by its class."""
     wait, longest = _POLL_SECONDS
     while not (job := jobs.status(job_id)).has_ended:

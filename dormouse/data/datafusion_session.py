@@ -30,7 +30,7 @@ from dormouse.data.arrow_schema import arrow_type, check_stored, metadata_of, wr
 from dormouse.data.object_access import register
 from dormouse.data.transform import quoted
 from dormouse.errors import DormouseError, InvalidData, JobFailed, ObjectNotFound, one_line, panics_as_errors
-from dormouse.model.ahead import joined
+from dormouse.model.loops import joined
 from dormouse.model.region import Region
 from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.types import BYTES, STRING

@@ -33,7 +33,7 @@ from dormouse.data.datafusion_session import (
 )
 from dormouse.data.sketches import rank, repeats
 from dormouse.errors import JobFailed, one_line, panics_as_errors
-from dormouse.model.ahead import mapped_ahead
+from dormouse.model.loops import mapped_ahead
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.schema import Schema
 

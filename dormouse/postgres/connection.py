@@ -21,7 +21,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import (
     AGAIN_SECONDS,

@@ -24,7 +24,7 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Query
 from dormouse.postgres.session import (

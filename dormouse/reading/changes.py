@@ -19,8 +19,8 @@ from dormouse.data.arrow_schema import arrow_schema, exact
 from dormouse.data.datafusion_session import column, key_order, reshaped
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidCut, InvalidInput, InvalidQuery
-from dormouse.model.ahead import portions
 from dormouse.model.cut import Position
+from dormouse.model.loops import portions
 from dormouse.model.region import KeyRanges, united
 from dormouse.model.schema import Schema
 from dormouse.model.table import is_keyed

@@ -18,8 +18,8 @@ from dormouse.data.datafusion_session import column, key_order
 from dormouse.data.newest import laid_over
 from dormouse.data.transform import Transform
 from dormouse.errors import ObjectNotFound
-from dormouse.model.ahead import portions
 from dormouse.model.cut import Position, When
+from dormouse.model.loops import portions
 from dormouse.model.region import Range, compare, decode_key
 from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed

@@ -22,8 +22,8 @@ from dormouse.data.file_checks import Flags, differ
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import first_of_keys
 from dormouse.data.transform import Transform
-from dormouse.model.ahead import portions
 from dormouse.model.cut import Position
+from dormouse.model.loops import portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Schema
 from dormouse.model.table import SEQUENCE, stored_schema

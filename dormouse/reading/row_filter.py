@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import and_, ge, gt, le, lt, or_
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from dormouse.model.ahead import joined
+from dormouse.model.loops import joined
 from dormouse.model.region import KeyRanges, KeyValue, Range
 from dormouse.model.schema import Field, Schema
 

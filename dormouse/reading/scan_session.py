@@ -46,7 +46,7 @@ from dormouse.data.datafusion_session import (
 from dormouse.data.object_access import credentials, register
 from dormouse.data.transform import Transform
 from dormouse.errors import InvalidQuery
-from dormouse.model.ahead import joined, portions
+from dormouse.model.loops import joined, portions
 from dormouse.model.region import KeyRanges, Range
 from dormouse.model.schema import Field, Schema
 from dormouse.objects.store import ObjectStore

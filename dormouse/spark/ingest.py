@@ -8,7 +8,7 @@ its leaves in bounded memory, spilling and merging if need be, and writes their 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -33,6 +33,7 @@ from dormouse.errors import (
     PartitionNotActive,
 )
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import Progress
 from dormouse.model.region import KeyValue, Range, encode_value
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import DataType
@@ -58,8 +59,6 @@ from dormouse.spark.worker import check_arrived, make_folder
 from dormouse.state.context import TableContext
 from dormouse.state.files.attempts import WriteAttempt
 from dormouse.writing.ingest import IngestReport, KeyedRows, check_ingested, ingest_once, keyed_rows
-
-Progress = Callable[[int, int | None], None]
 
 TASK_ROWS_DRAWN = 1_024
 SPLITS_MAX = 64

@@ -17,8 +17,8 @@ import pyarrow as pa
 from dormouse.data.arrow_schema import conform
 from dormouse.data.leaf_sorter import LEAF, MEMORY_BYTES, LeafLookup
 from dormouse.errors import InvalidData
-from dormouse.model.ahead import portions
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import portions
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.objects.store import ObjectStore
@@ -212,7 +212,7 @@ class Gather:
     partition_ids: pa.StringArray
     attempt: WriteAttempt
 
-    def run(self, blobs: Iterable[Blob]) -> Iterator[Written]:
+    def run(self, blobs: Iterable[Blob]) -> Iterator[Gathered]:
         settle()
         check_seen(self.objects)
         token = uuid.uuid4().hex  # a task that Spark runs again writes files of its own
@@ -231,12 +231,12 @@ class Gather:
                     for rows in pa.ipc.open_stream(pa.py_buffer(blob)):
                         sorter.add(rows.drop_columns([LEAF]), rows.column(LEAF))
             received = int(sorter.counts.sum())
-            written = Written(sent, received, tuple(files.write(sorter)))
+            written = Gathered(sent, received, tuple(files.write(sorter)))
         yield written
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class Gathered:
     """What a task of stage two wrote, of how many rows; and how many had sent those that told it."""
 
     sent: int

@@ -320,9 +320,7 @@ def _check_object(name: str) -> None:
 
 def _compact(instance: Instance, asked: CompactAsked, progress: Progress) -> Any:
     return json_value(
-        instance.table(asked.table).compact(
-            engine=asked.engine, full=asked.full, progress=lambda done, total, _: progress(done, total)
-        )
+        instance.table(asked.table).compact(engine=asked.engine, full=asked.full, progress=progress)
     )
 
 

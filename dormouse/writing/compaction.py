@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.text import plural
 from dormouse.state.context import TableContext
 from dormouse.state.files.compaction_jobs import CompactionJob
@@ -112,7 +113,6 @@ class _Workers:
         return None
 
 
-Progress = Callable[[int, int, int], None]
 RunsJobs = Callable[[TableContext, int], Generator[CompactionResult, None, None]]
 """Takes jobs and runs them until none is due; ages are measured from a time in milliseconds."""
 
@@ -153,15 +153,15 @@ def compact(
     """One round: makes jobs by the table's strategy, and runs what is due until it is done or given up.
 
     `auto` takes Spark as `choose_engine` says, by the bytes of the jobs' files: `on_spark`, which the caller
-    gives, as rounds know nothing of it. `progress` is called with the jobs done, all jobs, and the
-    rows read. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
+    gives, as rounds know nothing of it. `progress` is called with the jobs done and all
+    jobs. Ctrl-C puts back at once what is not finished. With `full`, it merges all files of each leaf,
     whatever the strategy, and rewrites files that also hold other leaves' rows. It repeats this until each
     leaf has one file of its own or no more jobs can be finished.
     """
     check_engine(engine)
     started = time.monotonic()
     with context.last_rounds.round("compaction") as current:
-        created, tally = 0, _Tally(progress, current.errors)
+        created, tally = 0, _Tally(progress or no_progress, current.errors)
         while True:
             if create:
                 created += context.jobs.create(full=full) + context.jobs.create_of_deleted()
@@ -194,7 +194,7 @@ def compacted(jobs: int, rows: int) -> str:
 class _Tally:
     """Counts results as they come, and tells of them; adds why jobs were given up to `errors`."""
 
-    def __init__(self, progress: Progress | None, errors: list[str]) -> None:
+    def __init__(self, progress: Progress, errors: list[str]) -> None:
         self._jobs = 0
         self._progress = progress
         self._outcomes: Counter[str] = Counter()
@@ -224,9 +224,8 @@ class _Tally:
             self._tell()
 
     def _tell(self) -> None:
-        if self._progress:
-            done = self._outcomes.total() - self._outcomes["retry"]
-            self._progress(done, max(done, self._jobs), self._sums["rows_read"])
+        done = self._outcomes.total() - self._outcomes["retry"]
+        self._progress(done, max(done, self._jobs))
 
     @property
     def outcome(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,8 +34,8 @@ from dormouse.errors import (
     InvalidInput,
     JobFailed,
 )
-from dormouse.model.ahead import backoff_seconds
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.loops import Progress, backoff_seconds, no_progress, tries
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import (
     HIDDEN_COLUMNS,
@@ -65,7 +65,6 @@ logger = logging.getLogger(__name__)
 INGEST_ID_BYTES_MAX = 200
 ASK_ATTEMPTS_MAX = 8
 ASK_WAIT_SECONDS_MAX = 5.0
-Progress = Callable[[int, int | None], object]
 T = TypeVar("T")
 ENGINES = ("auto", "local", "spark")
 CLUSTER_BYTES_MIN = 256 * 1024 * 1024
@@ -140,7 +139,7 @@ def ingest_in_process(
     def write(current: TableContext, attempt: WriteAttempt) -> list[FileWithReferences]:
         rows = keyed_rows(current, attempt, deletes)
         source = open_source(given.data, current.schema) if rows is None else rows.opened(given.data)
-        return write_leaves(current, attempt, source, progress or (lambda *_: None), held_bytes)
+        return write_leaves(current, attempt, source, progress or no_progress, held_bytes)
 
     return ingest_once(context, ingest_id, write, digest=given.digest)
 
@@ -466,13 +465,13 @@ def _ask(context: TableContext, attempt: WriteAttempt, ingest_id: str, unknown: 
 
     Abandoning the attempt waits for a transaction that is still ending it, and no later one can.
     """
-    for number in range(ASK_ATTEMPTS_MAX):
+    pause = partial(backoff_seconds, seconds_min=0.05, seconds_max=ASK_WAIT_SECONDS_MAX)
+    for _ in tries(tries_max=ASK_ATTEMPTS_MAX, pause=pause):
         try:
             withdrawn = context.attempts.abandon(attempt)
             applied = context.store.is_applied(commit_id(ingest_id))
         except (DormouseError, OSError) as error:
             logger.info("ingest %s: asking what became of its commit: %s", ingest_id, error)
-            time.sleep(backoff_seconds(number, 0.1, ASK_WAIT_SECONDS_MAX))
             continue
         if not applied:
             raise CommitFailed(

@@ -30,7 +30,7 @@ from dormouse.data.datafusion_session import (
 from dormouse.data.newest import first_of_keys, without_values
 from dormouse.data.transform import Transform
 from dormouse.errors import DormouseError, InvalidData, JobFailed, panics_as_errors
-from dormouse.model.ahead import ahead, portions
+from dormouse.model.loops import ahead, portions
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stored_schema

@@ -29,8 +29,8 @@ from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.sketches import KeySampler
 from dormouse.data.transform import FALSE_POSITIVES, bloom_filter_columns, sized_filters
 from dormouse.errors import JobFailed
-from dormouse.model.ahead import ahead, portions
 from dormouse.model.file_reference import FileReference, FileWithReferences
+from dormouse.model.loops import ahead, portions
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first

@@ -13,7 +13,7 @@ small, too, and is the next round's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -34,6 +34,7 @@ from dormouse.errors import (
     TableBusy,
 )
 from dormouse.model.file_reference import FileReference, SplitFileReferenceRequest
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.partition_tree import Partition, Split
 from dormouse.model.region import KeyValue, Region, encode_value
 from dormouse.model.schema import Schema
@@ -49,7 +50,6 @@ SMALL_PART = 1 / 16
 """Of a smaller part of a file its sketches say too little; to read that part's keys costs little."""
 logger = logging.getLogger(__name__)
 BATCH_REFERENCES = 1_000
-Progress = Callable[[int, int], object]
 COMPACTED_LEAVES = 1_000
 
 
@@ -196,7 +196,7 @@ def split(context: TableContext, *, progress: Progress | None = None) -> SplitRe
     """
     with context.last_rounds.round("split") as current:
         one_key = list[str]()
-        divided = tuple(_divide_full_leaves(context, progress or (lambda *_: None), current.errors, one_key))
+        divided = tuple(_divide_full_leaves(context, progress or no_progress, current.errors, one_key))
         pushed = _push_down(context)
         current.worked = bool(divided or pushed)
         current.outcome = f"{plural(len(divided), 'partition')} divided, {plural(pushed, 'reference')} moved"
