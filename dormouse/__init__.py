@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from dormouse.rows.columns import Column
     from dormouse.sources.data_files import Files
 
-__version__ = "0.1.0"
+__version__ = errors.VERSION
 
 __all__ = [
     "ALL",

@@ -273,6 +273,14 @@ class Region(_ByKey[Range]):
         """Whether the row keys of `key` lie in the region."""
         return all(item.contains(key[name]) for name, item in self._ranges.items())
 
+    def overlaps(self, other: Region) -> bool:
+        """Whether a key can lie in both."""
+        return all(item.intersect(other.range(name)) is not None for name, item in self._ranges.items())
+
+    def lies_in(self, other: Region) -> bool:
+        """Whether it is a part of another."""
+        return all(item.intersect(self.range(name)) == self.range(name) for name, item in other.items())
+
     def split(self, field: Field, point: KeyValue) -> tuple[Region, Region]:
         """The region below `point` and the one from it on; `InvalidRange` when one would be empty."""
         whole = self.range(field.name)

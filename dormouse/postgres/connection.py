@@ -363,8 +363,14 @@ class ConnectionSupplier:
         revive: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = {**SESSION_SETTINGS, "search_path": search_path}
-        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation, search_path)
-        self._conninfo = self._conninfo_of(read_only)
+        self._conninfo_of = partial(
+            session_conninfo,
+            dsn,
+            application_name=application_name,
+            isolation=isolation,
+            search_path=search_path,
+        )
+        self._conninfo = self._conninfo_of(read_only=read_only)
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
@@ -441,7 +447,7 @@ class ConnectionSupplier:
     def forbid_writes(self, *, forbidden: bool = True) -> None:
         """From here on the sessions read only, or may write again."""
         with self._lock:
-            self._conninfo = self._conninfo_of(forbidden)
+            self._conninfo = self._conninfo_of(read_only=forbidden)
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -566,18 +572,6 @@ class ConnectionSupplier:
             _inherited.append(self._pool)
         self._pool, self._lock = None, threading.Lock()
         self._lines.forget()
-
-
-def _conninfo_of(
-    dsn: str, application_name: str, isolation: Isolation, search_path: str, read_only: bool
-) -> str:
-    return session_conninfo(
-        dsn,
-        application_name=application_name,
-        read_only=read_only,
-        isolation=isolation,
-        search_path=search_path,
-    )
 
 
 _suppliers: WeakSet[ConnectionSupplier] = WeakSet()

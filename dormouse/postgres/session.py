@@ -138,28 +138,25 @@ class Isolation(StrEnum):
     SERIALIZABLE = "serializable"
 
 
-def peer_parameters() -> dict[str, int]:
-    """Returns the libpq parameters by which a client notices a peer that vanished."""
-    return {
-        "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
-        "keepalives_idle": PEER_SECONDS_MAX // 2,
-        "keepalives_interval": 10,
-        "keepalives_count": 3,
-    }
+PEER_PARAMETERS = {
+    "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
+    "keepalives_idle": PEER_SECONDS_MAX // 2,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+"""The parameters of libpq by which a client notices a peer that vanished."""
 
+PEER_SETTINGS = {
+    "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
+    "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "client_connection_check_interval": str(10 * _SECOND),
+}
+"""The settings of a session by which the server notices a client that vanished.
 
-def peer_settings() -> dict[str, str]:
-    """Returns the settings of a session by which the server notices a client that vanished.
-
-    Over a Unix socket only the last has an effect.
-    """
-    return {
-        "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
-        "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
-        "tcp_keepalives_interval": "10",
-        "tcp_keepalives_count": "3",
-        "client_connection_check_interval": str(10 * _SECOND),
-    }
+Over a Unix socket only the last has an effect.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,14 +379,14 @@ def session_conninfo(
         "default_transaction_read_only": "on" if read_only else "off",
     }
     options = [
-        *(f"-c {name}={value}" for name, value in peer_settings().items()),  # the DSN may say otherwise
+        *(f"-c {name}={value}" for name, value in PEER_SETTINGS.items()),  # the DSN may say otherwise
         str(given.get("options") or ""),
         *(f"-c {name}={_escaped(value)}" for name, value in settings.items()),
     ]
     defaults = {
         "application_name": application_name,
         "connect_timeout": _CONNECT_SECONDS_MAX,
-        **peer_parameters(),
+        **PEER_PARAMETERS,
     }
     return make_conninfo("", **{**defaults, **given, "options": " ".join(filter(None, options))})
 

@@ -79,17 +79,12 @@ class CommitQueue(Protocol):
     Every failure is a `CommitQueueError` that names the queue and the cause. Threads may share a queue.
     """
 
-    @property
-    def body_bytes_max(self) -> int:
-        """What one message may hold."""
-
-    @property
-    def visibility_seconds(self) -> float:
-        """For how long a message that was received is hidden."""
-
-    @property
-    def knows_tables(self) -> bool:
-        """Whether `send` looks at the names of tables."""
+    body_bytes_max: int
+    """What one message may hold."""
+    visibility_seconds: float
+    """For how long a message that was received is hidden."""
+    knows_tables: bool
+    """Whether `send` looks at the names of tables."""
 
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
         """Send messages; when it raises, some may have been sent.

@@ -437,13 +437,9 @@ def _divided(begun: Sequence[str], records: Sequence[EpochRecord], lives: Sequen
     regions = {life.partition.partition_id: life.partition.region for life in lives}
     for record in records[1:]:
         for one in sorted(record.created, key=order.__getitem__):
-            above = [p for p in record.sealed if _overlap(regions[p], regions[one])]
+            above = [p for p in record.sealed if regions[p].overlaps(regions[one])]
             low, high = min(edges[p][0] for p in above), max(edges[p][1] for p in above)
-            beside = [p for p in record.created if any(_overlap(regions[p], regions[a]) for a in above)]
+            beside = [p for p in record.created if any(regions[p].overlaps(regions[a]) for a in above)]
             part, at = (high - low) / len(beside), sorted(beside, key=order.__getitem__).index(one)
             edges[one] = (low + at * part, low + (at + 1) * part)
     return edges
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    return all(one.range(name).intersect(item) is not None for name, item in other.items())

@@ -13,7 +13,6 @@ from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import VERSIONS, is_edited, is_keyed
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.state.context import TableContext
 from dormouse.state.files.round_reports import LastRound
 from dormouse.state.files.totals import Totals
@@ -124,8 +123,8 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
 
 def current_row_count(context: TableContext) -> int:
     """Returns how many rows a row table has now, as the database knows it. Raises `TableNotFound`."""
-    work = rows_of(_QUERIES["current_rows"], {"table_id": context.table.table_id})
-    found = run_lookup(context.supplier, work, operation="count the rows of a row table")
+    operation = "count the rows of a row table"
+    found = context.store.own.looked_up(_QUERIES["current_rows"], {}, operation=operation)
     if not found:
         raise TableNotFound.gone(context.table.name)
     return int(found[0][0])
