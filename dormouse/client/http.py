@@ -27,10 +27,10 @@ from dormouse.errors import (
     InvalidPayload,
     InvalidQuery,
 )
+from dormouse.model.json_values import json_text, parameters_json
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.types import Parameters, given
 from dormouse.reading.streams import Frames, Source, shown_reader
-from dormouse.reading.where import parameters_json
 from dormouse.settings.service import check_token
 
 CONNECT_SECONDS_MAX = 10.0
@@ -203,7 +203,7 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
 
 def _json(body: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return json_text(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"what is asked is not JSON: {error}") from None
 

@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from dormouse.api.table import Table
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
-from dormouse.model.types import json_value
 from dormouse.reading.where import LIMIT_MAX
 from dormouse.rows.pages import INDEX_WAIT_SECONDS
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES

@@ -17,13 +17,13 @@ from dormouse.api.table import Table
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.jobs.job import Job
 from dormouse.model.cut import when_of_text
+from dormouse.model.json_values import json_value, parse_parameters
 from dormouse.model.schema import Schema
 from dormouse.model.text import path_segment
-from dormouse.model.types import json_value
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import parse_parameters, parse_where
+from dormouse.reading.where import parse_where
 from dormouse.service import documents
 from dormouse.service import documents as wire
 from dormouse.service.declared import JsonRoute, Served

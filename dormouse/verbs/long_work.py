@@ -27,13 +27,14 @@ from dormouse.errors import (
 from dormouse.jobs.job import answer_names
 from dormouse.jobs.runs import JobFunction, Progress
 from dormouse.model.cut import when_of_text
+from dormouse.model.json_values import json_value, parse_parameters
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
-from dormouse.model.types import given, json_value
+from dormouse.model.types import given
 from dormouse.objects.names import INCOMING, check_name, hiding, without_paths
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import LIMIT_MAX, parse_parameters, parse_where, question
+from dormouse.reading.where import LIMIT_MAX, parse_where, question
 from dormouse.verbs import row_work
 from dormouse.verbs.row_work import WorkAsked
 

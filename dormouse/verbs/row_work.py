@@ -37,12 +37,11 @@ from dormouse.errors import (
 )
 from dormouse.jobs.job import upload_name
 from dormouse.jobs.runs import JobFunction, Progress
-from dormouse.model.types import json_value
-from dormouse.reading.where import parse_parameters
+from dormouse.model.json_values import json_value, parse_parameters
 from dormouse.rows.changes import LOCK_SECONDS_MAX, Changed, check_change_id, parse_changes
 from dormouse.rows.columns import Column
 from dormouse.rows.statements import given, statement_of
-from dormouse.sources.rows_csv_reader import CsvFormat
+from dormouse.sources.text_format import TextFormat
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query waits for the index of its table."""
@@ -92,22 +91,13 @@ class UpsertAsked(MadeOnce):
     on: list[str]
 
 
-class UploadAsked(MadeOnce):
+class UploadAsked(MadeOnce, TextFormat):
     """A CSV file that was sent with the job."""
 
-    separator: str = ","
-    quote: str | None = '"'
-    escape: str | None = None
-    header: bool = True
-    skip_lines: int = 0
-    null: str | None = None
     columns: list[str] | None = None
     as_new: bool = False
     upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
     digest: str | None = Field(default=None, description="of the file")
-
-    def format(self) -> CsvFormat:
-        return CsvFormat.like(self)
 
 
 class QueryAsked(WorkAsked):
@@ -152,8 +142,6 @@ def check(instance: Instance, asked: object) -> None:
         check_change_id(asked.change_id)
     if isinstance(asked, ChangeAsked):
         parse_changes(asked.changes)
-    if isinstance(asked, UploadAsked):
-        asked.format()
     if isinstance(asked, QueryAsked) and asked.page is None:
         if asked.sql is None:
             raise InvalidQuery("a query is a text of SQL, or the token of a next page: give sql or page")

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import outline
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Field, Schema
 from dormouse.model.table import TableProperties
-from dormouse.model.types import DataType, json_value, value_of_text
+from dormouse.model.types import DataType, value_of_text
 from dormouse.settings.lambdas import TABLE_CHANGES, TABLE_READS, field
 from dormouse.state.files.layout import layout as known_layout
 

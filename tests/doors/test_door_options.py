@@ -18,6 +18,7 @@ from dormouse.datasource import options as spark_options
 from dormouse.datasource.job import _parser as job_parser
 from dormouse.service import documents
 from dormouse.service import documents as row_documents
+from dormouse.sources.text_format import TextFormat
 from dormouse.spark import frames
 from dormouse.verbs import long_work
 from tests.support.api import Instance, Table
@@ -36,8 +37,8 @@ OF_ONE_DOOR = {
 
 SAME = {"add_columns": "evolve", "param": "parameters", "all": "where"}
 """Options that are called otherwise at a door, of all verbs."""
-OF_DATA = dict.fromkeys(("paths", "objects", "type", "null", "delimiter", "encoding", "header"), "data")
-OF_CSV = dict.fromkeys(("quote", "escape", "separator", "skip_lines", "header", "no_header", "null"), "how")
+OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
+OF_DATA = dict.fromkeys(("paths", "objects", "type", *TextFormat.model_fields), "data")
 OF_VERBS: dict[str, dict[str, str]] = {
     "sql": {"file": "statement"},
     "ingest": {"id": "ingest_id", "frame": "data", **OF_DATA},
