@@ -27,12 +27,13 @@ from dormouse.errors import (
     names_what_is_missing,
 )
 from dormouse.model.cut import When
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, TableRecord, is_edited
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
-from dormouse.postgres.leases import ClockJump, clock_jumps
+from dormouse.postgres.lease import ClockJump, clock_jumps
 from dormouse.settings.process import Settings, load_settings
 from dormouse.state.commits.commit_queues import CommitQueues
 from dormouse.state.commits.outcomes import CommitStatus
@@ -433,7 +434,7 @@ class Instance:
         *,
         since: str | None = None,
         despite_damage: bool = False,
-        progress: Callable[[int, int | None], object] = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> Backup:
         """Takes a backup into a folder, or s3://bucket/prefix, while everything runs.
 
@@ -476,7 +477,7 @@ class Instance:
         self,
         deep: bool = False,
         table: str | None = None,
-        progress: Callable[[int, int | None], object] | None = None,
+        progress: Progress | None = None,
         *,
         after: str | None = None,
         finished: Callable[[str], object] = lambda table: None,
@@ -509,7 +510,7 @@ class Instance:
     def delete_orphans(
         self,
         older_than: timedelta = OLDER_THAN,
-        progress: Callable[[int, int | None], object] = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> DeletedOrphans:
         """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidQuery, RowNotFound, names_what_is_missing
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION, Container
 from dormouse.rows.change import (
     LOCK_WAIT_SECONDS,
     Asked,
     Find,
     Found,
+    LookedUp,
     RowChanges,
-    Written,
     checked_changes,
     digest_of_changes,
     digest_of_upsert,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from dormouse.rows.store import RowStore, TableState
 
 DOWNLOAD_WAIT_SECONDS = 600.0
-Progress = Callable[[int, int | None], object]
 
 
 @names_what_is_missing
@@ -137,7 +137,7 @@ class RowTable(Container):
         changed_by: str | None = None,
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> Changed:
         """Makes all of the changes in their order, as one transaction, or none.
 
@@ -167,7 +167,7 @@ class RowTable(Container):
         changed_by: str | None = None,
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> Changed:
         """Updates the rows that have the values of the columns `on`, where they differ; inserts the others.
 
@@ -182,7 +182,7 @@ class RowTable(Container):
         def find(held: HeldLock, columns: tuple[Column, ...]) -> Found:
             locate = partial(self._indexes.locate, self, on, version=held.version)
             batches, unchanged = upserts(rows, on, columns, locate)
-            return Found([Written(batches)] if batches else [], unchanged)
+            return Found([LookedUp(batches)] if batches else [], unchanged)
 
         self._indexes.bring(self)  # or the lock would be held while an index is built
         digest = None if change_id is None else digest_of_upsert(rows, on)
@@ -352,7 +352,7 @@ class RowTable(Container):
         changed_by: str | None = None,
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
         **how: Unpack[CsvOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing.
@@ -377,7 +377,7 @@ class RowTable(Container):
         separator: str | None = None,
         header: bool = True,
         wait_seconds: float = DOWNLOAD_WAIT_SECONDS,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
     ) -> int:
         """Writes the rows, of the table or of a query, as CSV or TSV; gives how many there were.
 

@@ -17,7 +17,7 @@ from dormouse.errors import InvalidInput, NotAnInstance
 if TYPE_CHECKING:
     from dormouse.aws.cost import Estimate
     from dormouse.aws.destroy import Doomed
-    from dormouse.aws.machine_checks import Check
+    from dormouse.aws.doctor import Check
     from dormouse.settings.deployment import DeploymentSettings
 
 BAR_CHARACTERS = 30

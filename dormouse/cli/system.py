@@ -250,7 +250,7 @@ def env(
     profile: Profile = None,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
-    from dormouse.aws.environment import environment
+    from dormouse.aws.instance import environment
 
     found = environment(find(instance, region, profile), role, forwarded=forwarded)
     if profile is not None:
@@ -262,7 +262,7 @@ def env(
 
 def access(session: Session, instance: InstanceId, region: Region = None, profile: Profile = None) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
-    from dormouse.aws.environment import access as look
+    from dormouse.aws.instance import access as look
 
     found = look(find(instance, region, profile), profile)
     where = "".join(
@@ -343,9 +343,7 @@ def restore_objects(
     moment = _moment(since)
     found = find(instance, region, profile)
     with progress("restore objects", unit="objects") as moved:
-        report = restore(
-            found, moment, objects=objects, dry_run=dry_run, progress=lambda count: moved(count, None)
-        )
+        report = restore(found, moment, objects=objects, dry_run=dry_run, progress=moved)
     if objects is None and found.desired != "paused" and not dry_run:
         say(f"{instance} runs, and may have collected garbage meanwhile: pause it, and run this again")
     verb_ = "would come back" if dry_run else "came back"
@@ -359,7 +357,7 @@ def restore_deployed(
     session: Session, instance: DeployedInstance, to: str, commits: Commits, *, dry_run: bool
 ) -> None:
     """What `dormouse restore --instance ID --to TIME` does."""
-    from dormouse.aws.restore_database import restore_deployment
+    from dormouse.aws.restore import restore_deployment
     from dormouse.cli.console import progress
 
     moment = _moment(to)
@@ -374,7 +372,7 @@ def restore_deployed(
             dry_run=dry_run,
             tell=tell,
             ended=ended,
-            progress=lambda count: moved(count, None),
+            progress=moved,
         )
     back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
     version = report.engine_version

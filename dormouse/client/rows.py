@@ -17,6 +17,7 @@ from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.loops import Progress, no_progress, tries
 from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
 from dormouse.model.types import Parameters, given, json_value
@@ -39,7 +40,6 @@ ROWS_ASKED_MAX = 500
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-Progress = Callable[[int, int | None], object]
 
 
 class RemoteRowTable(Container):
@@ -132,15 +132,13 @@ class RemoteRowTable(Container):
         given = of_call(locals()) | {"table": self.name}
 
         def page_of(**more: Any) -> dict[str, Any]:
-            left, till = float(wait_seconds), time.monotonic() + wait_seconds
-            while True:
-                wait = {"wait_seconds": min(left, rows_verbs.SERVED_WAIT_SECONDS_MAX)}
+            for this in tries(wait_seconds, pause=_POLL_SECONDS[1]):
+                wait = {"wait_seconds": min(this.seconds_left, rows_verbs.SERVED_WAIT_SECONDS_MAX)}
                 try:
                     return dict(ask(self._http, rows_verbs.QUERY, {**given, **wait, **more}))
-                except IndexNotReady:
-                    time.sleep(max(0.0, min(till - time.monotonic(), _POLL_SECONDS[1])))
-                    if (left := till - time.monotonic()) <= 0:
-                        raise
+                except IndexNotReady as error:
+                    failure = error
+            raise failure
 
         found = page_of()
         rows, its_page = len(found["rows"]), found["next_page"] or page
@@ -205,7 +203,7 @@ class RemoteRowTable(Container):
         dry_run: bool = False,
         change_id: str | None = None,
         wait_seconds: float | None = None,
-        progress: Progress = lambda done, total: None,
+        progress: Progress = no_progress,
         **how: Unpack[CsvOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
@@ -289,7 +287,7 @@ class RemoteRowTable(Container):
     def _changed(self, verb: Verb, given: Mapping[str, Any]) -> Changed:
         return Changed.from_json(self._run(verb, given))
 
-    def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+    def _result(self, job_id: str, progress: Progress = no_progress) -> Any:
         return result_of(self._jobs, job_id, progress)
 
 
@@ -322,7 +320,7 @@ def run(jobs: RemoteJobs, verb: Verb, given: Mapping[str, Any]) -> Any:
     return result_of(jobs, jobs.start(cast(Job, verb.job).kind, request))
 
 
-def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -> Any:
     """Waits for a job; raises what it met, by its class."""
     wait, longest = _POLL_SECONDS
     while not (job := jobs.status(job_id)).has_ended:

@@ -13,11 +13,12 @@ from typing import Any
 
 import psycopg
 
-from dormouse.durability.backups import Backup, BackupWriter, Progress, Wanted
+from dormouse.durability.backups import Backup, BackupWriter, Wanted
 from dormouse.durability.incarnations import FOLDER, NOW, on_disk
 from dormouse.durability.job_objects import is_answer
 from dormouse.durability.ownership import MARKER
 from dormouse.errors import DormouseError, InvalidCommitRequest, InvalidName, ObjectNotFound, TableNotFound
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import is_edited
 from dormouse.objects.names import ANSWERS, ROW_FILES, SKETCHES_SUFFIX, check_name
 from dormouse.objects.store import ObjectStore
@@ -48,7 +49,7 @@ def back_up(
     *,
     since: str | None = None,
     despite_damage: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Backup:
     """`base_backup` writes the database's to a path. What fails leaves no backup.
 

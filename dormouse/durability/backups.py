@@ -37,6 +37,7 @@ from dormouse.errors import (
     ObjectStoreError,
     one_line,
 )
+from dormouse.model.loops import Progress
 from dormouse.objects.staging import shut_out_others
 from dormouse.objects.store import ObjectStore
 
@@ -56,8 +57,6 @@ _CHUNK_BYTES = 1 << 20
 _BATCH = 1_000
 INSTEAD = "restore another one ('dormouse backups' lists them), or take one without --since"
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, int | None], object]
-"""Called with the objects done, and all of them if known."""
 
 
 def has_object(store: ObjectStore, name: str) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dormouse.durability.orphans import Known, is_quarantined, is_there
 from dormouse.errors import InvalidName, ObjectNotFound, PartitionNotFound, TableNotFound
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.region import Region
 from dormouse.model.table import Problem, TableRecord, is_edited, stored_schema
 from dormouse.model.text import narrow_bytes
@@ -27,7 +28,7 @@ from dormouse.objects.names import ANSWERS, SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.pack import FOLDER, written
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import ClockJump
+from dormouse.postgres.lease import ClockJump
 from dormouse.state.files.checks import FileChecks, TrackedFile
 from dormouse.state.files.layout import OwnTables
 from dormouse.state.files.write_streams import PutFile, PutFiles
@@ -47,7 +48,6 @@ PROBLEMS_MAX = 10_000
 UNKNOWN_MAX = 1_000
 """Of objects that nothing knows so many are told, and of those that are quarantined so many are counted."""
 SUSPECTS_MAX = 1_000
-Progress = Callable[[int, int | None], object]
 
 
 def payload_problems(supplier: Supplier, objects: ObjectStore, *, deep: bool) -> list[Problem]:
@@ -257,7 +257,7 @@ class Checker:
             self._apart = FileReader()
         self._supplier = supplier
         self._objects = objects
-        self._progress = progress or (lambda done, total: None)
+        self._progress = progress or no_progress
         self._done = _Done(_Unknown(objects, known, adopted))
 
     def run(
@@ -450,16 +450,16 @@ class _Reader:
 
     def problems(self, file: TrackedFile) -> list[Problem]:
         """What is read of a file whose bytes are not those that were written tells nothing more."""
-        from dormouse.data.file_checks import Written, digest_problems, file_problems
+        from dormouse.data.file_checks import Recorded, digest_problems, file_problems
 
         name, found = file.filename, []
         if file.digest is not None:
             found = digest_problems(self._objects, name, file.digest)
         if not found:
             region = self._region(file.partition_id)
-            written = Written(file.row_count, file.min_key, file.max_key, region)
+            recorded = Recorded(file.row_count, file.min_key, file.max_key, region)
             read = self._apart.problems if file.digest is None else file_problems
-            found = read(self._objects, name, self._stored, written)
+            found = read(self._objects, name, self._stored, recorded)
         return [Problem(kind, self._table.name, file.partition_id, name, detail) for kind, detail in found]
 
     def _region(self, partition_id: str | None) -> Region | None:

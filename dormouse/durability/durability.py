@@ -26,9 +26,10 @@ from dormouse.errors import (
     ObjectStoreError,
     TableNotFound,
 )
+from dormouse.model.loops import Progress
 from dormouse.objects.store import GuardedStore, ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier
-from dormouse.postgres.leases import clock_jumps
+from dormouse.postgres.lease import clock_jumps
 from dormouse.settings.process import Settings
 from dormouse.state.catalog import Catalog
 from dormouse.state.files import removal_log
@@ -125,7 +126,7 @@ class Durability:
         target: str | os.PathLike[str],
         since: str | None,
         despite_damage: bool,
-        progress: Callable[[int, int | None], object],
+        progress: Progress,
     ) -> Backup:
         from dormouse.durability.backing_up import back_up
 
@@ -211,7 +212,7 @@ class Durability:
         self,
         deep: bool = False,
         table: str | None = None,
-        progress: Callable[[int, int | None], object] | None = None,
+        progress: Progress | None = None,
         after: str | None = None,
         finished: Callable[[str], object] = lambda table: None,
     ) -> CheckReport:
@@ -247,9 +248,7 @@ class Durability:
 
         return Orphans(self.objects, self.known, self._adopted, older_than)
 
-    def delete_orphans(
-        self, older_than: timedelta, progress: Callable[[int, int | None], object]
-    ) -> DeletedOrphans:
+    def delete_orphans(self, older_than: timedelta, progress: Progress) -> DeletedOrphans:
         self.check_writable()
         missing = [one for one in self.check().problems if one.kind == "object_missing"]
         if missing:

@@ -30,21 +30,21 @@ from dormouse.errors import (
     ObjectStoreError,
     TableBusy,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import Progress, backoff_seconds, no_progress
 from dormouse.model.table import is_keyed
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
-from dormouse.reading.deleting import DeleteWhere, asked_to_delete, bounds_to_delete, names_values
 from dormouse.reading.planner import may_hold
 from dormouse.reading.scan_session import Look, count_rows, look_at
-from dormouse.reading.where import Deletion, Question, deletions_of
+from dormouse.reading.where import DeleteWhere, Deletion, Question, deletions_of
 from dormouse.state.context import TableContext
 from dormouse.state.files.checks import FileChecks
 from dormouse.state.files.deletions import Candidate, Erasure, backups_taken, begin_erasure
 from dormouse.state.files.holds import holds
 from dormouse.writing.compaction import compact_in_threads
 from dormouse.writing.compaction_job import CompactionResult
+from dormouse.writing.deleting import asked_to_delete, bounds_to_delete, names_values
 from dormouse.writing.ingest import check_engine, choose_engine
 
 # Where else a table's rows may be: unknown objects, versions of deleted ones, backups.
@@ -54,8 +54,6 @@ UNREADABLE_MAX = 1_000
 RUN_SECONDS = 24 * 3600.0
 WAIT_SECONDS = 60.0
 IGNORED_HOLDS = ("metadata backup ", "reader ")
-Progress = Callable[[int, int | None], object]
-"""Called with the files that were looked at."""
 RunsJobsOf = Callable[..., Generator[CompactionResult, None, None]]
 """As `compact_in_threads`, which takes `run_id`."""
 
@@ -139,7 +137,7 @@ class Elsewhere:
         """Deletes what the store keeps of deleted files and their sketches; gives how many versions."""
         return self._hidden.delete(part for name in filenames for part in (name, name + SKETCHES_SUFFIX))
 
-    def look(self, writers: Sequence[tuple[str, str]], progress: Callable[[int], object]) -> None:
+    def look(self, writers: Sequence[tuple[str, str]], progress: Progress) -> None:
         """Looks at all that is below the table's prefixes and no file of it; what has rows is deleted.
 
         `writers` are attempts that go on, whose objects are theirs.
@@ -149,7 +147,7 @@ class Elsewhere:
             for name, size in self._unknown(prefix.rstrip("/")):
                 if not name.startswith(own or ("/",)):
                     self._look_at(name, size)
-                    progress(self.looked)
+                    progress(self.looked, None)
             for hidden in self._hidden.below(prefix):
                 if not hidden.name.endswith(SKETCHES_SUFFIX):
                     with tempfile.TemporaryDirectory(prefix="dormouse-erase-") as folder:
@@ -159,7 +157,7 @@ class Elsewhere:
                     self._note(hidden.name, rows)
                     if rows:
                         self.versions += self.delete_versions([hidden.name])
-                    progress(self.looked)
+                    progress(self.looked, None)
 
     def backups(self, places: Sequence[str]) -> Iterator[str]:
         """Yields the backups that still hold rows, by name, and those that may, with why it is not known.
@@ -306,7 +304,7 @@ def erase(
     wait_seconds: float = WAIT_SECONDS,
     abandon_writers: bool = False,
     backups: Sequence[str] = (),
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
     on_spark: RunsJobsOf | None = None,
 ) -> EraseReport:
     """Deletes the rows that match, and makes that physical everywhere; `Table.erase` says what it raises."""
@@ -325,7 +323,7 @@ def erase(
     versions = work.free(elsewhere)
     if not loads_have_places:
         still = work.end_writers(abandon=abandon_writers)
-    elsewhere.look(still, lambda more: progress(work.looked + more, None))
+    elsewhere.look(still, lambda more, _: progress(work.looked + more, None))
     looked, files, rows = erasure.counts()
     report = EraseReport(
         erasure.deletion_id,

@@ -15,7 +15,7 @@ from pathlib import Path
 from dormouse.errors import InvalidInput
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import METADATA_BACKUP_SECONDS
+from dormouse.postgres.lease import METADATA_BACKUP_SECONDS
 from dormouse.state.files.holds import held_until_next
 
 FOLDER = "backups"

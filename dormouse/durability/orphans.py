@@ -8,13 +8,14 @@ announced, or that use the store for something else.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 
 from dormouse.durability import job_objects
 from dormouse.errors import InvalidInput, InvalidName, ObjectNotFound, TableNotFound
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import TableRecord
 from dormouse.model.types import is_text
 from dormouse.objects.names import ANSWERS, RECORDS
@@ -142,9 +143,7 @@ class Orphans:
         for page in self._pages():
             yield from page
 
-    def delete(
-        self, progress: Callable[[int, int | None], object] = lambda done, total: None
-    ) -> DeletedOrphans:
+    def delete(self, progress: Progress = no_progress) -> DeletedOrphans:
         """Deletes them, each page as soon as it was found to be unknown."""
         done = DeletedOrphans()
         for page in self._pages():

@@ -20,7 +20,6 @@ from dormouse.durability.backups import (
     INSTEAD,
     BackedUp,
     Backup,
-    Progress,
     Wanted,
     backup_of,
     fetch,
@@ -31,10 +30,11 @@ from dormouse.durability.backups import FOLDER as OBJECTS_FOLDER
 from dormouse.durability.backups import backups as backups_of
 from dormouse.durability.metadata_backups import find
 from dormouse.durability.ownership import Ownership
-from dormouse.embedded.local import is_instance, mark
+from dormouse.embedded import is_instance, mark
 from dormouse.embedded.postgres import EmbeddedPostgres, extract
 from dormouse.embedded.server import Server
 from dormouse.errors import BackupDamaged, InstanceError, InstanceLocked, InvalidInput, NotAnInstance
+from dormouse.model.loops import Progress, no_progress
 from dormouse.objects.staging import sync
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres import ConnectionSupplier, migrate
@@ -93,7 +93,7 @@ def restore(
     *,
     check: bool = False,
     despite_damage: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Restored:
     """Makes a new instance, in the folder `into`, of a backup: of the latest when there is no name.
 

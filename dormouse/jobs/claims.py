@@ -36,7 +36,7 @@ from dormouse.payloads.rows import DAYS as PAYLOAD_DAYS
 from dormouse.payloads.rows import PUT, with_days, write
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.days import DayPartitions, days_ahead
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import Query, load
 from dormouse.postgres.transaction import rows_of, run_lookup, run_statement, run_transaction
 

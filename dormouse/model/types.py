@@ -1,7 +1,7 @@
 """Fields, their data types and their values: as Python's, as parameters of statements, as JSON and as text.
 
 Keys are of some types, values of any. docs/reference/values.md has the table of forms; Arrow columns are
-written by `dormouse.data.export`, after the same rules.
+written by `dormouse.sources.export`, after the same rules.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import zstandard
 
 from dormouse.errors import DormouseError, ObjectNotFound, PayloadCorrupt
 from dormouse.objects.store import ObjectStore
-from dormouse.payloads.days import Lease, mark_reader
+from dormouse.payloads.days import DayLease, mark_reader
 from dormouse.payloads.keys import PayloadKey, Places, columns, place_values
 from dormouse.payloads.pack import Damaged, DayObject, Entry, Packed, Packer, PayloadObjects, Row, compressed
 from dormouse.payloads.reading import Pointer, Reader
@@ -251,7 +251,11 @@ class Uploads:
     """Writes units beside each other, and gives them back in their order."""
 
     def __init__(
-        self, objects: PayloadObjects, lease: Lease, options: PayloadOptions, step: Step = lambda name: None
+        self,
+        objects: PayloadObjects,
+        lease: DayLease,
+        options: PayloadOptions,
+        step: Step = lambda name: None,
     ) -> None:
         self._objects = objects
         self._lease = lease
@@ -281,7 +285,7 @@ class Uploads:
         return unit
 
 
-def commit_pointers(lease: Lease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
+def commit_pointers(lease: DayLease, copy: str, unit: Unit, step: Step = lambda name: None) -> None:
     """Adds the pointers of a unit to a copy, and notes how far it is. Raises `LeaseLost`."""
 
     def work(conn: psycopg.Connection[Any]) -> None:

@@ -23,10 +23,10 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
-from dormouse.model.ahead import mapped_ahead
+from dormouse.model.loops import Progress, mapped_ahead, no_progress, tries
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
-from dormouse.payloads.days import Lease, PayloadDay, days, reading
+from dormouse.payloads.days import DayLease, PayloadDay, days, reading
 from dormouse.payloads.keys import PayloadKey, place_values
 from dormouse.payloads.pack import DayObject, PayloadObjects
 from dormouse.payloads.rows import DAYS
@@ -50,10 +50,6 @@ _EVER = "1:1:"
 _QUERIES = load(__package__ or "", "exchange")
 
 
-Progress = Callable[[date, int], object]
-"""Called with the day and its payloads that are done."""
-
-
 @dataclass(frozen=True)
 class Tools:
     """What works on days have in common. `is_over` ends a slice; `step` is told each, for tests."""
@@ -61,7 +57,7 @@ class Tools:
     supplier: Supplier
     objects: ObjectStore
     options: PayloadOptions
-    progress: Progress = lambda day, payloads: None
+    progress: Progress = no_progress
     is_over: Callable[[], bool] = lambda: False
     step: Step = lambda name: None
 
@@ -118,7 +114,7 @@ class Names:
 class Exchange:
     """The exchange of one day, by the worker that has its lease; `is_over` of the tools ends its waits."""
 
-    def __init__(self, tools: Tools, lease: Lease) -> None:
+    def __init__(self, tools: Tools, lease: DayLease) -> None:
         self._tools = tools
         self._lease = lease
         self.names = Names(lease.day)
@@ -180,20 +176,19 @@ class Exchange:
     def wait_for_readers(self) -> bool:
         """Waits for transactions that began before all was copied, which would not see it; False: over."""
         work = rows_of(_QUERIES["transactions"])
-        before = set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
-        ends = time.monotonic() + READERS_SECONDS_MAX
-        while before:
+        before = set[tuple[Any, ...]]()
+        for this in tries(READERS_SECONDS_MAX, pause=_READERS_LOOK_SECONDS):
+            now = set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
+            before = now if this.number == 1 else before & now
+            if not before:
+                return True
             if self._tools.is_over():
                 return False
-            if time.monotonic() > ends:
-                which = ", ".join(str(pid) for _, pid in sorted(before))
-                raise PayloadDayBusy(
-                    f"payloads of {self._lease.day}: transactions of before are under way for "
-                    f"{READERS_SECONDS_MAX:g} s, of the server's processes {which}; the day is as it was"
-                )
-            time.sleep(_READERS_LOOK_SECONDS)
-            before &= set(run_lookup(self._lease.supplier, work, operation="wait for readers"))
-        return True
+        which = ", ".join(str(pid) for _, pid in sorted(before))
+        raise PayloadDayBusy(
+            f"payloads of {self._lease.day}: transactions of before are under way for "
+            f"{READERS_SECONDS_MAX:g} s, of the server's processes {which}; the day is as it was"
+        )
 
     def swap(self, forget: bool = True) -> None:
         """Puts the copy into the day's place; what is written since verification is compared first.
@@ -348,8 +343,7 @@ class Exchange:
 
         `before` runs before each try, while other transactions are not held up.
         """
-        began = time.monotonic()
-        while True:
+        for _ in tries(READERS_SECONDS_MAX, pause=lambda _: random.uniform(0.1, 1) * PAUSE_SECONDS_MAX):  # noqa: S311
             before()
             try:
                 return run_transaction(
@@ -359,12 +353,12 @@ class Exchange:
                     operation=operation,
                 )
             except pg.LockNotAvailable:
-                if self._tools.is_over() or time.monotonic() - began > READERS_SECONDS_MAX:
-                    raise PayloadDayBusy(
-                        f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
-                        "it is as it was, and is tried again"
-                    ) from None
-            time.sleep(random.uniform(0.1, 1) * PAUSE_SECONDS_MAX)  # noqa: S311
+                if self._tools.is_over():
+                    break
+        raise PayloadDayBusy(
+            f"payloads of {self._lease.day}: {operation}: others use the day all the time; "
+            "it is as it was, and is tried again"
+        )
 
 
 def differs(day: date, keys: Sequence[PayloadKey]) -> PayloadsDiffer:

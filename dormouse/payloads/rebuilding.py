@@ -20,7 +20,7 @@ from psycopg import errors as pg
 from dormouse.errors import DormouseError, ObjectNotFound
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import Unit, add_pointers
-from dormouse.payloads.days import Lease, leased
+from dormouse.payloads.days import DayLease, leased
 from dormouse.payloads.exchange import Exchange, Tools
 from dormouse.payloads.keys import columns
 from dormouse.payloads.pack import (
@@ -135,7 +135,7 @@ def pointers_to(supplier: Supplier, day: date, object_keys: Sequence[str] | None
 class _Rebuilding:
     """The work on one day, whose state is to be `state`."""
 
-    def __init__(self, tools: Tools, lease: Lease, state: str) -> None:
+    def __init__(self, tools: Tools, lease: DayLease, state: str) -> None:
         self._tools = tools
         self._lease = lease
         self._state = state

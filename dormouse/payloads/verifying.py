@@ -33,8 +33,8 @@ _QUERIES = load(__package__ or "", "verifying")
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadProblem:
-    """What is wrong with an object, or with one of its payloads."""
+class DamagedObject:
+    """An object that is not as it was written, or one payload of it; `detail` says what is wrong."""
 
     object_key: str
     key: PayloadKey | None
@@ -54,7 +54,7 @@ class PayloadVerification:
     objects: int
     payloads: int
     bytes: int
-    problems: tuple[PayloadProblem, ...]
+    problems: tuple[DamagedObject, ...]
     without_pointer: int = 0
     rebuilt: int = 0
     recovered: int = 0
@@ -68,11 +68,11 @@ class _Done:
     without_pointer: int = 0
 
     def __post_init__(self) -> None:
-        self.problems: list[PayloadProblem] = []
+        self.problems: list[DamagedObject] = []
 
     def note(self, object_key: str, key: PayloadKey | None, detail: str) -> None:
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(PayloadProblem(object_key, key, detail))
+            self.problems.append(DamagedObject(object_key, key, detail))
 
     def of(self, day: date, made: Rebuilt) -> PayloadVerification:
         return PayloadVerification(
@@ -98,7 +98,7 @@ def verify(tools: Tools, day: date, *, rebuild: bool = False) -> PayloadVerifica
         done.note(object_key, None, detail)
     for one in tools.known.of_day(day, "live", "block"):
         _object(tools, one, done)
-        tools.progress(day, done.payloads)
+        tools.progress(done.payloads, None)
     query = _QUERIES["lost_objects"].on(day=DAYS.name(day))
     try:
         lost = run_lookup(tools.supplier, rows_of(query), operation="verify a day")

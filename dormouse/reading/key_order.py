@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dormouse.data.datafusion_session import sorted_session
+from dormouse.data.newest import last_of_keys
 from dormouse.model.region import KeyValue
 from dormouse.model.table import ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.reading.row_filter import every, meets, rendered
 from dormouse.reading.scan_session import DATAFUSION
+from dormouse.reading.streams import up_to
 from dormouse.reading.where import Question
 from dormouse.state.context import TableContext
 
@@ -43,17 +44,11 @@ class CurrentRows:
 
     def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows that are asked for, of versions in the order of ids and versions."""
-        left = self.asked.limit
-        if left == 0:
-            return
-        for batch in self._found(_without_deleted(newest_versions(batches))):
-            found = batch if left is None else batch.slice(0, left)
-            if left is not None:
-                left -= found.num_rows
-            if found.num_rows:
-                yield found
-            if left == 0:
-                return
+        rows = (
+            batch.filter(pc.invert(batch.column(ROW_DELETED))) for batch in last_of_keys(batches, [ROW_ID])
+        )
+        found = self._found(batch for batch in rows if batch.num_rows)
+        return up_to((batch for batch in found if batch.num_rows), self.asked.limit)
 
     def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
@@ -68,13 +63,6 @@ class CurrentRows:
                 columns = [batch.column(name) for name in several[0].schema.names]
                 yield pa.RecordBatch.from_arrays(columns, schema=several[0].schema)
             session.deregister_table(_BATCHES)
-
-
-def _without_deleted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        found = batch.filter(pc.invert(batch.column(ROW_DELETED)))
-        if found.num_rows:
-            yield found
 
 
 def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -92,23 +80,6 @@ def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
             several, size, most = [], 0, min(2 * most, FILTERED_BATCHES_MAX)
     if several:
         yield several
-
-
-def newest_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields the last version of each row; the first column is the id, by which batches are sorted."""
-    held: pa.RecordBatch | None = None
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        ids = batch.column(0).to_numpy()
-        if held is not None and held.column(0)[0].as_py() != ids[0]:
-            yield held
-        is_last = np.append(ids[1:] != ids[:-1], False)
-        held = batch.slice(batch.num_rows - 1)
-        if is_last.any():
-            yield batch.filter(pa.array(is_last))
-    if held is not None:
-        yield held
 
 
 def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:

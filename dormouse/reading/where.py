@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from enum import Enum
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from dormouse.errors import (
     InvalidQuery,
     InvalidRange,
 )
-from dormouse.model.region import Range, Region, check_key
+from dormouse.model.region import KeyRanges, Range, Region, check_key
 from dormouse.model.schema import Field, Schema, Shape
 from dormouse.model.table import ROWS_MAX, as_now, kept
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
@@ -33,7 +34,6 @@ from dormouse.model.types import (
     plain,
     value_of_json,
 )
-from dormouse.reading.key_ranges import KeyRanges
 
 _INTERVAL = TypeAdapter(timedelta)
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any], str]] = {
@@ -117,6 +117,18 @@ def _parsed(name: str, value: Any, depth: int = 1) -> Any:
 
 
 # Conditions, columns and a limit, checked against a schema.
+
+
+class _All(Enum):
+    ALL = "all"
+
+    def __repr__(self) -> str:
+        return "dm.ALL"
+
+
+ALL: Literal[_All.ALL] = _All.ALL
+"""All rows of a table, as they are to be deleted."""
+DeleteWhere = Mapping[str, Any] | Region | Literal[_All.ALL]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dormouse.data.export import Csv, compressed, format_of_name, moment_texts
 from dormouse.errors import InvalidData, InvalidInput, InvalidRow
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import ROW_ID, ROW_VERSION
 from dormouse.model.text import did_you_mean, plural
 from dormouse.objects.staging import whole_file
@@ -21,17 +21,17 @@ from dormouse.rows.changes import LoadCsv
 from dormouse.rows.columns import INTEGER_MAX, Column, Misfit, parsed_value
 from dormouse.rows.pages import Page
 from dormouse.rows.values import is_date, of_text
+from dormouse.sources.export import Csv, compressed, format_of_name, moment_texts
 from dormouse.sources.rows_csv_reader import CsvBatch, CsvFile, CsvFormat
 
 # Rows as CSV that can be edited and uploaded: with the id and version of each, of a table or of a query.
 
-Progress = Callable[[int, int | None], object]
 _UNWRITTEN = {".xlsx", ".xls", ".ods", ".zip", ".orc", ".avro", ".feather"}
 """Ends of names that promise another kind of file than CSV."""
 
 
 def write_csv(
-    reader: pa.RecordBatchReader, sink: BinaryIO, how: CsvFormat, progress: Progress = lambda done, of: None
+    reader: pa.RecordBatchReader, sink: BinaryIO, how: CsvFormat, progress: Progress = no_progress
 ) -> int:
     """Writes all rows; returns how many there were. Texts are quoted, and nothing is null."""
     check_written(how)
@@ -76,7 +76,7 @@ def save_csv(
     reader: pa.RecordBatchReader,
     path: str | PathLike[str],
     how: CsvFormat,
-    progress: Progress = lambda done, of: None,
+    progress: Progress = no_progress,
 ) -> int:
     """As `write_csv`, to a file that is whole or not there; of a name like x.csv.gz, compressed."""
     check_written(how)

@@ -20,9 +20,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from dormouse.data.export import format_of_name
 from dormouse.errors import InvalidData, InvalidInput, one_line
 from dormouse.model.text import plural
+from dormouse.sources.export import format_of_name
 
 # How a CSV file is written: its separator, its quotes, whether it has a header.
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from dormouse.data.arrow_schema import arrow_type, check_columns, conform, is_ascending
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import InvalidData, InvalidQuery, one_line
-from dormouse.model.ahead import portions
+from dormouse.model.loops import portions
 from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.types import DataType, value_of_text

@@ -101,7 +101,7 @@ def _as_object(
 def _exported(
     instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress, name: str
 ) -> dict[str, Any]:
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     objects = instance.objects
     try:

@@ -36,6 +36,7 @@ from dormouse.errors import (
     TableAlreadyExists,
 )
 from dormouse.jobs.job import upload_name
+from dormouse.model.loops import tries
 from dormouse.rows.changes import (
     LOCK_SECONDS_MAX,
     Changed,
@@ -259,17 +260,13 @@ def _made(
         return change(**by, **waits).to_json()
     by |= {} if call.job.owner is None else {"changed_by": call.job.owner}
     by |= {"change_id": call.job.job_id if asked.change_id is None else asked.change_id}
-    wait_seconds = LOCK_SECONDS_MAX if asked.wait_seconds is None else asked.wait_seconds
-    deadline = time.monotonic() + wait_seconds
-    while True:
-        left = max(deadline - time.monotonic(), 0.0)
+    for this in tries(_seconds(asked.wait_seconds, LOCK_SECONDS_MAX), pause=0.0):
         try:
-            return change(**by, wait_seconds=min(left, _LOCK_SECONDS)).to_json()
+            return change(**by, wait_seconds=min(this.seconds_left, _LOCK_SECONDS)).to_json()
         except RowLockHeld as error:
-            if time.monotonic() >= deadline:
-                raise
-            call.job.check()
             call.job(message=f"waits: {error}")
+            failure = error
+    raise failure
 
 
 def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
@@ -332,16 +329,13 @@ def _query_patiently(instance: Instance, asked: RowQueryRequest, call: Call) -> 
     """Waits for the index as a job, which is asked to end meanwhile."""
     job = call.its_job
     table, given = instance.row_table(asked.table), options(asked, "table", "count", "wait_seconds")
-    deadline = time.monotonic() + _seconds(asked.wait_seconds, QUERY_WAIT_SECONDS)
-    while True:
+    for _ in tries(_seconds(asked.wait_seconds, QUERY_WAIT_SECONDS), pause=0.0):
         job(message="waits for the index")
         try:
-            page = table.query(**given, wait_seconds=_WAIT_SECONDS)
-        except IndexNotReady:
-            if time.monotonic() > deadline:
-                raise
-            continue
-        return page.to_json(count=asked.count)
+            return table.query(**given, wait_seconds=_WAIT_SECONDS).to_json(count=asked.count)
+        except IndexNotReady as error:
+            failure = error
+    raise failure
 
 
 def _seconds(given: float | None, default: float) -> float:

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
+from dormouse.model.loops import Progress, no_progress
 from dormouse.settings.lambdas import field as field_of
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
-    from dormouse.jobs.runs import Progress
+    from dormouse.jobs.runs import Progress as JobProgress
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.streams import Interruption
 
@@ -121,10 +122,10 @@ class Call:
     sessions: Sessions | None = None
     """Where statements run, if not in this process."""
 
-    progress: Callable[[int | None, int | None], object] = lambda done, total: None
+    progress: Progress = no_progress
     """Called with what is done, and of how much."""
 
-    job: Progress | None = None
+    job: JobProgress | None = None
     """The job that the work is, if it is one."""
 
     rows_max: int | None = None
@@ -134,7 +135,7 @@ class Call:
     """Raises the door's error for more rows than that."""
 
     @property
-    def its_job(self) -> Progress:
+    def its_job(self) -> JobProgress:
         """Returns the job, in what only jobs do."""
         if self.job is None:
             raise AssertionError("only a job does this")

@@ -61,7 +61,7 @@ HOMES = {
 CORE = ["errors", "model", "settings", "postgres", "objects", *sorted(STATE)]
 HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas", "xxhash"]
 ENTRY_POINTS = {
-    "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__", "dormouse.settings.config_file",
+    "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__",
     "dormouse.spark.run", "dormouse.reading.sql.wanted", "dormouse.datasource.job",
 }  # fmt: skip
 OLD_NAMES = {"commits", "system"}

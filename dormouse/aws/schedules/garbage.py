@@ -13,7 +13,7 @@ from dormouse.jobs import claims
 from dormouse.model.table import TableRecord
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.state.catalog import Catalog
 from dormouse.state.commits import pointers
 from dormouse.state.context import TableContext

@@ -96,21 +96,12 @@ class PointerQueue:
     """A `CommitQueue` that sends what is too large for another one as a pointer to the object store."""
 
     def __init__(self, queue: CommitQueue, objects: ObjectStore) -> None:
+        self.body_bytes_max = BODY_BYTES_MAX
+        self.visibility_seconds = queue.visibility_seconds
+        self.knows_tables = queue.knows_tables
         self._queue = queue
         self._objects = objects
         self._fitting = FITTING_AT_FIRST
-
-    @property
-    def body_bytes_max(self) -> int:
-        return BODY_BYTES_MAX
-
-    @property
-    def visibility_seconds(self) -> float:
-        return self._queue.visibility_seconds
-
-    @property
-    def knows_tables(self) -> bool:
-        return self._queue.knows_tables
 
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
         """Send messages; first the objects are written, so that no pointer leads nowhere."""

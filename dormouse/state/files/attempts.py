@@ -7,7 +7,6 @@ abandoned can commit nothing, so that collecting its objects can never take a li
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -31,7 +30,7 @@ from dormouse.model.text import narrow_id
 from dormouse.objects.names import ROW_FILES, SKETCHES_SUFFIX, parquet_suffix
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import ConnectionSupplier, Supplier
-from dormouse.postgres.leases import SessionLock
+from dormouse.postgres.lease import SessionLock, wait_for
 from dormouse.postgres.queries import load
 from dormouse.postgres.transaction import fetched, rows_of, run_statement, run_transaction
 from dormouse.state.files.layout import OwnTables
@@ -39,7 +38,6 @@ from dormouse.state.files.layout import OwnTables
 # Running numbers of a table's rows: one load gives them at a time, so that none is given twice.
 
 WAIT_SECONDS_MAX = 600.0
-_AGAIN_SECONDS = 0.2
 
 
 class Numbering:
@@ -74,20 +72,17 @@ def numbering(supplier: ConnectionSupplier, table: TableRecord) -> Iterator[Numb
 
     The load calls `check` as it commits. Raises `TableBusy` when the wait takes too long.
     """
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
     values = {"table_id": table.table_id}
+    busy = TableBusy(
+        f"table {table.name!r}: another load gives its rows running numbers for more than "
+        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
+        table=table.name,
+    )
     # loads that wait take no session from the load that they wait for
     with closing(supplier.limited()) as apart:
         lock = SessionLock(apart, _QUERIES["number_alone"], values)
         try:
-            while not lock.take():
-                if time.monotonic() > deadline:
-                    raise TableBusy(
-                        f"table {table.name!r}: another load gives its rows running numbers for more than "
-                        f"{WAIT_SECONDS_MAX:g} s; nothing was added, try again later",
-                        table=table.name,
-                    )
-                time.sleep(_AGAIN_SECONDS)
+            wait_for(lambda _: lock.take() or busy, WAIT_SECONDS_MAX)
             run_statement(supplier, rows_of(_QUERIES["await_commit"], values), operation="number rows")
             yield Numbering(lock, table)
         finally:
