@@ -9,6 +9,7 @@ import ssl
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -48,6 +49,7 @@ _BUSY = {429, 503}
 _PROBLEM = "application/problem+json"
 _STANDARD = {"type", "title", "status", "detail", "instance"}
 """The members that every problem document may have."""
+_TIMES = ("_at", "since", "until")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _CLASSES = {
     "urn:dormouse:" + _WORD.sub("-", name).lower(): found
@@ -298,6 +300,14 @@ def ask(http: Http, verb: Verb, asked: Mapping[str, Any]) -> Any:
     if door.answer is not None:
         return http.json("POST", path, body)
     return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
+
+
+def with_times(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a document with its times as Python has them, which their names tell."""
+    return {
+        name: datetime.fromisoformat(value) if value and name.endswith(_TIMES) else value
+        for name, value in found.items()
+    }
 
 
 class _Messages:

@@ -13,7 +13,7 @@ from typing import Any, Unpack, cast
 from urllib.parse import urlencode
 
 from dormouse import errors
-from dormouse.client.http import AnswerReader, Http, ask
+from dormouse.client.http import AnswerReader, Http, ask, with_times
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
@@ -103,15 +103,17 @@ class RemoteRowTable(Container):
     def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
         """Who changed what, and when: the newest first."""
         found = self._http.json("GET", self._path("history", before=before, limit=limit))["changes"]
-        return [RowChange(**_with_times(one)) for one in found]
+        return [
+            RowChange(**with_times(one) | {"columns_changed": tuple(one["columns_changed"])}) for one in found
+        ]
 
     def snapshots(self) -> list[RowSnapshot]:
         """By name."""
-        return [RowSnapshot(**_with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
+        return [RowSnapshot(**with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
 
     def snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version. `SnapshotExists`."""
-        return RowSnapshot(**_with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
+        return RowSnapshot(**with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
 
     def drop_snapshot(self, name: str) -> None:
         """Forgets a name; the versions stay. `SnapshotNotFound`."""
@@ -395,11 +397,3 @@ def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:
     rows = [tuple(row) for row in found["rows"]]
     changed_at = datetime.fromisoformat(found["changed_at"])
     return Page(rows=rows, columns=columns, changed_at=changed_at, _count=count, **values)
-
-
-def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
-    made = {
-        name: datetime.fromisoformat(value) if name.endswith("_at") and value else value
-        for name, value in found.items()
-    }
-    return made | {"columns_changed": tuple(found["columns_changed"])} if "columns_changed" in found else made
