@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -31,7 +30,7 @@ from dormouse.rows.pages import INDEX_WAIT_SECONDS
 from dormouse.rows.reading import RowReader
 from dormouse.rows.store import HISTORY_PAGE, HeldLock, RowChange, RowLocks, RowSnapshot, RowStore, TableState
 from dormouse.rows.values import to_python
-from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
+from dormouse.sources.text_format import TextOptions, text_format
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -333,14 +332,15 @@ class RowTable(Container):
         *,
         rows: int = ROWS_SHOWN,
         whole: bool = False,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> CsvPreview:
         """What a CSV or TSV file seems to hold: columns, first rows. Raises `InvalidData` and `InvalidInput`.
 
         `how` is it written: separator (by default as the file's name tells), quote, escape, header,
-        skip_lines, and null, a text that stands for nothing.
+        skip_lines, null, a text that stands for nothing, or several, and encoding. A file whose header is a
+        single cell, of which nothing is said, is looked at for another separator, as files of tables are.
         """
-        return preview_csv(path, CsvFormat.of_file(path, **how), rows=rows, whole=whole)
+        return preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
 
     def upload_csv(
         self,
@@ -353,7 +353,7 @@ class RowTable(Container):
         change_id: str | None = None,
         wait_seconds: float = LOCK_WAIT_SECONDS,
         progress: Progress = no_progress,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing.
 
@@ -362,7 +362,7 @@ class RowTable(Container):
         file: a download becomes new rows. `columns` names the file's columns, in place of its header; `how`
         is as for `preview_csv`. Raises what `change` does, and `InvalidData`, naming the row.
         """
-        load = LoadCsv(path, columns=columns, as_new=as_new, **asdict(CsvFormat.of_file(path, **how)))
+        load = LoadCsv(path, columns=columns, as_new=as_new, **text_format(path, **how).to_json())
         by: dict[str, Any] = {"changed_by": changed_by, "change_id": change_id, "wait_seconds": wait_seconds}
         return self.change([load], dry_run, progress=progress, **by)
 
@@ -387,7 +387,7 @@ class RowTable(Container):
         """
         from dormouse.rows.csv_loads import save_csv
 
-        how = CsvFormat.of_file(path, separator=separator, header=header)
+        how = text_format(path, separator=separator, header=header)
         which: dict[str, Any] = {"version": version, "snapshot": snapshot, "wait_seconds": wait_seconds}
         rows = self.rows_of(sql, parameters=parameters, **which)
         return save_csv(rows, path, how, progress)

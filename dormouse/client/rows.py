@@ -28,7 +28,7 @@ from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.pages import INDEX_WAIT_SECONDS, Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
-from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
 from dormouse.verbs import reading
 from dormouse.verbs import rows as rows_verbs
 from dormouse.verbs.verb import Job, Verb, json_of, of_call
@@ -191,7 +191,7 @@ class RemoteRowTable(Container):
         *,
         rows: int = ROWS_SHOWN,
         whole: bool = False,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> CsvPreview:
         """What a file seems to hold: as `RowTable.preview_csv`."""
         return preview_csv(self._http, path, rows=rows, whole=whole, **how)
@@ -206,14 +206,14 @@ class RemoteRowTable(Container):
         change_id: str | None = None,
         wait_seconds: float | None = None,
         progress: Progress = no_progress,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
 
         `wait_seconds` is as for `change`.
         """
         given = {
-            **_csv_asked(CsvFormat.of_file(path, **how)),
+            **_csv_asked(text_format(path, **how)),
             "columns": None if columns is None else ",".join(columns),
             "as_new": "true" if as_new else None,
             "dry_run": "true" if dry_run else None,
@@ -240,7 +240,7 @@ class RemoteRowTable(Container):
         Gives how many there were: as `RowTable.download_csv`.
         """
         given_json = None if parameters is None else json.dumps(parameters_json(given(parameters)))
-        how = CsvFormat.of_file(path, separator=separator, header=header)
+        how = text_format(path, separator=separator, header=header)
         asked = self._path(
             "csv",
             sql=sql,
@@ -299,10 +299,10 @@ def preview_csv(
     *,
     rows: int = ROWS_SHOWN,
     whole: bool = False,
-    **how: Unpack[CsvOptions],
+    **how: Unpack[TextOptions],
 ) -> CsvPreview:
     """What a file seems to hold, without a table."""
-    asked = _csv_asked(CsvFormat.of_file(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
+    asked = _csv_asked(text_format(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
     found = http.send_file(rows_path("preview", **asked), _chunks(path), _CSV)
     columns = tuple(map(Column.from_json, found["columns"]))
     shown = tuple(map(tuple, found["rows"]))
@@ -357,15 +357,9 @@ def rows_path(*parts: str, **asked: Any) -> str:
     return f"{path}?{given}" if given else path
 
 
-def _csv_asked(how: CsvFormat) -> dict[str, Any]:
-    return {
-        "separator": how.separator,
-        "quote": how.quote or "",
-        "escape": how.escape,
-        "header": "true" if how.header else "false",
-        "skip_lines": how.skip_lines,
-        "null": how.null,
-    }
+def _csv_asked(how: TextFormat) -> dict[str, Any]:
+    options = how.to_json() | {"quote": how.quote or ""}
+    return {name: str(one).lower() if isinstance(one, bool) else one for name, one in options.items()}
 
 
 def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:

@@ -361,7 +361,7 @@ def from_jsonb(found: Any) -> Column:
     return Column.from_json(given if text is None else {**given, "default": json.loads(text)})
 
 
-def value_of(column: Column, value: Any, label: str, *, formed: bool = True) -> Any:
+def value_of(column: Column, value: Any, label: object, *, formed: bool = True) -> Any:
     """Returns a value of Python or JSON as files have it; null stays, and NaN is null but in a DOUBLE.
 
     `InvalidRow` begins with the label.
@@ -381,7 +381,7 @@ def _is_nan(value: Any) -> bool:
     return isinstance(value, float | datetime) and value != value  # noqa: PLR0124
 
 
-def text_value(column: Column, text: str | None, label: str) -> Any:
+def text_value(column: Column, text: str | None, label: object) -> Any:
     """As `value_of`, of a text of CSV without space around it."""
     if text is None:
         return None
@@ -403,14 +403,14 @@ def _within(column: Column, found: Any, *, formed: bool) -> Any:
     return found
 
 
-def _refused(column: Column, value: Any, label: str, cause: Misfit) -> InvalidRow:
+def _refused(column: Column, value: Any, label: object, cause: Misfit) -> InvalidRow:
     shown = repr(value)
     shown = shown if len(shown) <= _SHOWN_MAX else f"{shown[:_SHOWN_MAX]}…"
     said = f"{label}, column {column.name!r} ({column.type}): {shown} {cause}"
     return InvalidRow(said, column=column.name)
 
 
-def _of_column(column: Column, value: Any, label: str) -> Any:
+def _of_column(column: Column, value: Any, label: object) -> Any:
     try:
         return value_of(column, value, label, formed=False)
     except InvalidRow as error:

@@ -47,8 +47,20 @@ from dormouse.rows.changes import (
 )
 from dormouse.rows.columns import Column
 from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
-from dormouse.sources.rows_csv_reader import CsvFormat
-from dormouse.verbs.verb import Call, Document, Form, Http, Job, Parameters, Request, Verb, options
+from dormouse.sources.text_format import TextFormat
+from dormouse.verbs.verb import (
+    Call,
+    Columns,
+    Document,
+    Form,
+    Http,
+    Job,
+    OfWire,
+    Parameters,
+    Request,
+    Verb,
+    options,
+)
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -125,41 +137,20 @@ class RowUpsertRequest(MadeOnce):
     """The columns by which rows are found."""
 
 
-class RowUploadRequest(MadeOnce):
+class RowUploadRequest(MadeOnce, TextFormat):
     """Change rows by CSV: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
 
-    separator: str = ","
-    """What stands between cells; or tab."""
-
-    quote: str | None = '"'
-    """What stands around cells; nothing for none."""
-
-    escape: str | None = None
-    """What stands before a quote that is none."""
-
-    header: bool = True
-    """Whether the first row names the columns."""
-
-    skip_lines: int = 0
-    """How many lines come before the header."""
-
-    null: str | None = None
-    """A text that stands for nothing."""
-
-    columns: list[str] | None = None
+    columns: Columns = None
     """The names of the cells, in place of the header's."""
 
     as_new: bool = False
     """Insert all rows, without ROW_ID and ROW_VERSION of the file."""
 
-    upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
+    upload: Annotated[str, OfWire()] = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
     """What the object is called that came with the request."""
 
-    digest: str | None = None
+    digest: Annotated[str | None, OfWire()] = None
     """The digest of the file."""
-
-    def format(self) -> CsvFormat:
-        return CsvFormat.like(self)
 
 
 class RowQueryRequest(OfRowTable):
@@ -273,7 +264,7 @@ def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
     job = call.its_job
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(job.job_id, asked.upload)
-    given = options(asked, "upload", "digest", *_OF_CHANGE)
+    given = options(asked, *_OF_CHANGE)
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:
@@ -310,8 +301,6 @@ def _check_change(instance: Instance, asked: MadeOnce, call: Call) -> None:
         check_change_id(asked.change_id)
     if isinstance(asked, RowChangeRequest):
         parse_changes(asked.changes)
-    if isinstance(asked, RowUploadRequest):
-        asked.format()
     instance.row_table(asked.table)
 
 
