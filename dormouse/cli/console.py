@@ -13,9 +13,9 @@ from rich.table import Table as RichTable
 from rich.tree import Tree
 
 from dormouse.cli.failures import printable
+from dormouse.model.json_values import shown_value
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.partition_tree import Partition, PartitionTree, outline
-from dormouse.model.types import shown_value
 
 PIPED_WIDTH = 10_000_000  # tables take what they need; nothing is cut off
 PIPED_CELL_WIDTH = 1_000

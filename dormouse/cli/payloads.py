@@ -14,8 +14,8 @@ import typer
 
 from dormouse.cli.verbs import Session, agreed, plural, verb
 from dormouse.errors import InvalidInput, InvalidPayload, PayloadCorrupt, PayloadRoundFailed
+from dormouse.model.json_values import parse_json
 from dormouse.model.loops import Progress
-from dormouse.model.types import parse_json
 
 if TYPE_CHECKING:
     from dormouse.payloads.cooling import OffloadReport

@@ -17,7 +17,7 @@ from dormouse.cli.parsing import parse_parameters
 from dormouse.cli.text_options import with_text_options
 from dormouse.cli.verbs import ParamOption, Session, TableName, plural, verb
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
-from dormouse.model.types import parse_json
+from dormouse.model.json_values import parse_json
 from dormouse.sources.text_format import TextOptions, text_format
 
 if TYPE_CHECKING:

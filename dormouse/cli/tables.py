@@ -15,9 +15,9 @@ from dormouse.cli.parsing import parse_field, parse_properties, parse_schema, pa
 from dormouse.cli.system import deployed
 from dormouse.cli.verbs import Session, TableName, agreed, plural, verb
 from dormouse.errors import InvalidInput
+from dormouse.model.json_values import shown_value
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, allowed_values
-from dormouse.model.types import shown_value
 
 app = typer.Typer(
     help="Make, list, show, drop and rename tables, and set their properties.",

@@ -15,9 +15,9 @@ import typer
 
 from dormouse.cli.failures import printable, report
 from dormouse.errors import InvalidInput, NotAnInstance
+from dormouse.model.json_values import json_value
 from dormouse.model.table import Engine as Engine  # noqa: PLC0414
 from dormouse.model.text import plural as plural  # noqa: PLC0414
-from dormouse.model.types import json_value
 from dormouse.settings.process import load_settings
 
 if TYPE_CHECKING:

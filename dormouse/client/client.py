@@ -7,11 +7,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode
 
-from dormouse.client.http import AnswerReader, Http, ask, with_times
+from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.model.cut import When, text_of_when
+from dormouse.model.json_values import with_times
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import Container, TableProperties, check_table_name, named_versions
@@ -320,14 +321,15 @@ _STATUS_PARTS: Mapping[str, Any] = {
     "consumers": ConsumerStatus,
     "history_held_by": Holder,
 }
+_TIMES = ("_at", "since", "until")
 
 
 def _status(found: Mapping[str, Any]) -> TableStatus:
     values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
     for name, kind in _STATUS_PARTS.items():
-        values[name] = tuple(kind(**with_times(one)) for one in found.get(name, ()))
+        values[name] = tuple(kind(**with_times(one, _TIMES)) for one in found.get(name, ()))
     values["one_key_partitions"] = tuple(found.get("one_key_partitions", ()))
-    return TableStatus(**with_times(values))
+    return TableStatus(**with_times(values, _TIMES))
 
 
 def _path(table: str, *rest: str) -> str:

@@ -9,7 +9,6 @@ import ssl
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -27,6 +26,7 @@ from dormouse.errors import (
     InvalidInput,
     InvalidPayload,
 )
+from dormouse.model.json_values import json_text
 from dormouse.model.loops import backoff_seconds, tries
 from dormouse.model.text import path_segment
 from dormouse.reading.streams import Frames, Source, shown_reader
@@ -49,7 +49,6 @@ _BUSY = {429, 503}
 _PROBLEM = "application/problem+json"
 _STANDARD = {"type", "title", "status", "detail", "instance"}
 """The members that every problem document may have."""
-_TIMES = ("_at", "since", "until")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _CLASSES = {
     "urn:dormouse:" + _WORD.sub("-", name).lower(): found
@@ -205,7 +204,7 @@ def problem_error(problem: Mapping[str, Any], url: str) -> DormouseError:
 
 def _json(body: Mapping[str, Any]) -> bytes:
     try:
-        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return json_text(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidPayload(f"what is asked is not JSON: {error}") from None
 
@@ -300,14 +299,6 @@ def ask(http: Http, verb: Verb, asked: Mapping[str, Any]) -> Any:
     if door.answer is not None:
         return http.json("POST", path, body)
     return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
-
-
-def with_times(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a document with its times as Python has them, which their names tell."""
-    return {
-        name: datetime.fromisoformat(value) if value and name.endswith(_TIMES) else value
-        for name, value in found.items()
-    }
 
 
 class _Messages:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from dormouse.client.http import Http, with_times
+from dormouse.client.http import Http
 from dormouse.errors import InvalidInput
 from dormouse.jobs.job import Job, JobPlace, JobState, new_job_id
+from dormouse.model.json_values import with_times
 from dormouse.model.text import path_segment
 from dormouse.objects.staging import whole_file
 

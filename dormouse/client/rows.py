@@ -13,15 +13,15 @@ from typing import Any, Unpack, cast
 from urllib.parse import urlencode
 
 from dormouse import errors
-from dormouse.client.http import AnswerReader, Http, ask, with_times
+from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.json_values import json_value, parameters_json, value_of_json, with_times
 from dormouse.model.loops import Progress, no_progress, tries
 from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
-from dormouse.model.types import Parameters, given, json_value
-from dormouse.reading.where import parameters_json
+from dormouse.model.types import DOUBLE, Field, Parameters, given
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, checked_reference
 from dormouse.rows.columns import Column
@@ -39,7 +39,7 @@ ROWS_ASKED_MAX = 500
 
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
-_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_DOUBLE = Field("value", DOUBLE)
 
 
 class RemoteRowTable(Container):
@@ -96,9 +96,9 @@ class RemoteRowTable(Container):
     @staticmethod
     def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
         """Returns the row with NaN and infinities, which JSON has as texts; `columns` are those of then."""
-        strange = {name for name, value in row.items() if isinstance(value, str) and value in _SPECIAL}
-        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if strange else set()
-        return {**row, **{name: _SPECIAL[row[name]] for name in strange & doubles}}
+        texts = {name for name, value in row.items() if value in ("NaN", "Infinity", "-Infinity")}
+        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if texts else set()
+        return {**row, **{name: value_of_json(_DOUBLE, row[name]) for name in texts & doubles}}
 
     def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
         """Who changed what, and when: the newest first."""
@@ -386,7 +386,7 @@ def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:
     doubles = [number for number, column in enumerate(columns) if column.type == "DOUBLE"]
     for row in found["rows"] if doubles else ():
         for number in doubles:
-            row[number] = _SPECIAL.get(row[number], row[number])
+            row[number] = value_of_json(_DOUBLE, row[number])
     values = {name: found[name] for name in ("row_ids", "row_versions", "next_page", "max_rows", "version")}
     rows = [tuple(row) for row in found["rows"]]
     changed_at = datetime.fromisoformat(found["changed_at"])

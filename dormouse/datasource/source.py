@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 from dormouse.datasource.options import Metadata, ReadOptions, StreamOptions, TableOptions, WriteOptions
 from dormouse.errors import InvalidInput, ObjectNotFound
-from dormouse.model.types import json_value
+from dormouse.model.json_values import json_value
 from dormouse.spark.worker import on_worker, settle
 
 if TYPE_CHECKING:

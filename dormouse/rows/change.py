@@ -24,10 +24,10 @@ from dormouse.data.file_checks import differ
 from dormouse.data.leaf_sorter import LeafLookup
 from dormouse.errors import AmbiguousRows, CommitFailed, InvalidColumn, InvalidRow
 from dormouse.model.file_reference import FileWithReferences
+from dormouse.model.json_values import json_value
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.schema import Schema
 from dormouse.model.table import ROW_ID, ROW_VERSION, TableRecord
-from dormouse.model.types import json_value
 from dormouse.rows.applying import Application, ColumnPlan, Reshaped
 from dormouse.rows.batches import (
     BLOCK_ROWS_MAX,

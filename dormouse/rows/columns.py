@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from typing import Any, Literal, get_args
 
 from dormouse.errors import InvalidColumn, InvalidRow, InvalidSchema, one_line
+from dormouse.model.json_values import json_text, json_value, parse_json
 from dormouse.model.table import DROPPED, ROW_DELETED, ROW_ID, ROW_VERSION
 from dormouse.model.types import (
     BOOLEAN,
@@ -20,8 +21,6 @@ from dormouse.model.types import (
     DataType,
     check_field_name,
     exact_double,
-    json_value,
-    parse_json,
 )
 
 ColumnType = Literal["INTEGER", "DOUBLE", "STRING", "DATE", "BOOLEAN", "ENTITY", "LINK", "FILE", "JSON"]
@@ -148,7 +147,7 @@ def _date(value: Any) -> int:
 
 def _json(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json_text(value)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise Misfit(f"is no value of JSON: {one_line(error)}") from None

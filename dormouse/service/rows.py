@@ -28,10 +28,9 @@ from dormouse.errors import (
     InvalidRow,
 )
 from dormouse.jobs.job import UPLOAD_KEY, check_new_id, new_job_id, new_upload, upload_name
-from dormouse.model.types import json_value
+from dormouse.model.json_values import json_value, parse_parameters
 from dormouse.objects.staging import private_folder
 from dormouse.reading.streams import Interruption
-from dormouse.reading.where import parse_parameters
 from dormouse.rows.changes import LOCK_SECONDS_MAX
 from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv

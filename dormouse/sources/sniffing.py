@@ -108,13 +108,14 @@ def sniff(file: DataFile, *, guess_encoding: bool) -> Sniffed:
     encoding = file.given.encoding or guessed_encoding(raw)
     if not guess_encoding and encoding == GUESSED and file.given.encoding is None:
         raise InvalidData("is not UTF-8: say which encoding it has, like latin-1")
-    text = _decoded(raw, encoding, file.given.delimiter or "", is_whole=is_whole)
+    said = text_format(**file.given.said)
+    text = _decoded(raw, encoding, said.separator, is_whole=is_whole)
     if not text.strip():
         raise InvalidData("is empty, and says nothing of its columns")
     with tempfile.TemporaryDirectory(prefix="dormouse-") as folder:
         sample = Path(folder) / "sample.csv"
         sample.write_text(text, UTF_8, newline="")
-        how, found = _format(sample, text, file)
+        how, found = _format(sample, text, file, said)
         names, how = _named(sample, how)
         texts = _texts(sample, how, names)
         types, time_formats = _types(texts, found, file, how.decimal_point)
@@ -203,8 +204,7 @@ def _decoded(raw: bytes, encoding: str, delimiter: str, *, is_whole: bool) -> st
     return text[: end + 1] if end > 0 else text
 
 
-def _format(sample: Path, text: str, file: DataFile) -> tuple[FileFormat, _Found]:
-    said = text_format(**file.given.said)
+def _format(sample: Path, text: str, file: DataFile, said: TextFormat) -> tuple[FileFormat, _Found]:
     is_said = said.model_fields_set
     if said.skip_lines:  # quotes in which the sniffer takes for those of cells
         lines = io.StringIO(text, newline="")

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import outline
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Field as Column
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
-from dormouse.model.types import DataType, json_value, value_of_text
+from dormouse.model.types import DataType, value_of_text
 from dormouse.settings.lambdas import field
 from dormouse.state.files.layout import layout as known_layout
 from dormouse.verbs.verb import EVENT, Call, Handler, Request, Verb, parse, required

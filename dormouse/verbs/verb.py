@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
+from dormouse.model.json_values import parameters_json, parse_parameters
 from dormouse.model.loops import Progress, no_progress
+from dormouse.model.types import given
 from dormouse.settings.lambdas import field as field_of
 
 if TYPE_CHECKING:
@@ -87,16 +89,7 @@ def _same(value: Any) -> Any:
 
 
 def _json_parameters(parameters: Any) -> Any:
-    from dormouse.model.types import given
-    from dormouse.reading.where import parameters_json
-
     return parameters_json(given(parameters))
-
-
-def _python_parameters(parameters: Any) -> Any:
-    from dormouse.reading.where import parse_parameters
-
-    return parse_parameters(parameters)
 
 
 When = Annotated[str | int | None, Form(text_of_when, _python_when)]
@@ -108,7 +101,7 @@ Columns = Annotated[list[str] | None, Form(list, list)]
 Statement = Annotated[str, Form(_json_statement, _same)]
 """A text of SQL."""
 
-Parameters = Annotated[list[Any] | dict[str, Any] | None, Form(_json_parameters, _python_parameters)]
+Parameters = Annotated[list[Any] | dict[str, Any] | None, Form(_json_parameters, parse_parameters)]
 """The values of a statement's parameters."""
 
 

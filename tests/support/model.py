@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dormouse.model.cut import Cut, Position
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import (
     ROOT,
     Partition,
@@ -31,7 +32,6 @@ from dormouse.model.types import (
     STRUCT,
     TIMESTAMP,
     DataType,
-    json_value,
 )
 
 __all__ = [
