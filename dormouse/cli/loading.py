@@ -6,14 +6,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dormouse.cli.command import EngineOption, Session, TableName, Yes, command, confirmed, group, plural
+from dormouse.cli.console import grid, progress, stderr
 from dormouse.cli.parsing import parse_type
-from dormouse.cli.verbs import Engine, EngineOption, Session, TableName, confirmed, plural, verb
 from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
@@ -32,157 +33,141 @@ if TYPE_CHECKING:
     from dormouse.sources.infer import Inferred
     from dormouse.writing.ingest import IngestReport
 
+app = group()
 ROW_NUMBER = "row_number"
 
 Many = list[str] | None
 Paths = Annotated[
     list[str],
-    typer.Argument(
-        help="Parquet, CSV, TSV or JSON files (.gz, .zst, .zip): paths, folders, patterns, URLs of https:// "
-        "or s3://, - for standard input.",
-        show_default=False,
-    ),
-]
-IdOption = Annotated[str | None, typer.Option(help="The same id again adds nothing.")]
-AddColumnsOption = Annotated[
-    bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
+    "Parquet, CSV, TSV or JSON files (.gz, .zst, .zip): paths, folders, patterns, URLs of https:// or s3://, "
+    "- for standard input.",
 ]
 TypeOption = Annotated[
     Many,
-    typer.Option(
-        help="column=type, where another is inferred than is meant; of a time also as it is written, "
-        "column=date:%d.%m.%Y."
-    ),
+    "column=type, where another is inferred than is meant; of a time also as it is written, "
+    "column=date:%d.%m.%Y.",
 ]
-NullOption = Annotated[Many, typer.Option("--null", help="A text that stands for null, like NA.")]
-DelimiterOption = Annotated[
-    str | None, typer.Option(help="What stands between values; \\t is a tab.", show_default=False)
-]
-EncodingOption = Annotated[str | None, typer.Option(help="Of text, like latin-1.", show_default=False)]
-HeaderOption = Annotated[
-    bool | None,
-    typer.Option("--header/--no-header", help="Whether a CSV file begins with names.", show_default=False),
-]
-RowNumberOption = Annotated[
-    bool, typer.Option("--key-row-number", help=f"Add a column {ROW_NUMBER}, which is the key.")
-]
+RowNumberOption = Annotated[bool, f"Add a column {ROW_NUMBER}, which is the key."]
 
 
-def add_to(app: typer.Typer) -> None:
-    verb(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")(ingest)
-    verb(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")(upsert)
+@dataclass(frozen=True)
+class Written:
+    """The options of how files are written."""
+
+    type: TypeOption = None
+    null: Annotated[Many, "A text that stands for null, like NA."] = None
+    delimiter: Annotated[str | None, "What stands between values; \\t is a tab."] = None
+    encoding: Annotated[str | None, "Of text, like latin-1."] = None
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether a CSV file begins with names.")
+    ] = None
+
+    def files(self, paths: list[str], *, with_types: bool = True) -> Files:
+        """Returns the files and what is said of them; of a table that is there types are not `with` it."""
+        from dormouse.sources.data_files import Files
+
+        types, time_formats = parse_types(self.type or [])
+        if not with_types and set(types) - set(time_formats):
+            raise InvalidInput(
+                "--type goes with --create: this table has its columns; "
+                "how times are written can be said of it, too, like column=date:%d.%m.%Y"
+            )
+        return Files(
+            paths if len(paths) > 1 else paths[0],
+            delimiter=None if self.delimiter is None else self.delimiter.replace("\\t", "\t"),
+            header=self.header,
+            encoding=self.encoding,
+            null_texts=self.null,
+            types=types,
+            time_formats=time_formats,
+        )
 
 
+@dataclass(frozen=True)
+class How:
+    """The options of how rows are added."""
+
+    ingest_id: Annotated[str | None, "The same id again adds nothing."] = None
+    engine: EngineOption = "auto"
+    evolve: Annotated[
+        bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
+    ] = False
+
+    def add(
+        self, session: Session, table: str, doing: str, load: Callable[..., IngestReport], data: Any
+    ) -> None:
+        """Loads the rows, with a bar of progress, and shows what was added."""
+        with progress(f"{doing} {table}", unit="rows") as moved:
+            report = load(
+                data,
+                ingest_id=self.ingest_id,
+                engine=self.engine,
+                evolve="add" if self.evolve else None,
+                progress=moved,
+            )
+        done = (
+            f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
+            if report.applied
+            else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
+        )
+        session.show(report, f"{done} ({report.seconds:.1f} s)")
+
+
+@command(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")
 def ingest(
     session: Session,
     table: TableName,
     paths: Paths,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make the table, if it is not there, with the files' columns.")
-    ] = False,
-    key: Annotated[
-        Many, typer.Option(help="With --create: columns to sort and partition by, a,b or one each.")
-    ] = None,
-    sort_key: Annotated[Many, typer.Option(help="With --create: what rows of one key are sorted by.")] = None,
+    /,
+    written: Written,
+    how: How,
+    create: Annotated[bool, "Make the table, if it is not there, with the files' columns."] = False,
+    key: Annotated[Many, "With --create: columns to sort and partition by, a,b or one each."] = None,
+    sort_key: Annotated[Many, "With --create: what rows of one key are sorted by."] = None,
     key_row_number: RowNumberOption = False,
-    type: TypeOption = None,
-    null: NullOption = None,
-    delimiter: DelimiterOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    id: IdOption = None,
-    engine: EngineOption = "auto",
-    add_columns: AddColumnsOption = False,
+    yes: Yes = False,
 ) -> None:
     """Add rows from files: all of them, in one commit, or none.
 
     With --create the columns and their types are those of the files' beginning; they are shown, and on a
     terminal asked for. Without --key the key is a running number.
     """
-    files = given_files(paths, type, null, delimiter, encoding, header)
     keys, sort_keys = _names(key), _names(sort_key)
     if not create and (keys or sort_keys):
         raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
-    if not create:
-        _check_types(files)
+    files = written.files(paths, with_types=create)
     if key_row_number or (create and not keys):
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
         files = replace(files, row_number=ROW_NUMBER)
-    how = _how(engine, add_columns=add_columns)
     agreed = partial(_agreed, session, table, files, (keys, sort_keys), ask=not yes)
-    opened, found = session.open_or_make(agreed) if create else (session.open(), None)
+    opened, inferred = session.open_or_make(agreed) if create else (session.open(), None)
     with opened as instance:
-        if create:
-            made = _made(
-                instance, table, files, (keys, sort_keys), lambda: found or agreed(), add_columns=add_columns
-            )
-            with made as known:
-                report = _added(instance.table(table).ingest, "ingest into", table, known, id, how)
-        else:
-            report = _added(instance.table(table).ingest, "ingest into", table, files, id, how)
-    _show(session, table, report)
+        if not create:
+            how.add(session, table, "ingest into", instance.table(table).ingest, files)
+            return
+        made = _made(
+            instance, table, files, (keys, sort_keys), lambda: inferred or agreed(), add_columns=how.evolve
+        )
+        with made as known:
+            how.add(session, table, "ingest into", instance.table(table).ingest, known)
 
 
+@command(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")
 def upsert(
     session: Session,
     table: TableName,
     paths: Paths,
-    deletes: Annotated[
-        str | None,
-        typer.Option(
-            help="A boolean column of the files, not of the table: rows to delete.", show_default=False
-        ),
-    ] = None,
-    type: TypeOption = None,
-    null: NullOption = None,
-    delimiter: DelimiterOption = None,
-    encoding: EncodingOption = None,
-    header: HeaderOption = None,
-    id: IdOption = None,
-    engine: EngineOption = "auto",
-    add_columns: AddColumnsOption = False,
+    /,
+    written: Written,
+    how: How,
+    deletes: Annotated[str | None, "A boolean column of the files, not of the table: rows to delete."] = None,
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
-    files = given_files(paths, type, null, delimiter, encoding, header)
-    _check_types(files)
+    files = written.files(paths, with_types=False)
     with session.open() as instance:
-        how = {"deletes": deletes, **_how(engine, add_columns=add_columns)}
-        report = _added(instance.table(table).upsert, "upsert into", table, files, id, how)
-    _show(session, table, report)
-
-
-def _check_types(files: Files) -> None:
-    """A table that is there has its types; only how times are written can be said."""
-    if set(files.types) - set(files.time_formats):
-        raise InvalidInput(
-            "--type goes with --create: this table has its columns; "
-            "how times are written can be said of it, too, like column=date:%d.%m.%Y"
-        )
-
-
-def given_files(
-    paths: list[str],
-    types: Many,
-    null: Many = None,
-    delimiter: str | None = None,
-    encoding: str | None = None,
-    header: bool | None = None,
-) -> Files:
-    """The files, and what the options say of them."""
-    from dormouse.sources.data_files import Files
-
-    kinds, time_formats = parse_types(types or [])
-    return Files(
-        paths if len(paths) > 1 else paths[0],
-        delimiter=None if delimiter is None else delimiter.replace("\\t", "\t"),
-        header=header,
-        encoding=encoding,
-        null_texts=null,
-        types=kinds,
-        time_formats=time_formats,
-    )
+        load = partial(instance.table(table).upsert, deletes=deletes)
+        how.add(session, table, "upsert into", load, files)
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:
@@ -207,7 +192,7 @@ def _names(texts: Many) -> list[str]:
 def _agreed(
     session: Session, table: str, files: Files, keys: tuple[list[str], list[str]], *, ask: bool
 ) -> Inferred:
-    """What a new table will be: shown, and on a terminal asked for."""
+    """Returns what a new table will be: shown, and on a terminal asked for."""
     from dormouse.sources.infer import infer
 
     found = infer(files, *keys)
@@ -289,7 +274,6 @@ def _as_before(
 
 def _show_inferred(table: str, found: Inferred) -> None:
     """What the table will be, and how the first rows look, beside the answer."""
-    from dormouse.cli.console import grid, stderr
     from dormouse.sources.infer import shown_sample
 
     schema, sample = found.schema, shown_sample(found)
@@ -313,30 +297,3 @@ def _show_inferred(table: str, found: Inferred) -> None:
             highlight=False,
             markup=False,
         )
-
-
-def _added(
-    load: Callable[..., IngestReport],
-    doing: str,
-    table: str,
-    data: Any,
-    ingest_id: str | None,
-    how: dict[str, Any],
-) -> IngestReport:
-    from dormouse.cli.console import progress
-
-    with progress(f"{doing} {table}", unit="rows") as moved:
-        return load(data, ingest_id=ingest_id, progress=moved, **how)
-
-
-def _how(engine: Engine, *, add_columns: bool) -> dict[str, Any]:
-    return {"engine": engine, "evolve": "add" if add_columns else None}
-
-
-def _show(session: Session, table: str, report: IngestReport) -> None:
-    done = (
-        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
-        if report.applied
-        else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
-    )
-    session.show(report, lambda: f"{done} ({report.seconds:.1f} s)")

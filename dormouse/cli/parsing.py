@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, Inval
 from dormouse.model.cut import when_of_text
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.table import TableProperties, unknown_property
 from dormouse.model.types import DECIMAL, LIST, MAP, STRUCT, DataType, parse_json, value_of_text
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
@@ -43,6 +43,36 @@ def parse_parameters(items: Sequence[str]) -> list[str] | dict[str, str]:
     return found
 
 
+def read_bytes(file: Path) -> bytes:
+    """Returns what a file has; - is stdin."""
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {file}: {error.strerror}") from None
+
+
+def read_text(file: Path) -> str:
+    """Returns the text that a file has; - is stdin."""
+    try:
+        return read_bytes(file).decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{_called(file)} is not UTF-8 text") from None
+
+
+def read_json(file: Path, kind: type[InvalidInput] = InvalidInput) -> Any:
+    """Returns what a file of JSON has; - is stdin. Raises an error of that kind where it is none."""
+    try:
+        return parse_json(read_bytes(file).decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise kind(f"{_called(file)} is not JSON: {error}") from None
+
+
+def _called(file: Path) -> str:
+    return "stdin" if str(file) == "-" else str(file)
+
+
 def parse_duration(text: str) -> timedelta:
     """`7d`, `12h`, `30m`, `45s`."""
     found = _DURATION.fullmatch(text.strip())
@@ -50,6 +80,22 @@ def parse_duration(text: str) -> timedelta:
         raise InvalidInput(f"duration {text!r}: write 7d, 12h, 30m or 45s")
     unit = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}[found[2]]
     return timedelta(**{unit: int(found[1])})
+
+
+def parse_time(text: str) -> datetime:
+    """Returns a time as ISO 8601 has it."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"time {text!r}: write it like 2026-03-05T12:00:00Z") from None
+
+
+def parse_day(text: str) -> date:
+    """Returns a day as ISO 8601 has it."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"day {text!r}: write it like 2026-03-05") from None
 
 
 def parse_moment(text: str) -> str | datetime:
@@ -111,7 +157,7 @@ def parse_schema(
     if file is not None and (like or row_keys or sort_keys or values):
         raise InvalidInput("--schema says everything: leave --like, --row-key, --sort-key and --value out")
     if file is not None:
-        return _schema_of_file(file)
+        return Schema.from_json(read_json(file, InvalidSchema))
     if like is None:
         return Schema(*([parse_field(text) for text in part] for part in (row_keys, sort_keys, values)))
     if values:
@@ -121,19 +167,10 @@ def parse_schema(
     return schema_like(like, row_keys, sort_keys)
 
 
-def _schema_of_file(file: Path) -> Schema:
-    try:
-        return Schema.from_json(json.loads(file.read_text("utf-8")))
-    except OSError as error:
-        raise InvalidSchema(f"cannot read {file}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidSchema(f"{file} is not JSON: {error}") from None
-
-
 def parse_properties(texts: Sequence[str]) -> dict[str, Any]:
     """`name=value` each; `name=` gives the property its default back."""
+    from dormouse.model.table import TableProperties, unknown_property
+
     properties: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import dormouse as dm
 from dormouse.cli.console import rows_table
-from dormouse.cli.data import rows_of as rows_of_terminal
+from dormouse.cli.output import rows_of as rows_of_terminal
 from dormouse.cli.parsing import parse_where as where_of_texts
 from dormouse.data import export as value_columns
 from dormouse.data.export import export, json_rows

@@ -1,0 +1,143 @@
+"""Options of commands, from Python's signatures and the models of requests: nothing is written twice."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+import typer
+
+OTHERWISE = {"ingest_id": "--id", "change_id": "--id", "parameters": "--param"}
+"""Fields of requests that are called otherwise on a command line."""
+
+
+def bounds(least: float | None, most: float | None = None) -> dict[str, Any]:
+    """Returns the bounds of a number, to stand in an annotation."""
+    return {"min": least, "max": most}
+
+
+class Taken:
+    """What a function takes, as options for typer.
+
+    What it takes by position alone are arguments, all else options; a text in an annotation is the help.
+    What is annotated for typer stays as it is. For a dataclass or the model of a request there is an option
+    for each field that the function does not take by itself; in `Annotated[dict, model]` they are settings,
+    which may be left out.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        taken = inspect.signature(function, eval_str=True).parameters
+        self.options: list[inspect.Parameter] = []
+        self._made: dict[str, tuple[Any, list[str]]] = {}
+        for name, parameter in list(taken.items())[1:]:
+            fields = _options_of_fields(parameter.annotation)
+            if fields is None:
+                self.options.append(_option(parameter))
+                continue
+            fields = [option for option in fields if option.name not in taken]
+            self.options += fields
+            self._made[name] = parameter.annotation, [option.name for option in fields]
+        self._by_position = [name for name, each in taken.items() if each.kind is each.POSITIONAL_ONLY][1:]
+
+    def bind(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Returns what the function is called with."""
+        for name, (kind, fields) in self._made.items():
+            given[name] = _made(kind, {field: given.pop(field) for field in fields})
+        return [given.pop(name) for name in self._by_position], given
+
+
+def options_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Returns what a function takes, each by name, as typer reads it."""
+    return [_option(each) for each in inspect.signature(function, eval_str=True).parameters.values()]
+
+
+def _option(parameter: inspect.Parameter) -> inspect.Parameter:
+    by_name = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    if get_origin(parameter.annotation) is not Annotated:
+        return by_name
+    kind, *notes = get_args(parameter.annotation)
+    helps = [note for note in notes if isinstance(note, str)]
+    if not helps:
+        return by_name
+    how = {name: value for note in notes if isinstance(note, dict) for name, value in note.items()}
+    if parameter.kind is parameter.POSITIONAL_ONLY:
+        made = typer.Argument(help=helps[0], **how)
+    else:
+        made = typer.Option(*_names(parameter.name, kind, parameter.default), help=helps[0], **how)
+    return by_name.replace(annotation=Annotated[kind, made])
+
+
+def _names(name: str, kind: Any, default: Any) -> list[str]:
+    """Returns the names of an option that typer would not give it: a flag is given, or it is not."""
+    usual = f"--{name.strip('_').replace('_', '-')}"
+    named = OTHERWISE.get(name, usual)
+    return [named] if named != usual or name.endswith("_") or (kind is bool and default is False) else []
+
+
+def _settings_of(kind: Any) -> Any:
+    """Returns the model of settings that an annotation names."""
+    return next((note for note in get_args(kind) if hasattr(note, "model_fields")), None)
+
+
+def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
+    """Returns an option for each field of a dataclass or model; None for what is another kind.
+
+    None of them is a secret, which other users of the machine would see.
+    """
+    if is_dataclass(kind):
+        return options_of(kind)  # type: ignore[arg-type]
+    settings = _settings_of(kind)
+    model = kind if hasattr(kind, "model_fields") else settings
+    fields = None if model is None else model.model_fields.items()
+    return fields and [
+        _of_field(name, field, optional=settings is not None) for name, field in fields if field.repr
+    ]
+
+
+def _of_field(name: str, field: Any, *, optional: bool) -> inspect.Parameter:
+    """Returns an option for a field of a model, or an argument for one that it must have.
+
+    Of one that is `optional` the help has the default, and None stands for one that is not given.
+    """
+    form = _form(field)
+    kind = field.annotation if form is None else form.text_type
+    text = " ".join((getattr(form, "help", "") or field.description or "").split())
+    how = {
+        ours: value
+        for note in field.metadata
+        for bound, ours in (("ge", "min"), ("le", "max"))
+        if (value := getattr(note, bound, None)) is not None
+    }
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    if optional:
+        text += "" if field.default is None else f" [{field.default}]"
+        made = typer.Option(help=text)
+        return inspect.Parameter(name, by_name, default=None, annotation=Annotated[kind | None, made])
+    if field.is_required():
+        return inspect.Parameter(name, by_name, annotation=Annotated[kind, typer.Argument(help=text, **how)])
+    default = field.get_default(call_default_factory=True)
+    made = typer.Option(*_names(name, kind, default), help=text, **how)
+    return inspect.Parameter(name, by_name, default=default, annotation=Annotated[kind, made])
+
+
+def _form(field: Any) -> Any:
+    """Returns how a field is written as a text, if not as its type tells."""
+    return next((note for note in field.metadata if getattr(note, "of_text", None) is not None), None)
+
+
+def _made(kind: Any, given: dict[str, Any]) -> Any:
+    """Returns what a function is given for several options; typer has checked types and bounds."""
+    if not hasattr(kind, "model_fields"):
+        return given if _settings_of(kind) else kind(**given)
+    forms = {name: _form(kind.model_fields[name]) for name in given}
+    texts = {name: value for name, value in given.items() if value is not None and forms[name] is not None}
+    return kind.model_construct(**given | {name: forms[name].of_text(value) for name, value in texts.items()})
+
+
+def declare(run: Callable[..., Any], options: Iterable[inspect.Parameter]) -> None:
+    """Gives a function `(**given)` the options that typer is to find."""
+    listed = list(options)
+    run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in listed}
