@@ -235,15 +235,16 @@ def ask_tables(
     session: Session, request: Mapping[str, Any], *, read_only: bool = False, create: bool = False
 ) -> Any:
     """Returns the answer of the instance, which is here, or deployed and asked through its lambdas."""
-    if (found := deployed(session, makes=create)) is not None:
+    from dormouse.verbs.tables import answer, parse_event
+
+    found = deployed(session, makes=create)
+    verb, asked = parse_event(request)
+    if found is not None:
         from dormouse.aws.tables import ask
 
-        return ask(found, request)
-    from dormouse.verbs.table_requests import parsed
-
-    work = parsed(request)
+        return ask(found, request, changes=verb.changes)
     with session.open(read_only=read_only, create=create) as instance:
-        return work(instance)
+        return answer(instance, verb, asked)
 
 
 def _changes(found: Mapping[str, Any]) -> str:

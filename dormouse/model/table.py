@@ -45,6 +45,9 @@ NEWEST_ROW = "newest_row"
 TABLE_NAME_LENGTH_MAX = 128
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
+Engine = Literal["auto", "local", "spark"]
+"""What sorts, writes and merges files."""
+
 ProblemKind = Literal[
     "object_missing",
     "object_size",

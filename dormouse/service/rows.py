@@ -33,22 +33,18 @@ from dormouse.reading.where import parse_parameters
 from dormouse.rows.changes import LOCK_SECONDS_MAX
 from dormouse.rows.csv_loads import with_moments
 from dormouse.rows.csv_preview import preview_csv
-from dormouse.rows.pages import PAGE_ROWS
 from dormouse.service import documents
-from dormouse.service.declared import JsonRoute, Served, parse_json
+from dormouse.service.declared import Served, parse_json
 from dormouse.service.documents import (
     CSV_BODY,
     CSV_ROWS,
     LOOKS,
-    PAGES,
     PARTS,
     ROWS,
     SENDS,
     CsvLook,
     PutFile,
     RowHistory,
-    RowPage,
-    RowQueryRequest,
     RowTableDescription,
     RowTableList,
     problems,
@@ -68,9 +64,9 @@ from dormouse.service.routes import (
 )
 from dormouse.service.running import Answer, disconnected
 from dormouse.service.security import SEGMENT, UPLOAD, Place, Right, served
-from dormouse.service.work import DocumentWork, FileWork, Opened, QueryWork, ReplyWork, Work
+from dormouse.service.work import FileWork, Opened, QueryWork, ReplyWork, Work
 from dormouse.sources.rows_csv_reader import CsvFormat
-from dormouse.verbs.long_work import check_request
+from dormouse.verbs.jobs import check_request
 
 # Bodies of CSV and of any bytes: streamed to a file, bounded, and never a part taken for the whole.
 
@@ -216,7 +212,6 @@ _BYTES_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BYT
 
 TableNamed = Annotated[str, Path(description="the name of a row table", examples=["samples"]), SEGMENT]
 rows = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
-row_queries = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=JsonRoute)
 row_files = APIRouter(prefix="/v1/rows", tags=["row tables"], route_class=Served)
 
 
@@ -321,41 +316,6 @@ async def one_file(
         return Opened(found.files.chunks(file, part.start, part.end), headers, part.status)
 
     return Answer(Place.FILES, None, FileWork(open_file, _BINARY))
-
-
-@row_queries.post(
-    "/{table}/query",
-    response_model=RowPage,
-    responses=PAGES,
-    summary="A page of a query's rows",
-)
-@served(Right.HOLDER, Place.QUERIES)
-async def query_rows(here: Here, table: TableNamed, body: RowQueryRequest) -> Response:
-    """Of the newest version, or of that on which its first page began.
-
-    It waits for the index of the table for `wait_seconds`. 503 when that is behind still: ask again.
-    """
-
-    interruption = Interruption()
-
-    def make() -> Any:
-        page_rows = body.page_rows
-        if page_rows is None and body.page is None and here.limits.rows_max is not None:
-            page_rows = min(PAGE_ROWS, here.limits.rows_max)
-        page = here.instance.row_table(table).query(
-            body.sql,
-            page_rows,
-            body.page,
-            parameters=parse_parameters(body.parameters),
-            version=body.version,
-            snapshot=body.snapshot,
-            wait_seconds=body.wait_seconds,
-            interruption=interruption,
-        )
-        here.limits.check(len(page.rows), 0)
-        return page.to_json(count=body.count)
-
-    return Answer(Place.QUERIES, "rows", DocumentWork(make, interruption.set, here.limits))
 
 
 @rows.get("/{table}/csv", response_class=Response, responses=CSV_ROWS, summary="Rows as CSV")
