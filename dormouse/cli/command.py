@@ -165,7 +165,7 @@ def command(
     """Makes a command of a function `(session, …)`, with the options that all share; `more` ends its help.
 
     What the function takes by position alone are arguments, all else options; a text in an annotation is the
-    help. `on` says which options name an instance.
+    help. Without a docstring its help is that of the request. `on` says which options name an instance.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -188,7 +188,8 @@ def command(
                 raise typer.Exit(report(error, debug=session.debug)) from None
 
         declare(run, [*own.options, *shared])
-        app.command(name, help=f"{inspect.getdoc(function)}{more}", epilog=f"Example: {example}")(run)
+        about = inspect.getdoc(function) or own.about
+        app.command(name, help=f"{about}{more}", epilog=f"Example: {example}")(run)
         return function
 
     return decorate

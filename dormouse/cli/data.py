@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from dormouse.cli.command import ParamOption, Session, TableName, command, group
+from dormouse.cli.command import Session, command, group
 from dormouse.cli.options import bounds
 from dormouse.cli.output import (
     ExplainOption,
@@ -21,19 +20,13 @@ from dormouse.cli.output import (
     show_plans,
     write,
 )
-from dormouse.cli.parsing import parse_moment, parse_parameters, parse_where, read_text
+from dormouse.cli.parsing import parse_moment, parse_where, read_text
 from dormouse.errors import InvalidInput
 from dormouse.model.cut import BEGINNING
-from dormouse.model.text import listed
+from dormouse.verbs.reading import ChangesRequest, QueryRequest, StatementRequest
+from dormouse.verbs.verb import options
 
 app = group()
-
-LimitOption = Annotated[int | None, "At most so many rows.", bounds(0)]
-VerifyOption = Annotated[bool, "Compare the digest of each file before its rows are given."]
-AsOfOption = Annotated[
-    str | None, "The rows of a moment: a time, in this machine's time zone if it names none, or a cut's name."
-]
-ColumnsOption = Annotated[str | None, "Comma-separated; all when not given."]
 
 
 @command(
@@ -43,58 +36,42 @@ ColumnsOption = Annotated[str | None, "Comma-separated; all when not given."]
 )
 def query(
     session: Session,
-    table: TableName,
-    /,
+    asked: QueryRequest,
     where: Annotated[
         list[str] | None,
         "column=value, column=min:max (without the maximum; column=: is not null), or JSON, like "
         "'{\"day\": null}'.",
     ] = None,
-    columns: ColumnsOption = None,
-    limit: LimitOption = None,
-    offset: Annotated[int, "Leave out so many rows first.", bounds(0)] = 0,
-    descending: Annotated[bool, "The largest keys first."] = False,
-    as_of: AsOfOption = None,
-    verify: VerifyOption = False,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
 ) -> None:
     """The rows that meet conditions, in key order. Values with a colon: write it as \\:."""
     format = check_output(session, format, output, explain=explain)
+    given = options(asked, "table")
+    given["columns"] = columns = asked.columns or None
     with session.open(read_only=True) as instance:
-        of = instance.table(table)
-        moment = moment_of(as_of)
-        schema = of.schema if moment is None else of.schema_at(moment)
-        condition, named = parse_where(schema, where or []), listed(columns) if columns else None
+        table, moment = instance.table(asked.table), given["as_of"]
+        schema = table.schema if moment is None else table.schema_at(moment)
+        condition = parse_where(schema, where or [])
         if explain:
             from dormouse.reading.where import question
 
-            question(schema, condition, named, limit)  # its columns are there
-            show_plans(session, {table: of.explain(condition, as_of=moment)})
+            question(schema, condition, columns, asked.limit)  # its columns are there
+            show_plans(session, {asked.table: table.explain(condition, as_of=moment)})
             return
-        reader = of.query(
-            condition,
-            named,
-            limit=limit,
-            offset=offset,
-            descending=descending,
-            as_of=moment,
-            verify=verify,
-        )
-        write(session, reader, format, output, limited=limit is not None)
+        reader = table.query(**given | {"where": condition})
+        write(session, reader, format, output, limited=asked.limit is not None)
 
 
 @command(app, "sql", example='dormouse sql "select carrier, avg(delay) from flights group by 1 order by 1"')
 def sql(
     session: Session,
+    asked: StatementRequest,
     statement: Annotated[str | None, "A SELECT over the tables, by name; - reads it from stdin."] = None,
     /,
     file: Annotated[Path | None, "A file with the statement."] = None,
-    param: ParamOption = None,
-    limit: LimitOption = None,
-    as_of: AsOfOption = None,
-    verify: VerifyOption = False,
+    limit: Annotated[int | None, "At most so many rows.", bounds(0)] = None,
     format: FormatOption = "table",
     output: OutputOption = None,
     explain: ExplainOption = False,
@@ -104,12 +81,13 @@ def sql(
     if (statement is None) == (file is None):
         raise InvalidInput("give a statement, - to read it from stdin, or --file FILE")
     text = str(statement) if file is None and statement != "-" else read_text(file or Path("-"))
-    parameters = parse_parameters(param or [])
+    given = options(asked)
     with session.open(read_only=True) as instance:
         if explain:
-            show_plans(session, instance.explain_sql(text, parameters, as_of=moment_of(as_of)))
+            del given["verify"]
+            show_plans(session, instance.explain_sql(text, **given))
             return
-        reader = instance.sql(text, parameters, as_of=moment_of(as_of), verify=verify)
+        reader = instance.sql(text, **given)
         if is_plan(reader) and output is None and format == "table" and not session.as_json:
             print_plan(reader)
             return
@@ -120,28 +98,16 @@ def sql(
         write(session, reader, format, output, limited=limit is not None)
 
 
-def moment_of(as_of: str | None) -> str | datetime | None:
-    return None if as_of is None else parse_moment(as_of)
-
-
 @command(app, "changes", example="dormouse changes flights --consumer etl --format parquet -o new.parquet")
 def changes(
     session: Session,
-    table: TableName,
-    /,
-    after: Annotated[
-        str | None,
-        "A time, in this machine's time zone if it names none, or a cut's name; from the beginning: "
-        "'beginning'.",
-    ] = None,
-    till: Annotated[str | None, "As --after; now when not given."] = None,
+    asked: ChangesRequest,
     consumer: Annotated[
         str | None, "What is new to this consumer; acknowledged when all of it is written."
     ] = None,
     from_: Annotated[
         str | None, "As --after: where the consumer begins, if there is none of the name."
     ] = None,
-    columns: ColumnsOption = None,
     format: Annotated[
         Literal["lines", "json", "csv", "tsv", "arrow", "parquet"] | None,
         typer.Option(
@@ -157,21 +123,21 @@ def changes(
     A new consumer begins now, or at --from.
     """
     form = check_output(session, format or format_of(output, "lines"), output)
-    if (after is None) == (consumer is None):
+    if (asked.after is None) == (consumer is None):
         raise InvalidInput("give --after, or --consumer NAME, which knows where it stands")
-    if consumer is not None and till is not None:
+    if consumer is not None and asked.till is not None:
         raise InvalidInput("a consumer reads up to now: leave --till out")
     if consumer is None and from_ is not None:
         raise InvalidInput("--from is where a new consumer begins: give --consumer NAME, or --after instead")
-    if consumer is None and till == BEGINNING:
+    if asked.till == BEGINNING:
         raise InvalidInput("nothing is before the beginning: give --till another moment, or leave it out")
-    names = None if columns is None else listed(columns)
+    given = options(asked, "table")
     with session.open(read_only=consumer is None) as instance:
-        of = instance.table(table)
+        table = instance.table(asked.table)
         if consumer is None:
-            start, end = (None if text == BEGINNING else moment_of(text) for text in (after, till))
-            write(session, of.changes(start, end, names), form, output, limited=False)
+            given["after"] = None if asked.after == BEGINNING else given["after"]
+            write(session, table.changes(**given), form, output, limited=False)
             return
-        etl = of.consumer(consumer, moment_of(from_))
-        write(session, etl.read(names), form, output, limited=False)
+        etl = table.consumer(consumer, None if from_ is None else parse_moment(from_))
+        write(session, etl.read(asked.columns), form, output, limited=False)
         etl.acknowledge()

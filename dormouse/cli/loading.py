@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.command import EngineOption, Session, TableName, Yes, command, confirmed, group, plural
+from dormouse.cli.command import Session, Yes, command, confirmed, group, plural
 from dormouse.cli.console import grid, progress, stderr
-from dormouse.cli.parsing import parse_type
 from dormouse.errors import (
     CommitOutcomeUnknown,
     DormouseError,
@@ -24,6 +23,9 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.text import listed
+from dormouse.verbs.loading import LoadRequest
+from dormouse.verbs.texts import parse_type
+from dormouse.verbs.verb import options
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -83,44 +85,34 @@ class Written:
         )
 
 
-@dataclass(frozen=True)
-class How:
-    """The options of how rows are added."""
+AddColumns = Annotated[
+    bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
+]
 
-    ingest_id: Annotated[str | None, "The same id again adds nothing."] = None
-    engine: EngineOption = "auto"
-    evolve: Annotated[
-        bool, typer.Option("--add-columns", help="Add columns that the files have and the table lacks.")
-    ] = False
 
-    def add(
-        self, session: Session, table: str, doing: str, load: Callable[..., IngestReport], data: Any
-    ) -> None:
-        """Loads the rows, with a bar of progress, and shows what was added."""
-        with progress(f"{doing} {table}", unit="rows") as moved:
-            report = load(
-                data,
-                ingest_id=self.ingest_id,
-                engine=self.engine,
-                evolve="add" if self.evolve else None,
-                progress=moved,
-            )
-        done = (
-            f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
-            if report.applied
-            else f"nothing was added to {table}: an ingest with the id {report.ingest_id!r} is there already"
-        )
-        session.show(report, f"{done} ({report.seconds:.1f} s)")
+def _load(
+    session: Session, asked: LoadRequest, load: Callable[..., IngestReport], data: Any, **more: Any
+) -> None:
+    """Loads the rows, with a bar of progress, and shows what was added; `more` are options of the door."""
+    with progress(f"{load.__name__} into {asked.table}", unit="rows") as moved:
+        report = load(data, **options(asked, "table") | more, progress=moved)
+    done = (
+        f"added {plural(report.rows, 'row')} in {plural(report.files, 'file')}"
+        if report.applied
+        else f"nothing was added to {asked.table}: an ingest with the id {report.ingest_id!r} is there "
+        "already"
+    )
+    session.show(report, f"{done} ({report.seconds:.1f} s)")
 
 
 @command(app, "ingest", example="dormouse ingest flights january.csv --create --key carrier,flight")
 def ingest(
     session: Session,
-    table: TableName,
+    asked: LoadRequest,
     paths: Paths,
     /,
     written: Written,
-    how: How,
+    evolve: AddColumns = False,
     create: Annotated[bool, "Make the table, if it is not there, with the files' columns."] = False,
     key: Annotated[Many, "With --create: columns to sort and partition by, a,b or one each."] = None,
     sort_key: Annotated[Many, "With --create: what rows of one key are sorted by."] = None,
@@ -132,7 +124,8 @@ def ingest(
     With --create the columns and their types are those of the files' beginning; they are shown, and on a
     terminal asked for. Without --key the key is a running number.
     """
-    keys, sort_keys = _names(key), _names(sort_key)
+    table, keys, sort_keys = asked.table, _names(key), _names(sort_key)
+    wanted = "add" if evolve else None
     if not create and (keys or sort_keys):
         raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
     files = written.files(paths, with_types=create)
@@ -144,30 +137,30 @@ def ingest(
     opened, inferred = session.open_or_make(agreed) if create else (session.open(), None)
     with opened as instance:
         if not create:
-            how.add(session, table, "ingest into", instance.table(table).ingest, files)
+            _load(session, asked, instance.table(table).ingest, files, evolve=wanted)
             return
         made = _made(
-            instance, table, files, (keys, sort_keys), lambda: inferred or agreed(), add_columns=how.evolve
+            instance, table, files, (keys, sort_keys), lambda: inferred or agreed(), add_columns=evolve
         )
         with made as known:
-            how.add(session, table, "ingest into", instance.table(table).ingest, known)
+            _load(session, asked, instance.table(table).ingest, known, evolve=wanted)
 
 
 @command(app, "upsert", example="dormouse upsert accounts changes.parquet --deletes is_deleted")
 def upsert(
     session: Session,
-    table: TableName,
+    asked: LoadRequest,
     paths: Paths,
     /,
     written: Written,
-    how: How,
+    evolve: AddColumns = False,
     deletes: Annotated[str | None, "A boolean column of the files, not of the table: rows to delete."] = None,
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
     files = written.files(paths, with_types=False)
     with session.open() as instance:
-        load = partial(instance.table(table).upsert, deletes=deletes)
-        how.add(session, table, "upsert into", load, files)
+        wanted = "add" if evolve else None
+        _load(session, asked, instance.table(asked.table).upsert, files, evolve=wanted, deletes=deletes)
 
 
 def parse_types(texts: list[str]) -> tuple[dict[str, DataType], dict[str, str]]:

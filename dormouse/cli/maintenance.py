@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dormouse.cli.command import Engine, Session, TableName, command, group, plural
+from dormouse.cli.command import Session, TableName, command, group, plural
 from dormouse.cli.console import byte_size, count, minute
 from dormouse.cli.failures import say, stop_on_signals
 from dormouse.cli.options import bounds
 from dormouse.errors import JobFailed, MaintenanceTakenOver
+from dormouse.verbs.rounds import CompactRequest, SplitRequest
+from dormouse.verbs.verb import options
 
 if TYPE_CHECKING:
     from dormouse.durability.maintaining import InstanceRound, Maintenance
@@ -31,17 +33,10 @@ _ONE_KEY_SHOWN = 3
 
 
 @command(app, "compact", example="dormouse compact flights")
-def compact(
-    session: Session,
-    table: TableName,
-    /,
-    engine: Annotated[Engine, "Where the jobs run."] = "auto",
-    full: Annotated[bool, "Make each leaf one file, whatever the strategy."] = False,
-) -> None:
-    """One round of compaction: make jobs, and run what is due."""
-    with session.work(f"compact {table}", "jobs") as (instance, moved):
-        report = instance.table(table).compact(
-            engine=engine, full=full, progress=lambda done, total, rows: moved(done, total), waiting=say
+def compact(session: Session, asked: CompactRequest) -> None:
+    with session.work(f"compact {asked.table}", "jobs") as (instance, moved):
+        report = instance.table(asked.table).compact(
+            **options(asked, "table"), progress=lambda done, total, rows: moved(done, total), waiting=say
         )
     if report.jobs_run:
         done = (
@@ -56,16 +51,17 @@ def compact(
     session.show(report, done)
     if report.given_up:
         jobs = plural(report.given_up, "job")
-        raise JobFailed(f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', table)}")
+        raise JobFailed(
+            f"given up: {jobs}; the first: {report.errors[0]}. {_advice('compaction', asked.table)}"
+        )
 
 
 @command(app, "split", example="dormouse split flights")
-def split(session: Session, table: TableName, /) -> None:
-    """One round of splits: divide leaves over the threshold, and push references down by one level."""
+def split(session: Session, asked: SplitRequest) -> None:
     from dormouse.state.partitions.store import of_one_key
 
     with session.open() as instance:
-        report = instance.table(table).split(waiting=say)
+        report = instance.table(asked.table).split(waiting=say)
     done = (
         f"split {plural(len(report.partitions_split), 'partition')}, "
         f"pushed down {plural(report.references_pushed, 'reference')}"
@@ -74,7 +70,7 @@ def split(session: Session, table: TableName, /) -> None:
     if report.errors:
         partitions = plural(len(report.errors), "partition")
         raise JobFailed(
-            f"not divided: {partitions}; the first: {report.errors[0]}. {_advice('split', table)}"
+            f"not divided: {partitions}; the first: {report.errors[0]}. {_advice('split', asked.table)}"
         )
 
 

@@ -9,8 +9,15 @@ from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-OTHERWISE = {"ingest_id": "--id", "change_id": "--id", "parameters": "--param"}
+OTHERWISE = {
+    "ingest_id": "--id", "change_id": "--id", "parameters": "--param", "properties": "--property",
+    "split_points": "--split-point",
+}  # fmt: skip
 """Fields of requests that are called otherwise on a command line."""
+
+WHOLE_MAX = (1 << 63) - 1
+"""A larger number than a person means: no bound to be told of."""
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
 
 
 def bounds(least: float | None, most: float | None = None) -> dict[str, Any]:
@@ -30,6 +37,8 @@ class Taken:
     def __init__(self, function: Callable[..., Any]) -> None:
         taken = inspect.signature(function, eval_str=True).parameters
         self.options: list[inspect.Parameter] = []
+        self.about = ""
+        """What a request says of itself."""
         self._made: dict[str, tuple[Any, list[str]]] = {}
         for name, parameter in list(taken.items())[1:]:
             fields = _options_of_fields(parameter.annotation)
@@ -39,6 +48,7 @@ class Taken:
             fields = [option for option in fields if option.name not in taken]
             self.options += fields
             self._made[name] = parameter.annotation, [option.name for option in fields]
+            self.about = self.about or inspect.getdoc(parameter.annotation) or ""
         self._by_position = [name for name, each in taken.items() if each.kind is each.POSITIONAL_ONLY][1:]
 
     def bind(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -54,7 +64,7 @@ def options_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _option(parameter: inspect.Parameter) -> inspect.Parameter:
-    by_name = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+    by_name = parameter.replace(kind=_BY_NAME)
     if get_origin(parameter.annotation) is not Annotated:
         return by_name
     kind, *notes = get_args(parameter.annotation)
@@ -92,7 +102,9 @@ def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
     model = kind if hasattr(kind, "model_fields") else settings
     fields = None if model is None else model.model_fields.items()
     return fields and [
-        _of_field(name, field, optional=settings is not None) for name, field in fields if field.repr
+        _of_field(name, field, optional=settings is not None)
+        for name, field in fields
+        if field.repr and not _is_for_programs(field)
     ]
 
 
@@ -101,25 +113,32 @@ def _of_field(name: str, field: Any, *, optional: bool) -> inspect.Parameter:
 
     Of one that is `optional` the help has the default, and None stands for one that is not given.
     """
-    form = _form(field)
-    kind = field.annotation if form is None else form.text_type
-    text = " ".join((getattr(form, "help", "") or field.description or "").split())
+    from dormouse.verbs.verb import AsText
+
+    form, notes = _form(field), field.metadata
+    kind = field.annotation if form is None else list[str] if form.texts else str
+    default = None if form is not None or optional or field.is_required() else field.get_default()
+    text = next((note.help for note in notes if isinstance(note, AsText)), field.description or "")
+    text = " ".join(text.split())
+    limits = {"ge": "min", "le": "max"}
     how = {
-        ours: value
-        for note in field.metadata
-        for bound, ours in (("ge", "min"), ("le", "max"))
-        if (value := getattr(note, bound, None)) is not None
+        ours: getattr(note, bound) for bound, ours in limits.items() for note in notes if hasattr(note, bound)
     }
-    by_name = inspect.Parameter.KEYWORD_ONLY
+    how = {ours: value for ours, value in how.items() if value < WHOLE_MAX}
+    if field.is_required() and not optional:
+        return inspect.Parameter(name, _BY_NAME, annotation=Annotated[kind, typer.Argument(help=text, **how)])
     if optional:
-        text += "" if field.default is None else f" [{field.default}]"
-        made = typer.Option(help=text)
-        return inspect.Parameter(name, by_name, default=None, annotation=Annotated[kind | None, made])
-    if field.is_required():
-        return inspect.Parameter(name, by_name, annotation=Annotated[kind, typer.Argument(help=text, **how)])
-    default = field.get_default(call_default_factory=True)
+        text, how = text if field.default is None else f"{text} [{field.default}]", {}
+    if default is None:
+        kind |= None
     made = typer.Option(*_names(name, kind, default), help=text, **how)
-    return inspect.Parameter(name, by_name, default=default, annotation=Annotated[kind, made])
+    return inspect.Parameter(name, _BY_NAME, default=default, annotation=Annotated[kind, made])
+
+
+def _is_for_programs(field: Any) -> bool:
+    from dormouse.verbs.verb import OfWire
+
+    return OfWire() in field.metadata
 
 
 def _form(field: Any) -> Any:
@@ -128,12 +147,21 @@ def _form(field: Any) -> Any:
 
 
 def _made(kind: Any, given: dict[str, Any]) -> Any:
-    """Returns what a function is given for several options; typer has checked types and bounds."""
+    """Returns what a function is given for several options; typer has checked types and bounds.
+
+    A request lacks what the function takes by itself; only whole ones are checked.
+    """
     if not hasattr(kind, "model_fields"):
         return given if _settings_of(kind) else kind(**given)
-    forms = {name: _form(kind.model_fields[name]) for name in given}
-    texts = {name: value for name, value in given.items() if value is not None and forms[name] is not None}
-    return kind.model_construct(**given | {name: forms[name].of_text(value) for name, value in texts.items()})
+    from dormouse.cli.parsing import parse_moment
+    from dormouse.verbs.verb import MOMENT, parse, required
+
+    for name, value in given.items():
+        form = _form(kind.model_fields[name])
+        if form is not None and value is not None:
+            given[name] = form.to_json(parse_moment(value)) if form is MOMENT else form.of_text(value)
+    is_whole = given.keys() >= {*required(kind)}
+    return parse(kind, given, "the command") if is_whole else kind.model_construct(**given)
 
 
 def declare(run: Callable[..., Any], options: Iterable[inspect.Parameter]) -> None:

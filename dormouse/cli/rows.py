@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.command import DryRun, ParamOption, Session, TableName, command, group, plural
+from dormouse.cli.command import Session, TableName, command, group, plural
 from dormouse.cli.console import grid, rows_table
 from dormouse.cli.options import bounds
-from dormouse.cli.parsing import parse_parameters, read_json
+from dormouse.cli.parsing import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
+from dormouse.verbs.rows import MadeOnce, RowChangeRequest, RowQueryRequest, RowUpsertRequest
+from dormouse.verbs.verb import Request, options
 
 if TYPE_CHECKING:
     from dormouse.rows.changes import Changed
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from dormouse.sources.rows_csv_reader import CsvOptions
 
 Separator = Annotated[str | None, "Between cells; tab for tabs [, or a tab for .tsv]."]
-Version = Annotated[int | None, "The rows as of a version.", bounds(0)]
-Snapshot = Annotated[str | None, "The rows of a snapshot."]
 RowId = Annotated[int, "A ROW_ID."]
 RowVersion = Annotated[int | None, "That version of the row.", bounds(1)]
 
@@ -58,20 +58,17 @@ class CsvChosen:
         }
 
 
-@dataclass(frozen=True)
-class Once:
-    """The options of a change that is made once."""
+def show_changed(session: Session, asked: MadeOnce, done: Changed) -> None:
+    """Shows what a change did, or would do."""
+    counted = [f"{count:,} {what}" for what, count in done.changed.items() if count]
+    versions = f"; {versions_text(done.versions)}" if done.versions else ""
+    did = f"{'would change' if asked.dry_run else 'changed'} {asked.table}"
+    session.show(done.to_json(), f"{did}: {', '.join(counted) or 'no rows'}{versions}")
 
-    dry_run: DryRun = False
-    change_id: Annotated[str | None, "The same change with the same id again changes nothing."] = None
-    wait_seconds: Annotated[float, "How long other changes of the table are waited for.", bounds(0)] = 60.0
 
-    def show(self, session: Session, table: str, done: Changed) -> None:
-        """Shows what a change did, or would do."""
-        counted = [f"{count:,} {what}" for what, count in done.changed.items() if count]
-        versions = f"; {versions_text(done.versions)}" if done.versions else ""
-        did = f"{'would change' if self.dry_run else 'changed'} {table}"
-        session.show(done.to_json(), f"{did}: {', '.join(counted) or 'no rows'}{versions}")
+def given(asked: Request, *without: str) -> dict[str, Any]:
+    """Returns the options that a method of the table is called with, but those that have its defaults."""
+    return {name: value for name, value in options(asked, "table", *without).items() if value is not None}
 
 
 def versions_text(versions: Sequence[int]) -> str:
@@ -182,29 +179,18 @@ def get(session: Session, table: TableName, row_id: RowId, /, version: RowVersio
 @command(rows, "query", example='dormouse rows query samples "select * from samples where n > 3 order by n"')
 def query(
     session: Session,
-    table: TableName,
+    asked: RowQueryRequest,
     sql: Annotated[str | None, "A SELECT from the table."] = None,
     /,
-    page: Annotated[str | None, "The next_page of the page before."] = None,
     page_rows: Annotated[int, "How many rows a page has.", bounds(1, 100_000)] = 20,
-    param: ParamOption = None,
-    version: Version = None,
-    snapshot: Snapshot = None,
     wait_seconds: Annotated[float, "How long the index is waited for."] = 600.0,
 ) -> None:
     """A page of a query's rows. --page goes on, at the version that the query began on."""
+    of_page = {"page_rows": None if asked.page else page_rows, "wait_seconds": wait_seconds}
     with session.open() as instance:
-        answer = instance.row_table(table).query(
-            sql,
-            None if page else page_rows,
-            page,
-            parameters=parse_parameters(param or []),
-            version=version,
-            snapshot=snapshot,
-            wait_seconds=wait_seconds,
-        )
-        shown = answer.to_json(count=True)
-    session.show(shown, lambda: _page(answer, shown["count"]))
+        page = instance.row_table(asked.table).query(sql, **given(asked) | of_page)
+        shown = page.to_json(count=True)
+    session.show(shown, lambda: _page(page, shown["count"]))
 
 
 def _page(page: Page, count: int) -> Any:
@@ -245,8 +231,8 @@ def _told(kind: str, value: Any) -> Any:
 @command(rows, "change", example="dormouse rows change samples changes.json --dry-run")
 def change(
     session: Session,
-    table: TableName,
-    file: Annotated[
+    asked: RowChangeRequest,
+    changes: Annotated[
         Path,
         typer.Argument(
             help='JSON, - for stdin: [{"insert": [rows]}, {"update": [rows]}, {"patch": [rows]}, '
@@ -254,35 +240,31 @@ def change(
             '{"drop_column": name}, {"load_csv": {"path": …}}].',
         ),
     ],
-    /,
-    once: Once,
 ) -> None:
     """Make a list of changes, in its order, as one transaction: all of them, or none."""
     from dormouse.rows.changes import parse_changes
 
-    changes = parse_changes(read_json(file), path_of=str)
-    with session.work(f"change {table}", "rows") as (instance, moved):
-        done = instance.row_table(table).change(changes, **vars(once), progress=moved)
-    once.show(session, table, done)
+    made = parse_changes(read_json(changes), path_of=str)
+    with session.work(f"change {asked.table}", "rows") as (instance, moved):
+        done = instance.row_table(asked.table).change(made, **given(asked), progress=moved)
+    show_changed(session, asked, done)
 
 
 @command(rows, "upsert", example="dormouse rows upsert samples rows.json --on name")
 def upsert(
     session: Session,
-    table: TableName,
-    file: Annotated[Path, "JSON, a list of rows; - for stdin."],
-    /,
-    once: Once,
+    asked: RowUpsertRequest,
+    rows: Annotated[Path, typer.Argument(help="JSON, a list of rows; - for stdin.")],
     on: Annotated[str, "The columns whose values say which row it is, with commas."],
 ) -> None:
     """Update the rows that have the values of some columns, and insert those that no row has."""
-    given = read_json(file)
-    if not isinstance(given, list):
-        raise InvalidInput(f"{file} must have a list of rows")
+    listed = read_json(rows)
+    if not isinstance(listed, list):
+        raise InvalidInput(f"{rows} must have a list of rows")
     names = [name.strip() for name in on.split(",")]
     with session.open() as instance:
-        done = instance.row_table(table).upsert(given, on=names, **vars(once))
-    once.show(session, table, done)
+        done = instance.row_table(asked.table).upsert(listed, names, **given(asked))
+    show_changed(session, asked, done)
 
 
 @command(rows, "snapshot", example="dormouse rows snapshot samples v1")

@@ -15,8 +15,9 @@ from dormouse.cli.console import grid, progress
 from dormouse.cli.loading import dropped_if_it_fails
 from dormouse.cli.options import bounds
 from dormouse.cli.output import check_output, format_of, show_written, write
-from dormouse.cli.rows import CsvChosen, Once, RowId, RowVersion, Separator, Snapshot, Version, rows
+from dormouse.cli.rows import CsvChosen, RowId, RowVersion, Separator, given, rows, show_changed
 from dormouse.errors import InvalidInput
+from dormouse.verbs.rows import MadeOnce
 
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
@@ -32,11 +33,10 @@ _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 @command(rows, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
 def upload(
     session: Session,
-    table: TableName,
+    asked: MadeOnce,
     file: FileOption,
     /,
     chosen: CsvChosen,
-    once: Once,
     create: Annotated[bool, "Make the table, of columns as all rows of the file need."] = False,
     columns: Annotated[str | None, "The file's columns, with commas, in place of its header."] = None,
     as_new: Annotated[bool, "Insert all rows, without the file's ROW_ID and ROW_VERSION."] = False,
@@ -45,8 +45,8 @@ def upload(
 
     All of them, or none.
     """
-    names = None if columns is None else [name.strip() for name in columns.split(",")]
-    if create and (names or once.dry_run):
+    table, names = asked.table, None if columns is None else [name.strip() for name in columns.split(",")]
+    if create and (names or asked.dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
     with _file(file) as path, ExitStack() as made:
 
@@ -62,9 +62,9 @@ def upload(
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
             done = instance.row_table(table).upload_csv(
-                path, columns=names, as_new=as_new, **vars(once), progress=moved, **chosen.options()
+                path, columns=names, as_new=as_new, **given(asked), progress=moved, **chosen.options()
             )
-    once.show(session, table, done)
+    show_changed(session, asked, done)
 
 
 def _preview(path: Path, chosen: CsvChosen, *, rows: int = 10, whole: bool) -> CsvPreview:
@@ -85,8 +85,8 @@ def download(
     ],
     /,
     sql: Annotated[str | None, "The rows of a SELECT from the table."] = None,
-    version: Version = None,
-    snapshot: Snapshot = None,
+    version: Annotated[int | None, "The rows as of a version.", bounds(0)] = None,
+    snapshot: Annotated[str | None, "The rows of a snapshot."] = None,
     separator: Separator = None,
     no_header: Annotated[bool, "Without the columns' names."] = False,
 ) -> None:

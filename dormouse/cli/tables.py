@@ -7,24 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from dormouse.cli.command import DryRun, Session, TableName, Yes, ask, command, group, plural
+from dormouse.cli.command import Session, TableName, Yes, ask, command, group, plural
 from dormouse.cli.console import branches, byte_size, count, grid
 from dormouse.cli.failures import printable
 from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, Written
-from dormouse.cli.parsing import parse_field, parse_properties, parse_schema, parse_type
+from dormouse.cli.parsing import parse_schema
 from dormouse.cli.system import deployed
 from dormouse.errors import InvalidInput
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, allowed_values
-from dormouse.model.types import shown_value
+from dormouse.model.types import DataType, shown_value
+from dormouse.verbs.tables import (
+    VERBS,
+    AddColumnRequest,
+    ConvertLayoutRequest,
+    CreateRequest,
+    DescribeRequest,
+    DropColumnRequest,
+    DropRequest,
+    ListRequest,
+    RenameColumnRequest,
+    RenameRequest,
+    SetRequest,
+    ShowRequest,
+    WidenColumnRequest,
+    answer,
+)
+from dormouse.verbs.texts import parse_properties
+from dormouse.verbs.verb import Request
 
 app = group()
 table = group("table", "Make, list, show, drop and rename tables, and set their properties.")
 app.add_typer(table)
 Many = list[str] | None
-
-Column = Annotated[str, "The column."]
-NewName = Annotated[str, "Its new name."]
 
 
 @command(
@@ -60,18 +75,21 @@ def create(
     sample = None if like is None else Written(type).files([str(like)])
     if sample is not None and key_row_number:
         sample = replace(sample, row_number=ROW_NUMBER)
-    fields = parse_schema(schema, sample, row_key or [], sort_key or [], value or [])
-    given = {key: item for key, item in parse_properties(property or []).items() if item is not None}
-    points = split_point or []
-    request = {"do": "create", "table": name, "schema": fields.to_json(), "layout": layout}
-    made = ask_tables(session, {**request, "split_points": points, "properties": given}, create=True)
-    session.show(made, f"table {name} is made, of {plural(len(points) + 1, 'partition')}")
+    request = CreateRequest(
+        table=name,
+        schema=parse_schema(schema, sample, row_key or [], sort_key or [], value or []).to_json(),
+        layout=layout,
+        split_points=split_point or [],
+        properties={key: item for key, item in parse_properties(property or []).items() if item is not None},
+    )
+    made = ask_tables(session, request, create=True)
+    session.show(made, f"table {name} is made, of {plural(len(request.split_points) + 1, 'partition')}")
 
 
 @command(table, "list", example="dormouse table list", on="any")
 def list_(session: Session) -> None:
     """The tables, by name; row tables are marked, of which 'dormouse rows list --json' gives the names."""
-    listed = ask_tables(session, {"do": "list", "marked": True}, read_only=True)
+    listed = ask_tables(session, ListRequest(marked=True), read_only=True)
     lines = (f"{name} (row table)" if is_row_table else name for name, is_row_table in listed)
     session.lines([name for name, _ in listed], lines, empty="there are no tables yet")
 
@@ -79,21 +97,20 @@ def list_(session: Session) -> None:
 @command(table, "show", example="dormouse table show flights", on="any")
 def show(session: Session, name: TableName, /) -> None:
     """A table's columns, properties, partitions and what it consists of."""
-    shown = ask_tables(session, {"do": "show", "table": name, "drawn": not session.as_json}, read_only=True)
+    shown = ask_tables(session, ShowRequest(table=name, drawn=not session.as_json), read_only=True)
     session.show(shown, lambda: _picture(shown))
 
 
 @command(table, "describe", example="dormouse table describe flights", on="any")
-def describe(session: Session, name: TableName, /) -> None:
-    """A table's columns, properties and what it consists of; quick, however many partitions it has."""
-    shown = ask_tables(session, {"do": "describe", "table": name}, read_only=True)
+def describe(session: Session, asked: DescribeRequest) -> None:
+    shown = ask_tables(session, asked, read_only=True)
     session.show(shown, lambda: _summary(shown))
 
 
 @command(table, "drop", example="dormouse table drop flights --yes", on="any")
-def drop(session: Session, name: TableName, /, yes: Yes = False, dry_run: DryRun = False) -> None:
+def drop(session: Session, asked: DropRequest, yes: Yes = False) -> None:
     """Drop a table and delete its files. Asks first on a terminal; elsewhere it needs --yes."""
-    _drop(session, {"do": "drop", "table": name}, yes=yes, dry_run=dry_run)
+    _drop(session, asked, yes=yes)
 
 
 @command(table, "deletions", example="dormouse table deletions flights")
@@ -112,27 +129,19 @@ def deletions(
 
 
 @command(table, "rename", example="dormouse table rename flights flights_2013", on="any")
-def rename(session: Session, name: TableName, new_name: NewName, /) -> None:
-    """Give a table another name; its files stay where they are."""
-    renamed = ask_tables(session, {"do": "rename", "table": name, "new_name": new_name})
-    session.show(renamed, f"table {name} is now {new_name}")
+def rename(session: Session, asked: RenameRequest) -> None:
+    session.show(ask_tables(session, asked), f"table {asked.table} is now {asked.new_name}")
 
 
 @command(table, "convert-layout", example="dormouse table convert-layout flights salted_counts", on="any")
-def convert_layout(
-    session: Session,
-    name: TableName,
-    layout: Annotated[str, "The layout to have: file_table, salted_counts or dummy_reference."],
-    /,
-    dry_run: DryRun = False,
-) -> None:
-    """Change how a table's files are tracked, in one transaction. What uses the table waits meanwhile."""
-    request = {"do": "convert-layout", "table": name, "layout": layout, "dry_run": dry_run}
-    answer = ask_tables(session, request, read_only=dry_run)
-    before, target, files = answer["was"], answer["layout"], answer.pop("files")
-    did = f"{'would convert' if dry_run else 'converted'} table {name} of {plural(files, 'file')}"
-    same = f"table {name} has the layout {target} already; nothing is changed"
-    session.show(answer, same if before == target else f"{did} from {before} to {target}")
+def convert_layout(session: Session, asked: ConvertLayoutRequest) -> None:
+    now = ask_tables(session, asked, read_only=asked.dry_run)
+    before, target, files = now["was"], now["layout"], now.pop("files")
+    did = (
+        f"{'would convert' if asked.dry_run else 'converted'} table {asked.table} of {plural(files, 'file')}"
+    )
+    same = f"table {asked.table} has the layout {target} already; nothing is changed"
+    session.show(now, same if before == target else f"{did} from {before} to {target}")
 
 
 def _properties() -> Iterator[str]:
@@ -149,100 +158,71 @@ def _properties() -> Iterator[str]:
     on="any",
     more="".join(f"\n\n{line}" for line in _properties()),
 )
-def set_(
-    session: Session,
-    name: TableName,
-    properties: Annotated[list[str], "name=value; without a value, the default is back."],
-    /,
-) -> None:
-    """Change properties of a table."""
-    now = ask_tables(session, {"do": "set", "table": name, "properties": parse_properties(properties)})
+def set_(session: Session, asked: SetRequest) -> None:
+    now = ask_tables(session, asked)
     session.lines(now, (f"{key}={value}" for key, value in now.items()))
 
 
 @command(
     table, "add-column", example="dormouse table add-column flights gate:string --default unknown", on="any"
 )
-def add_column(
-    session: Session,
-    name: TableName,
-    column: Annotated[str, "name:type, with ? when it may be null."],
-    /,
-    default: Annotated[str | None, "What rows that are there have; without it they have null."] = None,
-) -> None:
-    """Add a value column. Rewrites no file; rows that are there have the default, or null."""
-    field = parse_field(column)
-    request = {"do": "add-column", "table": name, "column": field.to_json(), "default": default}
-    _change_columns(session, request, f"added {field.name} to table {name}")
+def add_column(session: Session, asked: AddColumnRequest) -> None:
+    _change_columns(session, asked, f"added {asked.column['name']} to table {asked.table}")
 
 
 @command(table, "rename-column", example="dormouse table rename-column flights delay delay_minutes", on="any")
-def rename_column(session: Session, name: TableName, column: Column, new_name: NewName, /) -> None:
-    """Give a column another name, also in the table's properties. Rewrites no file."""
-    request = {"do": "rename-column", "table": name, "column": column, "new_name": new_name}
-    _change_columns(session, request, f"column {column} of table {name} is now {new_name}")
+def rename_column(session: Session, asked: RenameColumnRequest) -> None:
+    _change_columns(session, asked, f"column {asked.column} of table {asked.table} is now {asked.new_name}")
 
 
 @command(table, "widen-column", example="dormouse table widen-column flights delay long", on="any")
-def widen_column(
-    session: Session, name: TableName, column: Column, type: Annotated[str, "The wider type."], /
-) -> None:
-    """Give a value column a wider type: long for int, double for float, decimal(p,s) of more digits."""
-    kind = parse_type(type)
-    request = {"do": "widen-column", "table": name, "column": column, "type": kind.to_json()}
-    _change_columns(session, request, f"column {column} of table {name} is now {kind}")
+def widen_column(session: Session, asked: WidenColumnRequest) -> None:
+    kind = DataType.from_json(asked.type)
+    _change_columns(session, asked, f"column {asked.column} of table {asked.table} is now {kind}")
 
 
 @command(table, "drop-column", example="dormouse table drop-column flights delay --yes", on="any")
-def drop_column(
-    session: Session, name: TableName, column: Column, /, yes: Yes = False, dry_run: DryRun = False
-) -> None:
+def drop_column(session: Session, asked: DropColumnRequest, yes: Yes = False) -> None:
     """Drop a value column. Asks first on a terminal; elsewhere it needs --yes. Values do not come back."""
-    request = {"do": "drop-column", "table": name, "column": column}
-    _drop(session, request, yes=yes, dry_run=dry_run)
+    _drop(session, asked, yes=yes)
 
 
-def _drop(session: Session, request: Mapping[str, Any], *, yes: bool, dry_run: bool) -> None:
+def _drop(session: Session, asked: DropRequest | DropColumnRequest, *, yes: bool) -> None:
     """Drops a table or a column, after a question; or shows what would go."""
-    if dry_run or not yes:
-        would = ask_tables(session, {**request, "dry_run": True}, read_only=True)
-        if dry_run:
+    if asked.dry_run or not yes:
+        would = ask_tables(session, asked.model_copy(update={"dry_run": True}), read_only=True)
+        if asked.dry_run:
             session.show(would, f"would drop {_dropped(would)}{_version(would)}")
             return
         ask(yes, f"drop {_dropped(would)}", done="dropped")
-    gone = ask_tables(session, request)
+    gone = ask_tables(session, asked)
     session.show(gone, f"dropped {_dropped(gone)}{_version(gone)}")
 
 
-def _dropped(answer: Mapping[str, Any]) -> str:
-    if "column" in answer:
-        return f"column {answer['column']} of table {answer['table']}"
-    files = plural(answer["files"], "file")
-    return f"table {answer['table']}: {plural(answer['rows'], 'row')} in {files}"
+def _dropped(of: Mapping[str, Any]) -> str:
+    if "column" in of:
+        return f"column {of['column']} of table {of['table']}"
+    return f"table {of['table']}: {plural(of['rows'], 'row')} in {plural(of['files'], 'file')}"
 
 
-def _change_columns(session: Session, request: Mapping[str, Any], done: str) -> None:
-    answer = ask_tables(session, request)
-    session.show(answer, f"{done}{_version(answer)}")
+def _change_columns(session: Session, asked: Request, done: str) -> None:
+    now = ask_tables(session, asked)
+    session.show(now, f"{done}{_version(now)}")
 
 
-def _version(answer: Mapping[str, Any]) -> str:
-    columns = answer.get("schema_version")
+def _version(now: Mapping[str, Any]) -> str:
+    columns = now.get("schema_version")
     return "" if columns is None else f"; version {columns} of its columns"
 
 
-def ask_tables(
-    session: Session, request: Mapping[str, Any], *, read_only: bool = False, create: bool = False
-) -> Any:
+def ask_tables(session: Session, asked: Request, *, read_only: bool = False, create: bool = False) -> Any:
     """Returns the answer of the instance, which is here, or deployed and asked through its lambdas."""
-    from dormouse.verbs.tables import answer, parse_event
-
-    found = deployed(session, makes=create)
-    verb, asked = parse_event(request)
-    if found is not None:
+    verb = next(verb for verb in VERBS if verb.request is type(asked))
+    if (instance_there := deployed(session, makes=create)) is not None:
         from dormouse.aws.tables import ask
 
-        return ask(found, request, changes=verb.changes)
+        event = {"do": verb.event, **asked.model_dump(by_alias=True, exclude_defaults=True)}
+        return ask(instance_there, event, changes=verb.changes)
     with session.open(read_only=read_only, create=create) as instance:
         return answer(instance, verb, asked)
 

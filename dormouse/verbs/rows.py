@@ -16,7 +16,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
@@ -40,7 +40,7 @@ from dormouse.rows.changes import LOCK_SECONDS_MAX, Changed, check_change_id, pa
 from dormouse.rows.columns import Column
 from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
 from dormouse.sources.rows_csv_reader import CsvFormat
-from dormouse.verbs.verb import Call, Document, Http, Job, Parameters, Request, Verb, options
+from dormouse.verbs.verb import Call, Document, Http, Job, OfWire, Parameters, Request, Verb, options
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -164,7 +164,7 @@ class RowQueryRequest(OfRowTable):
     version: int | None = None
     """The rows as of a version."""
 
-    count: bool = False
+    count: Annotated[bool, OfWire()] = False
     """Also count the rows of all pages."""
 
     wait_seconds: float | None = Field(default=None, ge=0, le=WAIT_SECONDS_MAX)

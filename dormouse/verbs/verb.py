@@ -7,7 +7,7 @@ command line find it in the request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dormouse.errors import DormouseError, InvalidInput
 from dormouse.model.cut import text_of_when, when_of_text
-from dormouse.settings.lambdas import field as field_of
+from dormouse.model.text import listed
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -57,18 +57,32 @@ class Document(BaseModel):
 class Form:
     """How a field is written, where JSON, Python or a text write it in different ways. Stands in `Annotated`.
 
-    None is written as it is. Doors that have texts, such as the command line, write by `of_text` what JSON
-    has; without it they write a field as its type tells.
+    None is written as it is. Doors that have texts, the command line and Spark, read them by `of_text`, which
+    returns what JSON has; without it they read a field as its type tells. It may take a list of `texts`.
     """
 
-    to_json: Callable[[Any], Any]
-    to_python: Callable[[Any], Any]
-    of_text: Callable[[str], Any] | None = None
+    to_json: Callable[[Any], Any] = lambda value: value
+    to_python: Callable[[Any], Any] = lambda value: value
+    of_text: Callable[[Any], Any] | None = None
+    texts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AsText:
+    """How a field is written as a text: help in place of its docstring, which says how JSON has it."""
+
+    help: str
 
 
 @dataclass(frozen=True, slots=True)
 class OfWire:
     """Stands in `Annotated` of a field that programs send for themselves; no person and no facade has it."""
+
+
+def _parameters_of_texts(texts: Sequence[str]) -> Any:
+    from dormouse.verbs.texts import parse_parameters
+
+    return parse_parameters(texts)
 
 
 def _python_when(when: Any) -> Any:
@@ -88,13 +102,18 @@ def _python_parameters(parameters: Any) -> Any:
     return parse_parameters(parameters)
 
 
-When = Annotated[str | int | None, Form(text_of_when, _python_when)]
+MOMENT = Form(text_of_when, _python_when, str)
+When = Annotated[str | int | None, MOMENT]
 """A moment: a time in ISO 8601 with its offset, the name of a cut, or a cut's number."""
 
-Columns = Annotated[list[str] | None, Form(list, list)]
+Columns = Annotated[list[str] | None, Form(list, list, listed)]
 """Names of columns, in their order."""
 
-Parameters = Annotated[list[Any] | dict[str, Any] | None, Form(_json_parameters, _python_parameters)]
+Parameters = Annotated[
+    list[Any] | dict[str, Any] | None,
+    Form(_json_parameters, _python_parameters, _parameters_of_texts, texts=True),
+    AsText("NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
+]
 """The values of a statement's parameters."""
 
 
@@ -242,6 +261,8 @@ def parse(model: type[R], given: object, what: str) -> R:
             raise reason from None
         # what reads the fields of an event names them, and the types of JSON
         if what == EVENT and one["type"] in _JSON_TYPES:
+            from dormouse.settings.lambdas import field as field_of
+
             field_of(given, ".".join(map(str, one["loc"])), _JSON_TYPES[one["type"]])
     raise InvalidInput(f"{what} is not valid: {'; '.join(_texts(faults, model.model_fields))}") from None
 
