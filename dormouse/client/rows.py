@@ -9,11 +9,11 @@ from datetime import datetime
 from functools import cache, partial
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 from urllib.parse import urlencode
 
 from dormouse import errors
-from dormouse.client.http import AnswerReader, Http, rows_of, statement_json
+from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
@@ -22,18 +22,19 @@ from dormouse.model.text import path_segment
 from dormouse.model.types import Parameters, given, json_value
 from dormouse.reading.where import parameters_json
 from dormouse.rows.cell_files import save
-from dormouse.rows.changes import Change, Changed, as_dicts, changes_json, checked_reference
+from dormouse.rows.changes import Change, Changed, checked_reference
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.pages import INDEX_WAIT_SECONDS, Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
 from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
+from dormouse.verbs import reading
+from dormouse.verbs import rows as rows_verbs
+from dormouse.verbs.verb import Job, Verb, json_of, of_call
 
 CHUNK_BYTES = 1 << 20
 ROWS_ASKED_MAX = 500
 """In one request of several rows."""
-WAIT_SECONDS_MAX = 60.0
-"""For so long a service waits for an index, at most; then it is asked again."""
 
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
@@ -59,12 +60,13 @@ class RemoteRowTable(Container):
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Gives the current rows to what takes Arrow's streams, like `pa.table(rows)`."""
-        path = "/".join(("/v1/tables", path_segment(self.name), "query"))
-        return rows_of(self._http, path, {}).__arrow_c_stream__(requested_schema)
+        return cast(AnswerReader, ask(self._http, reading.QUERY, {"table": self.name})).__arrow_c_stream__(
+            requested_schema
+        )
 
     def sql(self, statement: str, parameters: Parameters | None = None) -> AnswerReader:
         """The answer of a SELECT over this and the instance's other tables: as `Client.sql`."""
-        return rows_of(self._http, "/v1/sql", statement_json(statement, parameters))
+        return cast(AnswerReader, ask(self._http, reading.SQL, of_call(locals())))
 
     def columns(self, version: int | None = None) -> tuple[Column, ...]:
         """The columns of now, or as of a version. `TableNotFound`, `NotARowTable`."""
@@ -109,11 +111,11 @@ class RemoteRowTable(Container):
 
     def snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version. `SnapshotExists`."""
-        return RowSnapshot(**_with_times(self._run("row_snapshot", {"name": name})))
+        return RowSnapshot(**_with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
 
     def drop_snapshot(self, name: str) -> None:
         """Forgets a name; the versions stay. `SnapshotNotFound`."""
-        self._run("row_snapshot", {"name": name, "drop": True})
+        self._run(rows_verbs.SNAPSHOT, {"name": name, "drop": True})
 
     def query(
         self,
@@ -127,22 +129,20 @@ class RemoteRowTable(Container):
         wait_seconds: float = INDEX_WAIT_SECONDS,
     ) -> Page:
         """A page of the rows of a query: as `RowTable.query`, with its errors."""
-        body = {"sql": sql, "page_rows": page_rows, "page": page, "snapshot": snapshot, "version": version}
-        if parameters is not None:
-            body["parameters"] = parameters_json(given(parameters))
+        given = of_call(locals()) | {"table": self.name}
 
-        def ask(**more: Any) -> dict[str, Any]:
+        def page_of(**more: Any) -> dict[str, Any]:
             left, till = float(wait_seconds), time.monotonic() + wait_seconds
             while True:
-                wait = {"wait_seconds": min(left, WAIT_SECONDS_MAX)}
+                wait = {"wait_seconds": min(left, rows_verbs.SERVED_WAIT_SECONDS_MAX)}
                 try:
-                    return dict(self._http.json("POST", self._path("query"), body | wait | more))
+                    return dict(ask(self._http, rows_verbs.QUERY, {**given, **wait, **more}))
                 except IndexNotReady:
                     time.sleep(max(0.0, min(till - time.monotonic(), _POLL_SECONDS[1])))
                     if (left := till - time.monotonic()) <= 0:
                         raise
 
-        found = ask()
+        found = page_of()
         rows, its_page = len(found["rows"]), found["next_page"] or page
 
         def count() -> int:
@@ -150,7 +150,7 @@ class RemoteRowTable(Container):
                 return rows
             # a token says the version, which the newest, or a snapshot's, need not be any more
             again = {"page": its_page, "page_rows": 1, "version": None, "snapshot": None}
-            return int(ask(**again, count=True)["count"])
+            return int(page_of(**again, count=True)["count"])
 
         return _page(found, count)
 
@@ -168,8 +168,7 @@ class RemoteRowTable(Container):
         file is sent by `upload_csv`. The job waits `wait_seconds` for other changes of the table, by default
         6 hours.
         """
-        asked = {"changes": json_value(changes_json(changes)), "dry_run": dry_run}
-        return self._made("row_change", asked, change_id=change_id, wait_seconds=wait_seconds)
+        return self._changed(rows_verbs.CHANGE, of_call(locals()))
 
     def upsert(
         self,
@@ -184,8 +183,7 @@ class RemoteRowTable(Container):
 
         `wait_seconds` is as for `change`.
         """
-        asked = json_value({"rows": list(map(dict, as_dicts(rows))), "on": list(on), "dry_run": dry_run})
-        return self._made("row_upsert", asked, change_id=change_id, wait_seconds=wait_seconds)
+        return self._changed(rows_verbs.UPSERT, of_call(locals()))
 
     def preview_csv(
         self,
@@ -285,13 +283,11 @@ class RemoteRowTable(Container):
     def _path(self, *rest: str, **asked: Any) -> str:
         return rows_path(self.name, *rest, **asked)
 
-    def _run(self, kind: str, asked: Mapping[str, Any]) -> Any:
-        return run(self._jobs, kind, {"table": self.name, **asked})
+    def _run(self, verb: Verb, given: Mapping[str, Any]) -> Any:
+        return run(self._jobs, verb, {"table": self.name, **given})
 
-    def _made(self, kind: str, asked: Mapping[str, Any], **options: Any) -> Changed:
-        """Returns what a job changed; an option that is None is left to the job."""
-        given = {name: value for name, value in options.items() if value is not None}
-        return Changed.from_json(self._run(kind, {**asked, **given}))
+    def _changed(self, verb: Verb, given: Mapping[str, Any]) -> Changed:
+        return Changed.from_json(self._run(verb, given))
 
     def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
         return result_of(self._jobs, job_id, progress)
@@ -320,9 +316,10 @@ def preview_csv(
     )
 
 
-def run(jobs: RemoteJobs, kind: str, asked: Mapping[str, Any], job_id: str | None = None) -> Any:
-    """The result of a job, when it has ended; raises what it met."""
-    return result_of(jobs, jobs.start(kind, asked, job_id=job_id))
+def run(jobs: RemoteJobs, verb: Verb, given: Mapping[str, Any]) -> Any:
+    """Returns the result of a verb as a job, when it has ended; raises what it met."""
+    request = json_value(json_of(verb.request, given))
+    return result_of(jobs, jobs.start(cast(Job, verb.job).kind, request))
 
 
 def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, total: None) -> Any:

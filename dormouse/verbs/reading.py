@@ -20,6 +20,7 @@ from dormouse.verbs.verb import (
     OfWire,
     Parameters,
     Request,
+    Statement,
     Verb,
     When,
     options,
@@ -114,7 +115,7 @@ class StatementPlanRequest(OfMoment):
     Partitions, files and bytes of each table that the statement reads.
     """
 
-    statement: str = Field(
+    statement: Statement = Field(
         examples=["select carrier, count(*) from flights where dest = $1 group by carrier"]
     )
     """One SELECT, WITH, VALUES or EXPLAIN over the tables, by name."""
@@ -245,32 +246,31 @@ def _check_statement(instance: Instance, asked: StatementRequest, call: Call) ->
         timer.cancel()
 
 
-VERBS = (
-    Verb(
+QUERY = Verb(
+    "query",
+    QueryRequest,
+    _query,
+    job=Job("query", check=_check_query),
+    http=Http(
+        "/v1/tables/{table}/query",
         "query",
-        QueryRequest,
-        _query,
-        job=Job("query", check=_check_query),
-        http=Http(
-            "/v1/tables/{table}/query",
-            "query",
-            lambda asked: "statements" if asked.descending else "queries",
-            ("queries", "statements"),
-        ),
-    ),
-    Verb("plan", PlanRequest, _plan, http=Http("/v1/tables/{table}/plan", "plan", answer=Plan)),
-    Verb("changes", ChangesRequest, _changes, http=Http("/v1/tables/{table}/changes", "changes")),
-    Verb(
-        "sql",
-        StatementRequest,
-        _sql,
-        job=Job("query", check=_check_statement),
-        http=Http("/v1/sql", "sql", lambda asked: "statements", ("statements",)),
-    ),
-    Verb(
-        "plan_sql",
-        StatementPlanRequest,
-        _plan_sql,
-        http=Http("/v1/sql/plan", "sql_plan", lambda asked: "statements", ("statements",), StatementPlan),
+        lambda asked: "statements" if asked.descending else "queries",
+        ("queries", "statements"),
     ),
 )
+PLAN = Verb("plan", PlanRequest, _plan, http=Http("/v1/tables/{table}/plan", "plan", answer=Plan))
+CHANGES = Verb("changes", ChangesRequest, _changes, http=Http("/v1/tables/{table}/changes", "changes"))
+SQL = Verb(
+    "sql",
+    StatementRequest,
+    _sql,
+    job=Job("query", check=_check_statement),
+    http=Http("/v1/sql", "sql", lambda asked: "statements", ("statements",)),
+)
+PLAN_SQL = Verb(
+    "plan_sql",
+    StatementPlanRequest,
+    _plan_sql,
+    http=Http("/v1/sql/plan", "sql_plan", lambda asked: "statements", ("statements",), StatementPlan),
+)
+VERBS = (QUERY, PLAN, CHANGES, SQL, PLAN_SQL)

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -35,15 +35,20 @@ from dormouse.errors import (
     SnapshotNotFound,
     TableAlreadyExists,
 )
-from dormouse.jobs.job import upload_name
-from dormouse.rows.changes import LOCK_SECONDS_MAX, Changed, check_change_id, parse_changes
+from dormouse.rows.changes import (
+    LOCK_SECONDS_MAX,
+    Changed,
+    as_dicts,
+    changes_json,
+    check_change_id,
+    parse_changes,
+)
 from dormouse.rows.columns import Column
-from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
-from dormouse.sources.rows_csv_reader import CsvFormat
-from dormouse.verbs.verb import Call, Document, Http, Job, OfWire, Parameters, Request, Verb, options
+from dormouse.verbs.verb import Call, Document, Form, Http, Job, OfWire, Parameters, Request, Verb, options
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
+    from dormouse.sources.rows_csv_reader import CsvFormat
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query as a job waits for the index of its table."""
@@ -52,8 +57,22 @@ WAIT_SECONDS_MAX = 86_400
 SERVED_WAIT_SECONDS_MAX = 60.0
 """How long the query service waits for an index."""
 
+_OF_CHANGE = ("table", "change_id", "wait_seconds")
+"""Fields that `_made` passes on, or that name the table."""
 _LOCK_SECONDS = 10.0
 _WAIT_SECONDS = 1.0
+
+
+def _columns_json(columns: Iterable[Column]) -> list[dict[str, Any]]:
+    return [column.to_json() for column in columns]
+
+
+def _columns(columns: Iterable[dict[str, Any]]) -> list[Column]:
+    return [Column.from_json(one) for one in columns]
+
+
+def _rows_json(rows: Any) -> list[dict[str, Any]]:
+    return list(map(dict, as_dicts(rows)))
 
 
 class OfRowTable(Request):
@@ -82,24 +101,24 @@ class RowCreateRequest(Request):
     name: str
     """The name of the table."""
 
-    columns: list[dict[str, Any]]
+    columns: Annotated[list[dict[str, Any]], Form(_columns_json, _columns)]
     """Its columns, each with a name, a type, and what else a column may have."""
 
 
 class RowChangeRequest(MadeOnce):
     """Change rows and columns: all changes, in their order, as one transaction, or none."""
 
-    changes: list[dict[str, Any]] = Field(min_length=1)
+    changes: Annotated[list[dict[str, Any]], Form(changes_json, parse_changes)] = Field(min_length=1)
     """Objects that have what is done as `change`, such as insert, and what it is done with."""
 
 
 class RowUpsertRequest(MadeOnce):
     """Update rows that are found by the values of some columns, insert the others; all, or none."""
 
-    rows: list[dict[str, Any]]
+    rows: Annotated[list[dict[str, Any]], Form(_rows_json, list)]
     """The rows."""
 
-    on: list[str]
+    on: Annotated[list[str], Form(list, list)]
     """The columns by which rows are found."""
 
 
@@ -137,6 +156,8 @@ class RowUploadRequest(MadeOnce):
     """The digest of the file."""
 
     def format(self) -> CsvFormat:
+        from dormouse.sources.rows_csv_reader import CsvFormat
+
         return CsvFormat.like(self)
 
 
@@ -197,7 +218,7 @@ class RowPage(Document):
 
 
 def _create(instance: Instance, asked: RowCreateRequest, call: Call) -> Any:
-    columns = [Column.from_json(one) for one in asked.columns]
+    columns = _columns(asked.columns)
     try:
         made = instance.create_row_table(asked.name, columns)
     except TableAlreadyExists:
@@ -205,7 +226,7 @@ def _create(instance: Instance, asked: RowCreateRequest, call: Call) -> Any:
         if not call.is_again or not _is_made(instance, asked.name, columns):
             raise
         made = instance.row_table(asked.name)
-    return {"table": asked.name, "columns": [column.to_json() for column in made.columns(0)]}
+    return {"table": asked.name, "columns": _columns_json(made.columns(0))}
 
 
 def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
@@ -217,26 +238,25 @@ def _is_made(instance: Instance, name: str, columns: list[Column]) -> bool:
 
 
 def _check_create(instance: Instance, asked: RowCreateRequest, call: Call) -> None:
-    for column in asked.columns:
-        Column.from_json(column)
+    _columns(asked.columns)
 
 
 def _change(instance: Instance, asked: RowChangeRequest, call: Call) -> Any:
-    table, changes = instance.row_table(asked.table), parse_changes(asked.changes)
-    return _made(asked, call, lambda by: table.change(changes, asked.dry_run, **by))
+    return _made(asked, call, instance.row_table(asked.table).change, options(asked, *_OF_CHANGE))
 
 
 def _upsert(instance: Instance, asked: RowUpsertRequest, call: Call) -> Any:
-    table = instance.row_table(asked.table)
-    return _made(asked, call, lambda by: table.upsert(asked.rows, asked.on, asked.dry_run, **by))
+    return _made(asked, call, instance.row_table(asked.table).upsert, options(asked, *_OF_CHANGE))
 
 
-def _made(asked: MadeOnce, call: Call, change: Callable[[dict[str, Any]], Changed]) -> Any:
-    """Makes a change, whose options are given. A job waits while others load files for hours."""
-    by: dict[str, Any] = {"change_id": asked.change_id, "progress": call.progress}
+def _made(
+    asked: MadeOnce, call: Call, change: Callable[..., Changed], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Makes a change with the options given. A job waits while others load files for hours."""
+    by: dict[str, Any] = {**given, "change_id": asked.change_id, "progress": call.progress}
     if call.job is None:
         waits = {} if asked.wait_seconds is None else {"wait_seconds": asked.wait_seconds}
-        return change(by | waits).to_json()
+        return change(**by, **waits).to_json()
     by |= {} if call.job.owner is None else {"changed_by": call.job.owner}
     by |= {"change_id": call.job.job_id if asked.change_id is None else asked.change_id}
     wait_seconds = LOCK_SECONDS_MAX if asked.wait_seconds is None else asked.wait_seconds
@@ -244,7 +264,7 @@ def _made(asked: MadeOnce, call: Call, change: Callable[[dict[str, Any]], Change
     while True:
         left = max(deadline - time.monotonic(), 0.0)
         try:
-            return change(by | {"wait_seconds": min(left, _LOCK_SECONDS)}).to_json()
+            return change(**by, wait_seconds=min(left, _LOCK_SECONDS)).to_json()
         except RowLockHeld as error:
             if time.monotonic() >= deadline:
                 raise
@@ -253,10 +273,12 @@ def _made(asked: MadeOnce, call: Call, change: Callable[[dict[str, Any]], Change
 
 
 def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
+    from dormouse.jobs.job import upload_name
+
     job = call.its_job
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(job.job_id, asked.upload)
-    given = options(asked, "upload", "digest", *MadeOnce.model_fields)
+    given = options(asked, "upload", "digest", *_OF_CHANGE)
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:
@@ -268,7 +290,7 @@ def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
                 # the change was made, and its worker died before it told so; a part is no file
                 path.unlink(missing_ok=True)
         try:
-            done = _made(asked, call, lambda by: table.upload_csv(path, dry_run=asked.dry_run, **given, **by))
+            done = _made(asked, call, table.upload_csv, {"path": path, **given})
         except DormouseError as error:
             # whose file it was knows no path of here
             error.args = tuple(str(one).replace(f"file {str(path)!r}", "the file") for one in error.args)
@@ -299,6 +321,8 @@ def _check_change(instance: Instance, asked: MadeOnce, call: Call) -> None:
 
 
 def _query(instance: Instance, asked: RowQueryRequest, call: Call) -> Any:
+    from dormouse.rows.pages import INDEX_WAIT_SECONDS, PAGE_ROWS
+
     given = options(asked, "table", "count") | {"interruption": call.interruption}
     given["wait_seconds"] = min(_seconds(asked.wait_seconds, INDEX_WAIT_SECONDS), SERVED_WAIT_SECONDS_MAX)
     if asked.page_rows is None and asked.page is None and call.rows_max is not None:
@@ -387,19 +411,18 @@ def _check_table(instance: Instance, asked: OfRowTable, call: Call) -> None:
     instance.row_table(asked.table)
 
 
-VERBS = (
-    Verb("rows create", RowCreateRequest, _create, job=Job("row_create", check=_check_create), changes=True),
-    Verb("rows change", RowChangeRequest, _change, job=Job("row_change", check=_check_change), changes=True),
-    Verb("rows upsert", RowUpsertRequest, _upsert, job=Job("row_upsert", check=_check_change), changes=True),
-    Verb("rows upload", RowUploadRequest, _upload, job=Job("row_upload", check=_check_change), changes=True),
-    Verb(
-        "rows query",
-        RowQueryRequest,
-        _query,
-        job=Job("row_query", _query_patiently, _check_query),
-        http=Http("/v1/rows/{table}/query", "rows", answer=RowPage),
-    ),
-    Verb(
-        "rows snapshot", SnapshotRequest, _snapshot, job=Job("row_snapshot", check=_check_table), changes=True
-    ),
+CREATE = Verb("rows create", RowCreateRequest, _create, Job("row_create", check=_check_create), changes=True)
+CHANGE = Verb("rows change", RowChangeRequest, _change, Job("row_change", check=_check_change), changes=True)
+UPSERT = Verb("rows upsert", RowUpsertRequest, _upsert, Job("row_upsert", check=_check_change), changes=True)
+UPLOAD = Verb("rows upload", RowUploadRequest, _upload, Job("row_upload", check=_check_change), changes=True)
+QUERY = Verb(
+    "rows query",
+    RowQueryRequest,
+    _query,
+    Job("row_query", _query_patiently, _check_query),
+    Http("/v1/rows/{table}/query", "rows", answer=RowPage),
 )
+SNAPSHOT = Verb(
+    "rows snapshot", SnapshotRequest, _snapshot, Job("row_snapshot", check=_check_table), changes=True
+)
+VERBS = (CREATE, CHANGE, UPSERT, UPLOAD, QUERY, SNAPSHOT)

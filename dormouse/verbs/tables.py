@@ -19,7 +19,6 @@ from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import DataType, json_value, value_of_text
 from dormouse.settings.lambdas import field
-from dormouse.state.files.layout import layout as known_layout
 from dormouse.verbs.texts import parse_field, parse_properties, parse_type
 from dormouse.verbs.verb import EVENT, AsText, Call, Form, Handler, Request, Verb, parse, required
 
@@ -31,6 +30,8 @@ LEAVES_SHOWN_MAX = 40
 
 
 def _checked_layout(name: str) -> str:
+    from dormouse.state.files.layout import layout as known_layout
+
     return known_layout(name).name
 
 

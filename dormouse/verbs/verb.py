@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from dormouse.errors import DormouseError, InvalidInput
+from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
 from dormouse.model.text import listed
 
@@ -89,6 +89,12 @@ def _python_when(when: Any) -> Any:
     return when_of_text(when) if isinstance(when, str) else when
 
 
+def _json_statement(statement: object) -> str:
+    if not isinstance(statement, str):
+        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
+    return statement
+
+
 def _json_parameters(parameters: Any) -> Any:
     from dormouse.model.types import given
     from dormouse.reading.where import parameters_json
@@ -108,6 +114,9 @@ When = Annotated[str | int | None, MOMENT]
 
 Columns = Annotated[list[str] | None, Form(list, list, listed)]
 """Names of columns, in their order."""
+
+Statement = Annotated[str, Form(_json_statement)]
+"""A text of SQL."""
 
 Parameters = Annotated[
     list[Any] | dict[str, Any] | None,
@@ -216,11 +225,13 @@ class Verb:
 
 def options(request: Request, *without: str) -> dict[str, Any]:
     """Returns the fields of a request by name, as Python takes them, `without` some."""
-    return {
-        name: _written(value, form_of(type(request), name), "to_python")
-        for name, value in request
-        if name not in without and OfWire() not in type(request).model_fields[name].metadata
-    }
+    found = {}
+    for name, value in request:
+        if name in without or OfWire() in type(request).model_fields[name].metadata:
+            continue
+        form = form_of(type(request), name)
+        found[name] = value if form is None or value is None else form.to_python(value)
+    return found
 
 
 def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,21 +239,24 @@ def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
 
     So a service of before, which knows nothing of a new option, takes requests that do without it.
     """
-    fields = model.model_fields
-    return {
-        name: _written(value, form_of(model, name), "to_json")
-        for name, value in given.items()
-        if fields[name].is_required() or value != fields[name].get_default(call_default_factory=True)
-    }
+    found = {}
+    for name, value in given.items():
+        form, field = form_of(model, name), model.model_fields[name]
+        is_left_out = value is None and not field.is_required()
+        written = value if form is None or is_left_out else form.to_json(value)
+        if field.is_required() or written != field.get_default(call_default_factory=True):
+            found[name] = written
+    return found
+
+
+def of_call(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a method without `self`; they are its `locals()` as it begins."""
+    return {name: value for name, value in arguments.items() if name != "self"}
 
 
 def form_of(model: type[BaseModel], name: str) -> Form | None:
     """Returns how a field of a model is written, if it is not as JSON has its type."""
     return next((one for one in model.model_fields[name].metadata if isinstance(one, Form)), None)
-
-
-def _written(value: Any, form: Form | None, way: Literal["to_json", "to_python"]) -> Any:
-    return value if value is None or form is None else getattr(form, way)(value)
 
 
 def required(model: type[BaseModel]) -> list[str]:
