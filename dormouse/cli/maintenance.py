@@ -158,7 +158,7 @@ def _show_maintenance(session: Session, done: Maintenance) -> None:
     )
 
 
-def status(session: Session, table: str | None) -> None:
+def show_status(session: Session, table: str | None) -> None:
     """Shows what the tables consist of: `dormouse status`."""
     with session.open(read_only=True) as instance:
         tables = [instance.table(table)] if table is not None else instance.tables()

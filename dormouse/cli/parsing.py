@@ -15,7 +15,6 @@ from dormouse.model.cut import when_of_text
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
 from dormouse.model.types import parse_json, value_of_text
-from dormouse.verbs.texts import parse_field
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")
@@ -96,6 +95,8 @@ def parse_schema(
     if file is not None:
         return Schema.from_json(read_json(file, InvalidSchema))
     if like is None:
+        from dormouse.verbs.texts import parse_field
+
         return Schema(*([parse_field(text) for text in part] for part in (row_keys, sort_keys, values)))
     if values:
         raise InvalidInput("--like takes the values from the file: leave --value out")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 from dormouse.cli.command import Session, TableName, command, group, plural
 from dormouse.cli.console import grid, progress
-from dormouse.cli.loading import dropped_if_it_fails
 from dormouse.cli.options import bounds
 from dormouse.cli.output import check_output, format_of, show_written, write
 from dormouse.cli.rows import CsvChosen, RowId, RowVersion, Separator, given, rows, show_changed
@@ -56,6 +55,8 @@ def upload(
         opened, look = session.open_or_make(looked) if create else (session.open(), None)
         instance = made.enter_context(opened)
         if create and table not in {one.name for one in instance.row_tables()}:
+            from dormouse.cli.loading import dropped_if_it_fails
+
             look = look or looked()
             new = instance.create_row_table(table, look.columns)
             made.enter_context(dropped_if_it_fails(instance, new.table))

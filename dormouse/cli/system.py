@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dormouse.cli import maintenance
 from dormouse.cli.command import DryRun, Session, command, group, plural
 from dormouse.cli.console import grid, progress
 from dormouse.cli.failures import say
@@ -78,7 +77,9 @@ def status(
     With the id of a deployed instance for --instance: what runs, what sleeps, and what it costs an hour now.
     """
     if not _is_deployed(session):
-        maintenance.status(session, table)
+        from dormouse.cli.maintenance import show_status
+
+        show_status(session, table)
         return
     from dormouse.aws.status import status as look
 

@@ -18,7 +18,6 @@ from dormouse.model.schema import Field as Column
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
 from dormouse.model.types import DataType, json_value, value_of_text
-from dormouse.settings.lambdas import field
 from dormouse.verbs.texts import parse_field, parse_properties, parse_type
 from dormouse.verbs.verb import EVENT, AsText, Call, Form, Handler, Request, Verb, parse, required
 
@@ -328,6 +327,8 @@ def parse_event(event: Any, verbs: Iterable[Verb] | None = None) -> tuple[Verb, 
 
     Raises `InvalidInput`, one line that names what the event lacks.
     """
+    from dormouse.settings.lambdas import field
+
     do = field(event, "do", str)
     known = {verb.event: verb for verb in (VERBS if verbs is None else verbs)}
     if (verb := known.get(do)) is None:

@@ -39,7 +39,9 @@ Place = Literal["lookups", "queries", "statements"]
 class Request(BaseModel):
     """What a verb is asked with, in JSON. The docstring of a field is its help text at every door."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, defer_build=True
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
