@@ -100,12 +100,13 @@ def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
         return options_of(kind)  # type: ignore[arg-type]
     settings = _settings_of(kind)
     model = kind if hasattr(kind, "model_fields") else settings
-    fields = None if model is None else model.model_fields.items()
-    return fields and [
-        _of_field(name, field, optional=settings is not None)
-        for name, field in fields
-        if field.repr and not _is_for_programs(field)
-    ]
+    if model is None:
+        return None
+    from dormouse.verbs.verb import fields_of
+
+    fields = {name: model.model_fields[name] for name in fields_of(model)}
+    optional = settings is not None
+    return [_of_field(name, field, optional=optional) for name, field in fields.items() if field.repr]
 
 
 def _of_field(name: str, field: Any, *, optional: bool) -> inspect.Parameter:
@@ -133,12 +134,6 @@ def _of_field(name: str, field: Any, *, optional: bool) -> inspect.Parameter:
         kind |= None
     made = typer.Option(*_names(name, kind, default), help=text, **how)
     return inspect.Parameter(name, _BY_NAME, default=default, annotation=Annotated[kind, made])
-
-
-def _is_for_programs(field: Any) -> bool:
-    from dormouse.verbs.verb import OfWire
-
-    return OfWire() in field.metadata
 
 
 def _form(field: Any) -> Any:

@@ -227,13 +227,17 @@ class Verb:
 
 def options(request: Request, *without: str) -> dict[str, Any]:
     """Returns the fields of a request by name, as Python takes them, `without` some."""
-    found = {}
-    for name, value in request:
-        if name in without or OfWire() in type(request).model_fields[name].metadata:
-            continue
-        form = form_of(type(request), name)
-        found[name] = value if form is None or value is None else form.to_python(value)
-    return found
+    model, given = type(request), dict(request)
+    forms = {name: form_of(model, name) or Form() for name in fields_of(model, *without) if name in given}
+    return {
+        name: None if given[name] is None else form.to_python(given[name]) for name, form in forms.items()
+    }
+
+
+def fields_of(model: type[BaseModel], *without: str) -> list[str]:
+    """Returns the names of the fields that people write, `without` some."""
+    fields = model.model_fields.items()
+    return [name for name, field in fields if name not in without and OfWire() not in field.metadata]
 
 
 def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
