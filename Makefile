@@ -94,7 +94,6 @@ lambdas: $(VENV)/.installed ## Build the code of the lambdas into build/lambdas
 .PHONY: docs
 docs: $(VENV)/.installed ## Write the pages anew that are made of the code
 	@$(BIN)/python -m documentation
-	@$(BIN)/python -m dormouse.settings.config_file
 
 .PHONY: site
 site: $(VENV)/.installed ## The documentation as a site that needs no network, into build/site

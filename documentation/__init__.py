@@ -10,11 +10,12 @@ ROOT = Path(__file__).parents[1]
 
 def pages() -> dict[str, Callable[[], str]]:
     """The name of each page in docs/reference, and what makes its text."""
-    from documentation import command_line, error_pages, models, python_api, row_sql
+    from documentation import command_line, deployment_settings, error_pages, models, python_api, row_sql
 
     return {
         "table-properties.md": models.table_properties,
         "process-settings.md": models.process_settings,
+        "deployment-settings.md": deployment_settings.render,
         "command-line.md": command_line.render,
         "python.md": python_api.render,
         "errors.md": error_pages.render,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
 
 from documentation import cell, made_of
 from dormouse import errors
@@ -32,12 +33,22 @@ fields that are known as members, the client raises errors with the same fields,
 
 
 def render() -> str:
-    tree = (errors.__doc__ or "").split("\n\n", 1)[1].split("\n\n")[0].rstrip()
-    found = [
+    found: set[type[DormouseError]] = {
         each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, DormouseError)
-    ]
-    rows = [_row(each) for each in sorted(found, key=lambda each: each.__name__)]
-    return _HEAD.format(made=made_of("dormouse/errors"), tree=tree, rows="\n".join(rows))
+    }
+    ordered = sorted(found, key=lambda each: each.__name__)
+    tree = [DormouseError.__name__, *_branches(DormouseError, ordered)]
+    rows = "\n".join(map(_row, ordered))
+    return _HEAD.format(made=made_of("dormouse/errors"), tree="\n".join(tree), rows=rows)
+
+
+def _branches(error: type[DormouseError], among: Sequence[type[DormouseError]]) -> Iterator[str]:
+    """Yields the lines of the tree below an error."""
+    below = [each for each in among if each.__bases__[0] is error]
+    for each in below:
+        is_last = each is below[-1]
+        yield f"{'└' if is_last else '├'}── {each.__name__}"
+        yield from (f"{' ' if is_last else '│'}   {line}" for line in _branches(each, among))
 
 
 def _row(error: type[DormouseError]) -> str:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         TIMESTAMP,
     )
     from dormouse.reading.changes import Consumer
-    from dormouse.reading.deleting import ALL
+    from dormouse.reading.where import ALL
     from dormouse.rows.changes import (
         AddColumn,
         DropColumn,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from dormouse.rows.columns import Column
     from dormouse.sources.data_files import Files
 
-__version__ = "0.1.0"
+__version__ = errors.VERSION
 
 __all__ = [
     "ALL",
@@ -107,7 +107,7 @@ __all__ = [
 
 _TYPES = "dormouse.model.types"
 _HOMES = {
-    "ALL": "dormouse.reading.deleting",
+    "ALL": "dormouse.reading.where",
     "Column": "dormouse.rows.columns",
     "Consumer": "dormouse.reading.changes",
     "Cut": "dormouse.model.cut",

@@ -14,8 +14,8 @@ from typing import Any
 from dormouse.aws.aws import Aws, open_session
 from dormouse.aws.instance import told
 from dormouse.aws.keeper import keep
-from dormouse.aws.query import stack, update
 from dormouse.aws.renewal import renew
+from dormouse.aws.switches import stack, update
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.lambdas import RUNNING_WHILE_PAUSED, Environment, SwitchEnvironment, field
 from dormouse.settings.resources import state_parameter

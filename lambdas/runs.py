@@ -7,7 +7,7 @@ from typing import Any
 
 from dormouse.aws import emr
 from dormouse.aws.aws import Aws, open_session
-from dormouse.aws.spark_submit import Run
+from dormouse.aws.emr import Run
 from dormouse.settings.lambdas import RunsEnvironment
 from lambdas.services import called, logger, tracer
 

@@ -11,7 +11,7 @@ import pytest
 from botocore.stub import Stubber
 
 from dormouse.aws.aws import Aws
-from dormouse.aws.spark_submit import Run
+from dormouse.aws.emr import Run
 from dormouse.settings.lambdas import RunsEnvironment, load_environment
 
 REGION = "eu-west-1"

@@ -64,9 +64,6 @@ class AwsRefused(InstanceError):
         self.code = code
         super().__init__(message)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.code, str(self))
-
     @property
     def is_missing(self) -> bool:
         """What the request names is not there."""

@@ -1,10 +1,13 @@
-"""The database cluster: its states, and how it is stopped and started."""
+"""The database cluster: its states, how it is stopped and started, and snapshots of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from dormouse.aws.aws import MISSING, Aws
@@ -130,3 +133,47 @@ class StartDatabase:
             seen = self.instance.aws.look("rds", "describe_db_instances", DBInstanceIdentifier=writer)
             return str(seen["DBInstances"][0]["DBInstanceStatus"]) if seen else None
         return None
+
+
+# Snapshots, of one of which the setting `database.snapshot` makes the instance's cluster.
+
+
+def snapshot(aws: Aws, name: str) -> Any:
+    """One of this account as RDS describes it; None if there is none."""
+    kind = {"SnapshotType": "awsbackup"} if name.startswith("awsbackup:") else {}
+    found = aws.look("rds", "describe_db_cluster_snapshots", DBClusterSnapshotIdentifier=name, **kind)
+    return found["DBClusterSnapshots"][0] if found and found["DBClusterSnapshots"] else None
+
+
+def name_of(instance: DeployedInstance, moment: datetime) -> str:
+    """Of this cluster at this moment alone, of at most 56 letters: RDS takes 63, which its own may have."""
+    digest = sha256(f"{instance.cluster} {moment.isoformat()}".encode()).hexdigest()[:8]
+    return f"dormouse-{instance.id}-at-{moment:%Y%m%d%H%M%S}-{digest}"
+
+
+def taken(aws: Aws, instance_id: str) -> list[Any]:
+    """Those that restores of the instance took, by name: people's may have its tag from the cluster."""
+    ours = re.compile(f"dormouse-{instance_id}-at-[0-9]{{14}}-[0-9a-f]{{8}}")
+    found = aws.all("rds", "describe_db_cluster_snapshots", "DBClusterSnapshots", SnapshotType="manual")
+    return [one for one in found if ours.fullmatch(one["DBClusterSnapshotIdentifier"])]
+
+
+@dataclass(frozen=True)
+class DropSnapshots:
+    """All that restores of the instance took: without its key and its objects they are of no use."""
+
+    instance: DeployedInstance
+    seconds_max = DATABASE_SECONDS_MAX
+    name = "delete the snapshots of restores"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        for one in taken(self.instance.aws, self.instance.id):
+            name, status = one["DBClusterSnapshotIdentifier"], one["Status"]
+            ask = partial(
+                self.instance.aws.ask,
+                "rds",
+                "delete_db_cluster_snapshot",
+                refusals=MISSING,
+                DBClusterSnapshotIdentifier=name,
+            )
+            yield Left(f"snapshot {name} is {status}", ask if status in ("available", "failed") else None)

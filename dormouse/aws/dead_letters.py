@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from dormouse.aws.dead_queue import foreign, received, sent_at
 from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.renewal import foreign, received, sent_at
 from dormouse.errors import CommitRequestTooNew, InstanceError, InvalidCommitRequest
 from dormouse.state.commits.pointers import object_of
 from dormouse.state.commits.requests import commit_id_of, decode

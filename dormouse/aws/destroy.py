@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from dormouse.aws.aws import MISSING, Aws, AwsRefused
-from dormouse.aws.database import ASLEEP, SERVES, StartDatabase, clusters_of, describe, start
+from dormouse.aws.database import (
+    ASLEEP,
+    SERVES,
+    DropSnapshots,
+    StartDatabase,
+    clusters_of,
+    describe,
+    start,
+)
 from dormouse.aws.drain import DrainRuns, StopSpark
 from dormouse.aws.instance import DeployedInstance, stacks_of
-from dormouse.aws.snapshots import DropSnapshots
 from dormouse.aws.steps import (
     DATABASE_SECONDS_MAX,
     SYSTEM_CLOCK,
@@ -33,6 +40,7 @@ from dormouse.aws.switches import (
     schedules,
 )
 from dormouse.errors import InstanceError, InvalidInput
+from dormouse.model.loops import tries
 from dormouse.settings.deployment import DeploymentSettings
 from dormouse.settings.process import environment
 from dormouse.settings.resources import (
@@ -270,7 +278,7 @@ def destroy(
     if session.profile_name != "default":
         command += ["--profile", session.profile_name]
     region = {"AWS_REGION": found.region, "AWS_DEFAULT_REGION": found.region}
-    for _ in range(ATTEMPTS_MAX):
+    for _ in tries(tries_max=ATTEMPTS_MAX, pause=0):
         code = subprocess.run(command, cwd=root, env={**environment(), **region}, check=False).returncode
         for bucket in found.buckets:
             empty(aws, bucket.name)  # access logs come late, and keep a bucket from being deleted

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dormouse.aws.aws import Aws, AwsRefused, open_session
-from dormouse.aws.database import left_behind
+from dormouse.aws.database import left_behind, snapshot, taken
 from dormouse.aws.drain import depth
-from dormouse.aws.machine_checks import Check, image, machine, packages
-from dormouse.aws.query import stack
-from dormouse.aws.snapshots import others, restorable
+from dormouse.aws.switches import stack
 from dormouse.errors import DormouseError
 from dormouse.settings.database import EmrServerlessCompaction, FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
@@ -25,6 +27,12 @@ from dormouse.settings.resources import (
     state_parameter,
 )
 from dormouse.settings.section import no_certificates
+
+NODE_LEAST = 20
+COMMAND_SECONDS_MAX = 60
+INSTALL_NODE = "install Node 20 or later from https://nodejs.org, or put .venv/bin, which has it, on PATH"
+LAMBDAS = ("migrate", "commit", "garbage", "compaction", "runs", "maintenance", "pause")
+Result = Literal["ok", "warning", "wrong"]
 
 BOOTSTRAP_LEAST = 6
 QUALIFIER = "hnb659fds"
@@ -51,6 +59,20 @@ ENDPOINTS = {
     "access": frozenset({"ssm", "ssmmessages"}),
 }
 """What tasks on Fargate call, and the agent of Session Manager."""
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    result: Result
+    found: str
+    mend: str = ""
+    """What to do; empty when it is ok."""
+
+    @classmethod
+    def of(cls, name: str, fine: str, trouble: str | None, mend: str, result: Result = "wrong") -> Check:
+        """`result` where there is trouble."""
+        return cls(name, result, trouble, mend) if trouble else cls(name, "ok", fine)
 
 
 def examine(
@@ -103,7 +125,7 @@ class _Account:
         yield "state", self._state
         yield "snapshot", self._snapshot
         yield "other clusters", self._other_clusters
-        yield "other snapshots", partial(others, aws, settings)
+        yield "other snapshots", self._other_snapshots
         yield "queues", self._queues
         yield "engine version", self._engine
         in_use = partial(aws.all, "rds", "describe_db_clusters", "DBClusters")
@@ -205,7 +227,33 @@ class _Account:
             mend = f'keep database.snapshot = "{made}", or name a newer one'
             yield Check("snapshot", "wrong", what, mend)
         elif database.snapshot and database.snapshot != made:
-            yield restorable(self.aws, database)
+            yield self._restorable()
+
+    def _restorable(self) -> Check:
+        """Whether a deploy can make the cluster of the snapshot in the settings."""
+        arn, wanted = str(self.settings.database.snapshot), self.settings.database.engine_version
+        if (owner := arn.split(":")[4]) != self.aws.account:
+            mend = f"its version must not be later than database.engine_version, {wanted}"
+            return Check("snapshot", "warning", f"not checked: it is of the account {owner}", mend)
+        # the name has a colon of its own if AWS Backup gave it
+        if (found := snapshot(self.aws, arn.split(":", 6)[6])) is None:
+            return Check("snapshot", "wrong", f"there is no snapshot {arn}", "correct database.snapshot")
+        version = str(found["EngineVersion"])
+        fine = f"it is of Aurora PostgreSQL {version}"
+        newer = f"{fine}, and AWS restores none as an earlier one, {wanted}"
+        trouble = newer if _numbers(version) > _numbers(wanted) else None
+        return Check.of("snapshot", fine, trouble, f'set database.engine_version = "{version}"')
+
+    def _other_snapshots(self) -> Iterator[Check]:
+        """Those of restores beside that of the settings: RDS keeps them until they are deleted."""
+        found = [
+            str(one["DBClusterSnapshotIdentifier"])
+            for one in taken(self.aws, self.settings.id)
+            if one["DBClusterSnapshotArn"] != self.settings.database.snapshot
+        ]
+        trouble = f"{', '.join(found)}, which a restore took, costs until it is deleted" if found else None
+        mend = "run aws rds delete-db-cluster-snapshot once you do not want to deploy with it"
+        yield Check.of("other snapshots", "there are none", trouble, mend, "warning")
 
     def _other_clusters(self) -> Iterator[Check]:
         if (told := self.aws.parameter(resources_parameter(self.settings.id, "database"))) is None:
@@ -395,3 +443,74 @@ class _Account:
         counted = f"{what}: {needed:,} needed{f', {used:,} in use' if used else ''}, {limit:,} allowed"
         mend = f"ask for more in Service Quotas ({service}, {code}), or lower the settings"
         yield Check.of("quota", counted, None if used + needed <= limit else counted, mend)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(one) for one in re.findall("[0-9]+", version)]
+
+
+# What is looked at on this machine: Node, the CDK, what is built.
+
+
+def machine(root: Path) -> Iterator[Check]:
+    node = _output(["node", "--version"])
+    number = re.match(r"v(\d+)", node or "")
+    old = f"Node {node}, which is too old for the CDK" if number and int(number[1]) < NODE_LEAST else None
+    yield Check.of("node", f"Node {node}", old if number else "there is no Node", INSTALL_NODE)
+    yield _cdk(root)
+
+
+def _cdk(root: Path) -> Check:
+    try:
+        package = json.loads((root / "package.json").read_text("utf-8"))
+        pin = str(package["devDependencies"]["aws-cdk"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return Check(
+            "cdk", "wrong", "there is no package.json that pins it", "run this in Dormouse's checkout"
+        )
+    command = root / "node_modules/.bin/cdk"
+    found = (_output([str(command), "--version"], root) or "").split(" ")[0]
+    other = f"the CDK {found or 'that does not start'}, not {pin}" if found != pin else None
+    trouble = other if command.exists() else f"the CDK {pin} is not installed"
+    return Check.of("cdk", f"the CDK {pin}", trouble, "run npm ci")
+
+
+def packages(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
+    parts = {"migrate", "tables", *(name for name in LAMBDAS if getattr(settings, name, None) is not None)}
+    if settings.compaction or settings.maintenance:
+        parts.add("runs")
+    if settings.query or settings.access:
+        parts.add("pause")
+    folders = [root / f"build/lambdas/{name}-{settings.architecture}" for name in sorted(parts)]
+    missing = ", ".join(folder.name for folder in folders if not folder.is_dir())
+    trouble = f"not built: {missing}" if missing else None
+    yield Check.of("lambdas", f"{len(folders)} packages are built", trouble, "run make lambdas")
+    if settings.compaction:
+        archive = root / f"build/emr/dormouse-{settings.architecture}.tgz"
+        trouble = None if archive.exists() else f"{archive.name} is not built"
+        mend = f"run make emr-package ARCHITECTURE={settings.architecture}"
+        yield Check.of("emr package", f"{archive.name} is built", trouble, mend)
+
+
+def image(settings: DeploymentSettings, root: Path) -> Iterator[Check]:
+    """What a deploy needs to build the image of the query service."""
+    if settings.query is None or settings.query.image is not None:
+        return
+    is_made = (root / "build/query-image/Dockerfile").exists()
+    trouble = None if is_made else "build/query-image is not made"
+    yield Check.of("query image", "build/query-image is made", trouble, "run make query-image")
+    version = _output(["docker", "version", "--format", "{{.Server.Version}}"])
+    mend = "install and start Docker, or name an image in ECR in query.image"
+    trouble = "there is no Docker that runs, to build the query image with" if version is None else None
+    yield Check.of("docker", f"Docker {version}", trouble, mend)
+
+
+def _output(command: list[str], folder: Path | None = None) -> str | None:
+    """What a command prints, or None when it cannot be started or fails."""
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True, timeout=COMMAND_SECONDS_MAX
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,21 +1,74 @@
-"""Submits runs to Spark on EMR, each once; follows and cancels them."""
+"""Submits runs to Spark on EMR, each once; follows and cancels them.
+
+EMR on EC2 has no tokens that make its requests idempotent. So a run is looked for by its name before it is
+submitted, and again after: of two that were submitted at once the earlier one stays, and the submitter of the
+other ends it.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, get_args
 
-from dormouse.aws import emr_clusters
-from dormouse.aws.aws import Aws
-from dormouse.aws.spark_submit import Run, RunState, application_arguments, serverless_parameters
-from dormouse.errors import InvalidInput
+from dormouse.aws.aws import Aws, AwsRefused
+from dormouse.errors import InstanceError, InvalidInput
+from dormouse.model.loops import tries
 from dormouse.settings.lambdas import Engine, RunsEnvironment, field
 
-SERVERLESS = "emr-serverless"
+logger = logging.getLogger(__name__)
+
+SERVERLESS, TRANSIENT = "emr-serverless", "emr-ec2-transient"
 ENGINES = get_args(Engine)
+RunState = Literal["RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"]
+ENVIRONMENT = "environment"
+"""The folder that the archive is unpacked to, beside the driver and each executor."""
+
+PYTHON = f"./{ENVIRONMENT}/bin/python"
+DISK_GB_PER_VCPU, DISK_GB_MIN, DISK_GB_MAX = 10, 20, 200
+DRIVER_VCPU_MAX = 4
+STEP_VCPU = 2
+EXECUTORS_MAX = 1_000
+
+_COMMON = {
+    # an attempt is ours to count: a task that dies is put back, or given up after its last attempt
+    "spark.task.maxFailures": "1",
+    "spark.speculation": "false",
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": "60s",
+    "spark.dynamicAllocation.minExecutors": "0",
+    "spark.dynamicAllocation.initialExecutors": "1",
+}
+
+USABLE = ("STARTING", "BOOTSTRAPPING", "RUNNING", "WAITING")
+ENDED = ("TERMINATING", "TERMINATED", "TERMINATED_WITH_ERRORS")
+FOUND_WITHIN = timedelta(hours=6)
+"""How long ago a cluster that has ended was made, when it may have been a run's that is submitted again."""
+
+TRIES_MAX = 3
+_SHUTTING_DOWN = frozenset({"InvalidRequestException", "ValidationException"})
+_ORDINARY_ENDS = {None, "", "USER_REQUEST", "ALL_STEPS_COMPLETED"}
+_LATEST = datetime.max.replace(tzinfo=UTC)
 _ENDED: dict[str, RunState] = {"SUCCESS": "SUCCEEDED", "FAILED": "FAILED", "CANCELLED": "CANCELLED"}
 _REFUSED_AS_ENDED = frozenset({"ValidationException"})
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to submit; `list` is the URL of what it is to do, with so many `jobs`."""
+
+    run_id: str
+    kind: str
+    list: str
+    jobs: int
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> Run:
+        """From what `RunList.summary` gave; `InvalidInput` names what is missing."""
+        run_id, kind, run_list = (field(event, name, str) for name in ("run_id", "kind", "list"))
+        return cls(run_id, kind, run_list, field(event, "jobs", int))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +88,7 @@ def submit(environment: RunsEnvironment, run: Run, aws: Aws) -> dict[str, str]:
     submitted = {"engine": environment.engine, "run_id": run.run_id}
     if environment.engine == SERVERLESS:
         return submitted | _submit_serverless(environment, run, aws)
-    cluster, step = emr_clusters.submit(environment, run, run_name(environment, run), aws)
+    cluster, step = _submit_to_cluster(environment, run, aws)
     return submitted | {"cluster": cluster, "id": step}
 
 
@@ -43,7 +96,7 @@ def follow(event: Mapping[str, Any], aws: Aws) -> Followed:
     """How a run stands, by what `submit` gave; `InvalidInput` names what is missing."""
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
-        return Followed(*emr_clusters.follow(submitted["cluster"], submitted["id"], aws))
+        return _follow_step(submitted["cluster"], submitted["id"], aws)
     found = aws.call(
         "emr-serverless",
         "get_job_run",
@@ -61,7 +114,7 @@ def cancel(event: Mapping[str, Any], aws: Aws) -> None:
     """
     submitted = _submitted(event)
     if submitted["engine"] != SERVERLESS:
-        emr_clusters.cancel(submitted["engine"], submitted["cluster"], submitted["id"], aws)
+        _cancel_on_cluster(submitted["engine"], submitted["cluster"], submitted["id"], aws)
         return
     aws.ask(
         "emr-serverless",
@@ -112,3 +165,231 @@ def _submit_serverless(environment: RunsEnvironment, run: Run, aws: Aws) -> dict
         }
     started = aws.call("emr-serverless", "start_job_run", **request)
     return {"application": started["applicationId"], "id": started["jobRunId"]}
+
+
+# How Spark is started: the archive as its Python, the size of executors, how many there may be.
+
+
+def application_arguments(environment: RunsEnvironment, run_list: str) -> list[str]:
+    """The arguments of the entry script."""
+    arguments = ["--list", run_list, "--dsn", environment.dsn, "--objects", environment.objects]
+    return [*arguments, "--region", environment.region] if environment.region else arguments
+
+
+def serverless_parameters(environment: RunsEnvironment, jobs: int) -> list[str]:
+    """The options of spark-submit on EMR Serverless."""
+    vcpu = environment.worker_vcpu
+    driver = min(vcpu, DRIVER_VCPU_MAX)
+    disk = min(DISK_GB_MAX, max(DISK_GB_MIN, DISK_GB_PER_VCPU * vcpu))
+    return _options(
+        {
+            "spark.archives": f"{environment.archive}#{ENVIRONMENT}",
+            "spark.emr-serverless.driverEnv.PYSPARK_DRIVER_PYTHON": PYTHON,
+            "spark.emr-serverless.driverEnv.PYSPARK_PYTHON": PYTHON,
+            "spark.executorEnv.PYSPARK_PYTHON": PYTHON,
+            # merges are native code in Python workers: most of the 4 GB a CPU is theirs, and not Java's
+            **_size("driver", driver, heap_gb=driver, beside_gb=3 * driver),
+            **_size("executor", vcpu, heap_gb=vcpu, beside_gb=3 * vcpu),
+            "spark.emr-serverless.executor.disk": f"{disk}g",
+            **_COMMON,
+            "spark.dynamicAllocation.maxExecutors": str(executors_max(jobs, vcpu)),
+        }
+    )
+
+
+def step_arguments(environment: RunsEnvironment, run_list: str, jobs: int) -> list[str]:
+    """The command of a step on EMR on EC2; its driver is in a container of YARN, beside the archive.
+
+    Two executors and the driver fit into the 12 GB that YARN has of a machine with 4 CPUs and 16 GB.
+    """
+    settings = {
+        "spark.yarn.appMasterEnv.PYSPARK_PYTHON": PYTHON,
+        "spark.executorEnv.PYSPARK_PYTHON": PYTHON,
+        # one try: a driver that died is reported, and what it left is in the next run
+        "spark.yarn.maxAppAttempts": "1",
+        **_size("driver", 1, heap_gb=1, beside_gb=1),
+        **_size("executor", STEP_VCPU, heap_gb=1, beside_gb=4),
+        **_COMMON,
+        "spark.dynamicAllocation.maxExecutors": str(executors_max(jobs, STEP_VCPU)),
+    }
+    submit = ["spark-submit", "--deploy-mode", "cluster"]
+    archive = ["--archives", f"{environment.archive}#{ENVIRONMENT}"]
+    arguments = application_arguments(environment, run_list)
+    return [*submit, *archive, *_options(settings), environment.entry, *arguments]
+
+
+def executors_max(jobs: int, vcpu: int) -> int:
+    """No more than there are jobs for."""
+    return max(1, min(EXECUTORS_MAX, -(-jobs // vcpu)))
+
+
+def _size(what: str, vcpu: int, *, heap_gb: int, beside_gb: int) -> dict[str, str]:
+    return {
+        f"spark.{what}.cores": str(vcpu),
+        f"spark.{what}.memory": f"{heap_gb}g",
+        f"spark.{what}.memoryOverhead": f"{beside_gb}g",
+    }
+
+
+def _options(settings: dict[str, str]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+
+# Runs on EMR on EC2: as steps of a cluster that is shared, or on a cluster of their own.
+
+
+def _submit_to_cluster(environment: RunsEnvironment, run: Run, aws: Aws) -> tuple[str, str]:
+    """Returns the ids of the run's cluster and step."""
+    step = {
+        "Name": run_name(environment, run),
+        "ActionOnFailure": "TERMINATE_CLUSTER" if environment.engine == TRANSIENT else "CONTINUE",
+        "HadoopJarStep": {
+            "Jar": "command-runner.jar",
+            "Args": step_arguments(environment, run.list, run.jobs),
+        },
+    }
+    if environment.engine == TRANSIENT:
+        return _submit_alone(environment, run.run_id, step, aws)
+    return _submit_step(environment, step, aws)
+
+
+def _follow_step(cluster: str, step: str, aws: Aws) -> Followed:
+    status = _step_status(cluster, step, aws)
+    match status["State"]:
+        case "COMPLETED":
+            return Followed("SUCCEEDED")
+        case "FAILED" | "INTERRUPTED":
+            return Followed("FAILED", _why(status) or _cluster_trouble(cluster, aws))
+        case "CANCELLED":
+            # the steps of a cluster that could not start are cancelled as well
+            trouble = _cluster_trouble(cluster, aws)
+            return Followed("FAILED", trouble) if trouble else Followed("CANCELLED", _why(status))
+    return Followed("RUNNING")
+
+
+def _step_status(cluster: str, step: str, aws: Aws) -> Any:
+    return aws.call("emr", "describe_step", ClusterId=cluster, StepId=step)["Step"]["Status"]
+
+
+def _cancel_on_cluster(engine: str, cluster: str, step: str, aws: Aws) -> None:
+    """Ends a run with its cluster: a step that is cancelled leaves its driver, which is YARN's, at work.
+
+    Other runs on the cluster end, too, and what they had to do is in the next ones. A step that still waits
+    for others has no driver, and goes alone.
+    """
+    if engine != TRANSIENT and _step_status(cluster, step, aws)["State"] == "PENDING":
+        _cancel_step(cluster, step, aws)
+        return
+    aws.ask("emr", "terminate_job_flows", refusals=_SHUTTING_DOWN, JobFlowIds=[cluster])
+
+
+def _submit_alone(
+    environment: RunsEnvironment, run_id: str, step: dict[str, Any], aws: Aws
+) -> tuple[str, str]:
+    name = f"{environment.cluster_name}-{run_id}"
+    cluster = _first(_clusters_of_late(name, aws)) or _start(environment, name, [step], aws)
+    step_id = _earliest_step(cluster, step["Name"], aws)
+    if step_id is None:
+        raise InstanceError(f"the EMR cluster {cluster} ({name}) has no step {step['Name']}")
+    return cluster, step_id
+
+
+def _submit_step(environment: RunsEnvironment, step: dict[str, Any], aws: Aws) -> tuple[str, str]:
+    name = str(environment.cluster_name)
+    for one in _clusters_of_late(name, aws):
+        if found := _earliest_step(one["Id"], step["Name"], aws):
+            return one["Id"], found
+    for _ in tries(tries_max=TRIES_MAX, pause=0):
+        cluster = _first(_clusters(name, aws)) or _start(environment, name, [], aws)
+        try:
+            [added] = aws.call("emr", "add_job_flow_steps", JobFlowId=cluster, Steps=[step])["StepIds"]
+        except AwsRefused as refused:
+            # it began to end, as it was idle, since it was listed
+            if refused.code not in _SHUTTING_DOWN:
+                raise
+            failure = refused
+            logger.info("cluster %s takes no step any more: %s", cluster, refused)
+            continue
+        return cluster, _settle_step(cluster, added, step["Name"], aws)
+    raise failure
+
+
+def _start(environment: RunsEnvironment, name: str, steps: list[dict[str, Any]], aws: Aws) -> str:
+    """Makes a cluster; when another made one of the same name at once, the earlier one is taken."""
+    template = environment.cluster_template or {}
+    instances = {
+        **template.get("Instances", {}),
+        "KeepJobFlowAliveWhenNoSteps": environment.engine != TRANSIENT,
+    }
+    request = {**template, "Name": name, "Instances": instances, "Steps": steps}
+    made = str(aws.call("emr", "run_job_flow", **request)["JobFlowId"])
+    kept = _first(_clusters(name, aws)) or made
+    if kept != made:
+        logger.warning("cluster %s was made beside %s, and is ended", made, kept)
+        aws.call("emr", "terminate_job_flows", JobFlowIds=[made])
+    return kept
+
+
+def _settle_step(cluster: str, added: str, name: str, aws: Aws) -> str:
+    kept = _earliest_step(cluster, name, aws) or added
+    if kept != added:
+        logger.warning("step %s was added beside %s, and is cancelled", added, kept)
+        _cancel_step(cluster, added, aws)
+    return kept
+
+
+def _cancel_step(cluster: str, step: str, aws: Aws) -> None:
+    """Of one that waits for the other; its cluster goes on."""
+    aws.ask(
+        "emr",
+        "cancel_steps",
+        refusals=_SHUTTING_DOWN,
+        ClusterId=cluster,
+        StepIds=[step],
+        StepCancellationOption="TERMINATE_PROCESS",
+    )
+
+
+def _clusters(name: str, aws: Aws) -> list[Any]:
+    """Those that take steps, the earliest first."""
+    return _named(name, aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(USABLE)))
+
+
+def _clusters_of_late(name: str, aws: Aws) -> list[Any]:
+    """As `_clusters`, with those that have ended."""
+    since = datetime.now(UTC) - FOUND_WITHIN
+    ended = aws.all("emr", "list_clusters", "Clusters", ClusterStates=list(ENDED), CreatedAfter=since)
+    return _named(name, [*_clusters(name, aws), *ended])
+
+
+def _earliest_step(cluster: str, name: str, aws: Aws) -> str | None:
+    return _first(_named(name, aws.all("emr", "list_steps", "Steps", ClusterId=cluster)))
+
+
+def _named(name: str, found: list[Any]) -> list[Any]:
+    return sorted((one for one in found if one["Name"] == name), key=_age)
+
+
+def _first(found: list[Any]) -> str | None:
+    return str(found[0]["Id"]) if found else None
+
+
+def _age(found: Any) -> tuple[datetime, str]:
+    """Both submitters see the same one as the earlier; one without a time is just being made."""
+    made = found.get("Status", {}).get("Timeline", {}).get("CreationDateTime")
+    return made or _LATEST, str(found["Id"])
+
+
+def _why(status: Any) -> str | None:
+    details, reason = status.get("FailureDetails") or {}, status.get("StateChangeReason") or {}
+    said = [details.get("Reason"), details.get("Message") or reason.get("Message"), details.get("LogFile")]
+    return "; ".join(" ".join(one.split()) for one in said if one) or None
+
+
+def _cluster_trouble(cluster: str, aws: Aws) -> str | None:
+    """What ended the cluster, if it is no ordinary end."""
+    status = aws.call("emr", "describe_cluster", ClusterId=cluster)["Cluster"]["Status"]
+    reason = status.get("StateChangeReason") or {}
+    if status["State"] != "TERMINATED_WITH_ERRORS" and reason.get("Code") in _ORDINARY_ENDS:
+        return None
+    return f"the EMR cluster {cluster} ended: {reason.get('Message') or reason.get('Code')}"

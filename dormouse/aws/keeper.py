@@ -18,9 +18,19 @@ from functools import partial
 from dormouse.aws.database import ASLEEP, STOPPING, StartDatabase, StopDatabase, cluster_status
 from dormouse.aws.drain import DrainCommits, DrainScheduled, executions
 from dormouse.aws.instance import DeployedInstance, is_changing
-from dormouse.aws.query import GONE, sleeper_state, sleepers, stack, switch
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left, Step
-from dormouse.aws.switches import SwitchMappings, SwitchRules, rule_name, rule_state, schedules
+from dormouse.aws.switches import (
+    GONE,
+    SwitchMappings,
+    SwitchRules,
+    rule_name,
+    rule_state,
+    schedules,
+    sleeper_state,
+    sleepers,
+    stack,
+    switch,
+)
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState, SleepingResources, stack_name
 

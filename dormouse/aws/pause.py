@@ -14,15 +14,16 @@ from dormouse.aws.database import (
 )
 from dormouse.aws.drain import DrainCommits, DrainRuns, DrainScheduled, StopSpark, offer, waiting
 from dormouse.aws.instance import DeployedInstance, is_changing, stacks_of
-from dormouse.aws.query import SwitchStack, sleepers
 from dormouse.aws.steps import SYSTEM_CLOCK, Clock, Report, Run, Step, StepReport
 from dormouse.aws.switches import (
     SwitchMappings,
     SwitchRules,
+    SwitchStack,
     WriteDesiredState,
     rule_name,
     rule_state,
     schedules,
+    sleepers,
 )
 from dormouse.errors import InstanceError
 from dormouse.settings.section import DRAIN_SECONDS

@@ -10,13 +10,13 @@ So none is received as often as a dead letter, nor three times, after which Clou
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
-from dormouse.aws.dead_queue import keep_on
 from dormouse.aws.drain import Waiting, waiting
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.switches import mapping_state, mappings
@@ -26,7 +26,10 @@ from dormouse.state.commits.sqs_queue import BATCH_MESSAGES_MAX, DELAY_SECONDS_M
 HIDDEN_SECONDS = 120.0
 """For so long messages that are too young are not received again."""
 
-WAIT_SECONDS = 1.0
+DEAD_HIDDEN_SECONDS = 300
+"""Others do not see a dead letter for so long that is looked at here."""
+
+WAIT_SECONDS = 1
 """Without a wait SQS may answer that there is none though there are some."""
 
 WORK_SECONDS_MAX = 45.0
@@ -98,3 +101,56 @@ def _renew(queue: Renewed, seconds: float, ends: float, now: Callable[[], float]
         if again := [one for one in found if one.age_seconds >= seconds or one.receive_count >= RECEIVES_MAX]:
             queue.send_again(again, DELAY_SECONDS_MAX)  # and is not received again so soon
     return False
+
+
+# Dead letters as SQS has them: nothing here needs to know what requests are.
+
+
+def keep_on(
+    instance: DeployedInstance, queue: str, dead: str, seconds: float, ends: float, now: Callable[[], float]
+) -> bool:
+    """Sends dead letters that are so old to where they are again, which gives them a new age; False if `ends`
+    comes before each was seen.
+
+    One of another queue is left to SQS: nothing would tell it from the queue's own any more.
+    """
+    for message in received(instance, dead, sys.maxsize):
+        if now() >= ends:
+            return False
+        if time.time() - sent_at(message).timestamp() < seconds or foreign(queue, message):
+            continue
+        about = message.get("MessageAttributes", {})
+        given = {"QueueUrl": dead, "MessageBody": message["Body"], "MessageAttributes": about}
+        instance.aws.call("sqs", "send_message", **given)
+        instance.aws.call("sqs", "delete_message", QueueUrl=dead, ReceiptHandle=message["ReceiptHandle"])
+    return True
+
+
+def received(instance: DeployedInstance, dead: str, limit: int) -> Iterator[Any]:
+    while limit > 0:
+        answer = instance.aws.call(
+            "sqs",
+            "receive_message",
+            QueueUrl=dead,
+            MaxNumberOfMessages=min(limit, BATCH_MESSAGES_MAX),
+            VisibilityTimeout=DEAD_HIDDEN_SECONDS,
+            WaitTimeSeconds=WAIT_SECONDS,
+            MessageSystemAttributeNames=["DeadLetterQueueSourceArn", "SentTimestamp"],
+            MessageAttributeNames=["reason"],
+        )
+        messages = answer.get("Messages", ())
+        if not messages:
+            return
+        limit -= len(messages)
+        yield from messages
+
+
+def sent_at(message: Any) -> datetime:
+    return datetime.fromtimestamp(int(message["Attributes"]["SentTimestamp"]) / 1_000, UTC)
+
+
+def foreign(queue: str, message: Any) -> str:
+    """Why it is none of the queue's own: any queue of the account can have these dead letters for its own."""
+    source = str(message["Attributes"].get("DeadLetterQueueSourceArn", ""))
+    is_own = not source or source.rpartition(":")[2] == queue.rpartition("/")[2]
+    return "" if is_own else f"it was a dead letter of another queue, {source}"

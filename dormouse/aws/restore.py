@@ -1,22 +1,37 @@
-"""Objects that were deleted since a point in time come back, for a database that was restored to it.
+"""A deployed instance is brought back to a moment: a snapshot of the database then, and its objects.
+
+The deploy that follows makes the instance's cluster of the snapshot, and adopts the object store. Each step
+looks what is left to do, so that what was interrupted is finished by another run for the same moment.
 
 The data bucket keeps deleted objects as earlier versions for as long as the database's backups reach. A
-deletion is undone by deleting its marker. What was written since stays, and nothing refers to it.
-
-Only data comes back: objects of tables, payloads, jobs, row files and commits. Records of what goes on now,
-such as announcements of deletions that ended, would be wrong of another time.
+deletion is undone by deleting its marker. What was written since stays, and nothing refers to it. Only data
+comes back: objects of tables, payloads, jobs, row files and commits. Records of what goes on now, such as
+announcements of deletions that ended, would be wrong of another time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from dormouse.aws.database import ASLEEP, describe, name_of, snapshot, usable
 from dormouse.aws.instance import DeployedInstance
+from dormouse.aws.steps import (
+    DATABASE_SECONDS_MAX,
+    SYSTEM_CLOCK,
+    Clock,
+    Left,
+    Run,
+    Step,
+    StepReport,
+)
 from dormouse.errors import InstanceError, InvalidInput, ObjectStoreError
+from dormouse.model.loops import Progress, no_progress
+from dormouse.settings.resources import INSTANCE_TAG, StorageResources
 
 OF_NOW = frozenset({".staging", "owner", "backups", "runs", "work", "activity"})
 """Objects whose names begin so say what goes on now. All others are data."""
@@ -27,7 +42,11 @@ BATCH = 1_000
 YEAR_LEAST = 2006
 CLOCK_SLACK = timedelta(minutes=1)
 EXAMPLES_MAX = 3
-Progress = Callable[[int], object]
+
+Commits = Literal["keep", "purge"]
+"""What becomes of commit requests that wait in the queues: those for lost tables are refused in any case."""
+
+_PURGING = frozenset({"AWS.SimpleQueueService.PurgeQueueInProgress", "PurgeQueueInProgress"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +65,7 @@ def restore_objects(
     *,
     objects: str | None = None,
     dry_run: bool = False,
-    progress: Progress = lambda count: None,
+    progress: Progress = no_progress,
 ) -> RestoredObjects:
     """Undoes the deletions since a time, and of the minute before it, as clocks differ.
 
@@ -78,7 +97,7 @@ def restore_objects(
             _undo(instance.aws, url.netloc, markers)
         count += len(markers)
         examples += [str(marker["Key"]) for marker in markers[: EXAMPLES_MAX - len(examples)]]
-        progress(count)
+        progress(count, None)
     return RestoredObjects(since, count, tuple(examples), dry_run)
 
 
@@ -105,3 +124,190 @@ def _undo(aws: Any, bucket: str, markers: list[Any]) -> None:
             f"S3 does not bring back {len(errors)} objects, such as {first['Key']}: {first['Message']}; "
             "ask for s3:DeleteObjectVersion on the bucket, and run it again"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredDeployment:
+    """What is there now, or with `dry_run` would be; `snapshot` is for the setting `database.snapshot`."""
+
+    instance: str
+    moment: datetime
+    snapshot: str
+    engine_version: str | None
+    """Of the snapshot, which AWS restores as no earlier one; None while there is none."""
+
+    objects: RestoredObjects
+    commits: Commits
+    steps: tuple[StepReport, ...]
+    dry_run: bool
+
+
+def restore_deployment(
+    instance: DeployedInstance,
+    moment: datetime,
+    *,
+    commits: Commits = "keep",
+    dry_run: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    ended: Callable[[StepReport], None] = lambda report: None,
+    progress: Progress = no_progress,
+    clock: Clock = SYSTEM_CLOCK,
+) -> RestoredDeployment:
+    """Makes a snapshot of the database as it was at `moment`, and brings back the objects that it knows.
+
+    The instance must be paused; its own database is not changed. `tell` and `ended` as in `pause`. Raises
+    InvalidInput for a moment that the backups do not reach, InstanceError when it runs or AWS refuses.
+    """
+    cluster = usable(instance)
+    if not dry_run and (instance.desired != "paused" or cluster["Status"] not in ASLEEP):
+        raise InstanceError(
+            f"{instance.id} must be paused, or it would go on meanwhile: dormouse pause --instance "
+            f"{instance.id} --wait"
+        )
+    _check(moment, cluster, instance.resources.storage)
+    name = name_of(instance, moment.astimezone(UTC))
+    steps: list[Step] = [
+        RestoreCluster(instance, name, moment),
+        TakeSnapshot(instance, name),
+        DropCluster(instance, name),
+    ]
+    if commits == "purge" and instance.resources.commit is not None:
+        steps.append(PurgeQueues(instance, set()))
+    run = Run("paused", lambda: instance.desired, tell, clock)
+    reports = run.reports(steps, ended, dry_run=dry_run)
+    found = restore_objects(instance, moment, dry_run=dry_run, progress=progress)
+    taken = snapshot(instance.aws, name) or {}
+    return RestoredDeployment(
+        instance.id, moment, str(taken.get("DBClusterSnapshotArn", name)), taken.get("EngineVersion"), found,
+        commits, tuple(reports), dry_run,
+    )  # fmt: skip
+
+
+def _check(moment: datetime, cluster: Any, storage: StorageResources | None) -> None:
+    if moment.tzinfo is None:
+        raise InvalidInput(f"the time {moment.isoformat()} needs a zone: {moment.isoformat()}Z is in UTC")
+    if moment > datetime.now(UTC):
+        raise InvalidInput(f"the time {moment.isoformat()} is to come")
+    days = storage.restore_days if storage else None
+    if days is not None and moment < datetime.now(UTC) - timedelta(days=days):
+        raise InvalidInput(
+            f"objects that were deleted more than {days} days ago are gone, so that "
+            f"{moment.astimezone(UTC):%F %T} UTC is too far back; storage.restore_days says "
+            "how long they are kept from now on"
+        )
+    first, last = cluster.get("EarliestRestorableTime"), cluster.get("LatestRestorableTime")
+    if (first is not None and moment < first) or (last is not None and moment > last):
+        raise InvalidInput(
+            f"the backups of {cluster['DBClusterIdentifier']} reach from {first:%F %T} to {last:%F %T} UTC, "
+            f"not to {moment.astimezone(UTC):%F %T}"
+        )
+
+
+@dataclass(frozen=True)
+class RestoreCluster:
+    """Until a cluster of the moment is there, or its snapshot is; without instances, as none reads it."""
+
+    instance: DeployedInstance
+    cluster: str
+    moment: datetime
+    seconds_max = DATABASE_SECONDS_MAX
+    name = "restore the database to the moment, beside the instance's"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        taken = snapshot(self.instance.aws, self.cluster)
+        if taken is not None and taken["Status"] == "available":
+            return []
+        made = describe(self.instance.aws, self.cluster)
+        if made is None:
+            return [Left(f"there is no cluster {self.cluster}", self._restore)]
+        if made["Status"] == "available":
+            return []
+        return [Left(f"cluster {self.cluster} is {made['Status']}")]
+
+    def _restore(self) -> None:
+        source = usable(self.instance)
+        groups = [one["VpcSecurityGroupId"] for one in source.get("VpcSecurityGroups", ())]
+        given = {
+            "DBSubnetGroupName": source.get("DBSubnetGroup"),
+            "KmsKeyId": source.get("KmsKeyId"),
+            "VpcSecurityGroupIds": groups or None,
+        }
+        self.instance.aws.call(
+            "rds",
+            "restore_db_cluster_to_point_in_time",
+            DBClusterIdentifier=self.cluster,
+            SourceDBClusterIdentifier=self.instance.cluster,
+            RestoreToTime=self.moment,
+            Tags=[{"Key": INSTANCE_TAG, "Value": self.instance.id}],  # should nobody finish, it is found
+            **{name: value for name, value in given.items() if value is not None},
+        )
+
+
+@dataclass(frozen=True)
+class TakeSnapshot:
+    """Until the snapshot of the restored cluster is available."""
+
+    instance: DeployedInstance
+    cluster: str
+    seconds_max = DATABASE_SECONDS_MAX
+    name = "take a snapshot of it"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        taken = snapshot(self.instance.aws, self.cluster)
+        if taken is None:
+            ask = partial(
+                self.instance.aws.ask,
+                "rds",
+                "create_db_cluster_snapshot",
+                DBClusterIdentifier=self.cluster,
+                DBClusterSnapshotIdentifier=self.cluster,
+                Tags=[{"Key": INSTANCE_TAG, "Value": self.instance.id}],
+            )
+            return [Left(f"there is no snapshot {self.cluster}", ask)]
+        if taken["Status"] == "failed":
+            raise InstanceError(f"the snapshot {self.cluster} failed: delete it, and run this again")
+        return [] if taken["Status"] == "available" else [Left(f"it is {taken['Status']}")]
+
+
+@dataclass(frozen=True)
+class DropCluster:
+    """Until AWS deletes the restored cluster, which the snapshot has made superfluous."""
+
+    instance: DeployedInstance
+    cluster: str
+    seconds_max = DATABASE_SECONDS_MAX
+    name = "delete the restored cluster"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        made = describe(self.instance.aws, self.cluster)
+        if made is None or made["Status"] == "deleting":
+            return []
+        ask = partial(
+            self.instance.aws.ask,
+            "rds",
+            "delete_db_cluster",
+            DBClusterIdentifier=self.cluster,
+            SkipFinalSnapshot=True,
+        )
+        return [Left(f"cluster {self.cluster} is {made['Status']}", ask)]
+
+
+@dataclass(frozen=True)
+class PurgeQueues:
+    """Each commit queue once; SQS forgets its messages within a minute."""
+
+    instance: DeployedInstance
+    purged: set[str]
+    seconds_max = 300.0
+    name = "purge the commit queues"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        told = self.instance.resources.commit
+        queues = [] if told is None else [url for url in told.queues if url not in self.purged]
+        return [
+            Left(f"{url.rpartition('/')[2]} keeps its messages", partial(self._purge, url)) for url in queues
+        ]
+
+    def _purge(self, url: str) -> None:
+        if self.instance.aws.ask("sqs", "purge_queue", refusals=_PURGING, QueueUrl=url):
+            self.purged.add(url)

@@ -12,8 +12,7 @@ from dormouse.aws.cost import hourly
 from dormouse.aws.database import ASLEEP, SERVES, STOPPING, describe, left_behind
 from dormouse.aws.drain import Waiting, offer, waiting
 from dormouse.aws.instance import DeployedInstance
-from dormouse.aws.query import GONE, sleeper_state
-from dormouse.aws.switches import mapping_state, mappings, rule_state, schedules
+from dormouse.aws.switches import GONE, mapping_state, mappings, rule_state, schedules, sleeper_state
 from dormouse.errors import InstanceError
 from dormouse.settings.resources import DesiredState
 

@@ -1,19 +1,35 @@
-"""What is switched off and on: the desired state, the schedules, the mappings from queues to lambdas."""
+"""What is switched off and on: the desired state, schedules, mappings from queues to lambdas, and stacks.
+
+Stacks that sleep by a parameter are the query service and the host for access. While the parameter is
+"false", CloudFormation takes away what costs by the hour, as the load balancer, the tasks and the endpoints
+(docs/decisions/0017).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from dormouse.aws.aws import Aws, AwsRefused
 from dormouse.aws.instance import DeployedInstance
 from dormouse.aws.steps import STEP_SECONDS_MAX, Left
 from dormouse.errors import InstanceError
-from dormouse.settings.resources import DesiredState, state_parameter
+from dormouse.settings.resources import RUNNING_PARAMETER, DesiredState, SleepingResources, state_parameter
 
 SETTLED = {"Enabled": True, "Disabled": False}
 """The states in which a mapping can be changed; in others it is changing already."""
+
+STACK_SECONDS_MAX = 5_400.0
+"""How long the update may take: answers end first, of an hour at most; a load balancer comes in minutes."""
+
+SWITCH_SECONDS_MAX = 70.0
+"""How long its lambda is waited for, which has a minute."""
+
+CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_NAMED_IAM"]
+GONE = "gone"
 
 
 def schedules(instance: DeployedInstance) -> tuple[str, ...]:
@@ -115,3 +131,190 @@ class SwitchMappings:
             elif SETTLED.get(str(state)) is not self.enabled:
                 ask = partial(change, UUID=uuid) if state in SETTLED else None
                 yield Left(f"mapping {uuid} is {str(state).lower()}", ask)
+
+
+# Stacks that sleep by a parameter.
+
+
+def stack(aws: Aws, name: str) -> Mapping[str, Any] | None:
+    """As CloudFormation describes it; None if it is not there."""
+    try:
+        found = aws.call("cloudformation", "describe_stacks", StackName=name)["Stacks"]
+    except AwsRefused as refused:
+        # It has no code of its own for what is not there.
+        if refused.code == "ValidationError" and "does not exist" in str(refused):
+            return None
+        raise
+    return found[0] if found else None
+
+
+def update(aws: Aws, name: str, described: Mapping[str, Any], *, runs: bool) -> bool:
+    """Asks for the stack of this name or ARN with another value of its parameter; False if it is busy."""
+    parameters = [
+        {"ParameterKey": key, "UsePreviousValue": True}
+        for key in _parameters(described)
+        if key != RUNNING_PARAMETER
+    ]
+    parameters.append({"ParameterKey": RUNNING_PARAMETER, "ParameterValue": str(runs).lower()})
+    try:
+        aws.call(
+            "cloudformation",
+            "update_stack",
+            StackName=name,
+            UsePreviousTemplate=True,
+            Parameters=parameters,
+            Capabilities=CAPABILITIES,
+        )
+    except AwsRefused as refused:
+        # Somebody was faster; the next look sees how far it is.
+        if refused.code != "ValidationError" or "IN_PROGRESS" not in str(refused):
+            raise
+        return False
+    return True
+
+
+def switch(aws: Aws, function: str, *, runs: bool, seconds_max: float = SWITCH_SECONDS_MAX) -> bool:
+    """As `update`, by the lambda of the stack: only that needs the right to update it."""
+    return bool(aws.invoke(function, {"running": runs}, seconds_max=seconds_max)["asked"])
+
+
+def is_running(described: Mapping[str, Any], instance_id: str) -> bool:
+    """Whether its parameter says that it is to run, and so did the desired state when it was last updated."""
+    name = state_parameter(instance_id)
+    states = {
+        one.get("ResolvedValue")
+        for one in described.get("Parameters", ())
+        if one.get("ParameterValue") == name
+    }
+    return _parameters(described).get(RUNNING_PARAMETER) == "true" and "paused" not in states
+
+
+def sleepers(instance: DeployedInstance) -> dict[str, SleepingResources]:
+    """The stacks that there are, by what they are called."""
+    told = instance.resources
+    found = {"the query service": told.query, "the host for access": told.access}
+    return {what: one for what, one in found.items() if one is not None}
+
+
+def sleeper_state(instance: DeployedInstance, told: SleepingResources | None) -> str | None:
+    """running, asleep, or what CloudFormation calls the state of a stack in between; None without one."""
+    if told is None:
+        return None
+    found = stack(instance.aws, told.stack)
+    if found is None:
+        return GONE
+    status = str(found["StackStatus"])
+    if status.endswith("_IN_PROGRESS") or "FAILED" in status:
+        return status.lower().replace("_", " ")
+    return "running" if is_running(found, instance.id) else "asleep"
+
+
+@dataclass
+class SwitchStack:
+    """Lets what it is called run or sleep, and waits for it. A stack that is gone is as good as asleep.
+
+    An update that fails is undone by CloudFormation, which looks as if it had never been asked for: so this
+    step knows the update that it follows, by when it began.
+    """
+
+    instance: DeployedInstance
+    what: str
+    told: SleepingResources
+    runs: bool
+    seconds_max: float = STACK_SECONDS_MAX
+    _asked_after: Any = field(default=None, init=False)
+    """When the update before the one that was asked for began; None before the first."""
+
+    _asked: bool = field(default=False, init=False)
+    _followed: Any = field(default=None, init=False)
+    """When the update began that was seen to be under way to what is wanted."""
+
+    @property
+    def name(self) -> str:
+        return f"{'start' if self.runs else 'stop'} {self.what}"
+
+    def left(self, waited: float) -> Iterable[Left]:
+        found = stack(self.instance.aws, self.told.stack)
+        if found is None:
+            if self.runs:
+                raise InstanceError(
+                    f"the stack {self.told.stack} is gone: deploy {self.instance.id} again, then resume it"
+                )
+            return []
+        status, began = str(found["StackStatus"]), found.get("LastUpdatedTime")
+        is_wanted = is_running(found, self.instance.id) == self.runs
+        if status.endswith("_IN_PROGRESS"):
+            if is_wanted:  # else it is one that must end first
+                self._followed = began
+            return [Left(f"its stack is in {status.lower().replace('_', ' ')}")]
+        if is_wanted:
+            is_ours = self._asked or self._followed is not None
+            self._asked, self._followed = False, None
+            if is_ours and not self.runs:
+                self._check_gone()
+            return []
+        if self._has_failed(began) or "FAILED" in status:
+            raise InstanceError(self._failure(status))
+        return [Left(f"it {'sleeps' if self.runs else 'runs'}", lambda: self._ask(found))]
+
+    def _has_failed(self, began: Any) -> bool:
+        """Whether the update that was asked for, or that was under way, has ended without what is wanted."""
+        is_followed = self._followed is not None and began == self._followed
+        return is_followed or (self._asked and began != self._asked_after)
+
+    def _ask(self, found: Mapping[str, Any]) -> None:
+        aws, function = self.instance.aws, self.told.switch
+        asked = (
+            switch(aws, function, runs=self.runs)
+            if function
+            else update(aws, self.told.stack, found, runs=self.runs)
+        )
+        if asked:
+            self._asked, self._asked_after = True, found.get("LastUpdatedTime")
+
+    def _failure(self, status: str) -> str:
+        verb = "resume" if self.runs else "pause"
+        return (
+            f"could not {self.name}: its stack {self.told.stack} is {status.lower().replace('_', ' ')}: "
+            f"{self._reason()}; mend that, then {verb} it again"
+        )
+
+    def _reason(self) -> str:
+        """What failed first in the last update, as CloudFormation says it."""
+        failed = ""
+        for event in self._news():
+            status, why = str(event.get("ResourceStatus", "")), event.get("ResourceStatusReason", "")
+            if status.endswith("_FAILED") and not re.search("cancelled", why, re.IGNORECASE):
+                failed = f"{event['LogicalResourceId']}: {' '.join(why.split())}"
+        return failed or "CloudFormation does not say why"
+
+    def _check_gone(self) -> None:
+        """CloudFormation calls an update complete, whatever it could not delete after it."""
+        last: dict[str, Any] = {}
+        for event in self._news():
+            last.setdefault(event["LogicalResourceId"], event)
+        for name, event in last.items():
+            if event.get("ResourceStatus") == "DELETE_FAILED":
+                raise InstanceError(
+                    f"{self.what} has stopped, but CloudFormation could not delete its {name}, "
+                    f"{event.get('PhysicalResourceId')}, which may cost: "
+                    f"{' '.join(event.get('ResourceStatusReason', '').split())}; "
+                    "delete it yourself, then pause it again"
+                )
+
+    def _news(self) -> Iterator[Mapping[str, Any]]:
+        """The events of the last update, the newest first."""
+        events = self.instance.aws.call("cloudformation", "describe_stack_events", StackName=self.told.stack)[
+            "StackEvents"
+        ]
+        for event in events:
+            if (
+                event["LogicalResourceId"] == self.told.stack
+                and event["ResourceStatus"] == "UPDATE_IN_PROGRESS"
+            ):
+                return
+            yield event
+
+
+def _parameters(described: Mapping[str, Any]) -> dict[str, str]:
+    return {one["ParameterKey"]: str(one.get("ParameterValue")) for one in described.get("Parameters", ())}

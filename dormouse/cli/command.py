@@ -18,8 +18,9 @@ from dormouse.cli.console import CELL_CHARACTERS_MAX, grid, progress, stdout
 from dormouse.cli.failures import printable, report
 from dormouse.cli.options import Taken, declare, options_of
 from dormouse.errors import InvalidInput, NotAnInstance
+from dormouse.model.json_values import json_value
+from dormouse.model.loops import Progress
 from dormouse.model.text import plural as plural  # noqa: PLC0414
-from dormouse.model.types import json_value
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
@@ -108,7 +109,7 @@ class Session:
             return self.open(create=True), result
 
     @contextmanager
-    def work(self, doing: str, unit: str, *, read_only: bool = False) -> Iterator[tuple[Instance, Any]]:
+    def work(self, doing: str, unit: str, *, read_only: bool = False) -> Iterator[tuple[Instance, Progress]]:
         """Opens the instance for long work; gives it with the function that moves a bar of progress."""
         with self.open(read_only=read_only) as instance, progress(doing, unit=unit) as moved:
             yield instance, moved

@@ -101,7 +101,7 @@ def _picture(depths: Sequence[QueueDepth], letters: Sequence[DeadLetter]) -> Any
 @contextmanager
 def _progress(committer: Committer) -> Iterator[None]:
     """Says on stderr now and then how far the committer is, when there is news."""
-    from dormouse.state.commits.queue import repeating
+    from dormouse.postgres.lease import Pulse
 
     batches = committer.metrics().batches
 
@@ -111,5 +111,5 @@ def _progress(committer: Committer) -> Iterator[None]:
             batches = now.batches
             say(f"so far {now}")
 
-    with repeating(tell, PROGRESS_SECONDS, "committer-progress"):
+    with Pulse(tell, PROGRESS_SECONDS, "committer-progress"):
         yield

@@ -9,7 +9,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dormouse.cli.failures import printable
-from dormouse.model.types import shown_value
+from dormouse.model.json_values import shown_value
+from dormouse.model.loops import Progress, no_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,14 +110,15 @@ def branches(lines: Iterable[tuple[int | None, str, str | None]]) -> Tree:
 
 
 @contextmanager
-def progress(description: str, *, unit: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on stderr, when that is a terminal; gives the function that moves it: (done, all or None)."""
+def progress(description: str, *, unit: str) -> Iterator[Progress]:
+    """A bar on stderr, when that is a terminal; gives the function that moves it."""
     if not stderr().is_terminal:
-        yield lambda done, total: None
+        yield no_progress
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
-    bar = Progress(
+    bar = Bar(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),

@@ -18,7 +18,7 @@ from dormouse.errors import InvalidInput, NotAnInstance
 
 if TYPE_CHECKING:
     from dormouse.aws.destroy import Doomed
-    from dormouse.aws.machine_checks import Check
+    from dormouse.aws.doctor import Check
     from dormouse.settings.deployment import DeploymentSettings
 
 app = group()

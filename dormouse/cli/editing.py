@@ -16,7 +16,7 @@ from dormouse.errors import InvalidInput
 if TYPE_CHECKING:
     from dormouse.api.table import Table
     from dormouse.durability.erasing import EraseReport
-    from dormouse.reading.deleting import DeleteWhere
+    from dormouse.reading.where import DeleteWhere
 
 app = group()
 RowsToGo = Annotated[
@@ -138,7 +138,7 @@ def _check_said(verb: str, where: list[str] | None, all: bool) -> None:
 
 def _rows_to_go(of: Table, table: str, where: list[str] | None) -> tuple[DeleteWhere, str]:
     """Returns their condition, and in words; without conditions it is all rows."""
-    from dormouse.reading.deleting import ALL
+    from dormouse.reading.where import ALL
 
     if not where:
         return ALL, f"all rows of table {table}"

@@ -14,8 +14,8 @@ from dormouse.cli.failures import printable
 from dormouse.cli.options import bounds
 from dormouse.cli.parsing import parse_duration, parse_moment
 from dormouse.errors import DormouseError, InvalidInput
+from dormouse.model.json_values import shown_value
 from dormouse.model.region import Region
-from dormouse.model.types import shown_value
 
 if TYPE_CHECKING:
     from dormouse.api.table import Table

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.text import listed
+from dormouse.sources.text_format import TextFormat, TextOptions
 from dormouse.verbs.loading import LoadRequest
 from dormouse.verbs.texts import parse_type
 from dormouse.verbs.verb import options
@@ -52,37 +53,25 @@ TypeOption = Annotated[
 RowNumberOption = Annotated[bool, f"Add a column {ROW_NUMBER}, which is the key."]
 
 
-@dataclass(frozen=True)
-class Written:
-    """The options of how files are written."""
+TextOption = Annotated[TextOptions, TextFormat]
+_IN_FILES = {"separator": "delimiter", "null": "null_texts"}
+"""What `Files` calls options of `TextFormat`."""
 
-    type: TypeOption = None
-    null: Annotated[Many, "A text that stands for null, like NA."] = None
-    delimiter: Annotated[str | None, "What stands between values; \\t is a tab."] = None
-    encoding: Annotated[str | None, "Of text, like latin-1."] = None
-    header: Annotated[
-        bool | None, typer.Option("--header/--no-header", help="Whether a CSV file begins with names.")
-    ] = None
 
-    def files(self, paths: list[str], *, with_types: bool = True) -> Files:
-        """Returns the files and what is said of them; of a table that is there types are not `with` it."""
-        from dormouse.sources.data_files import Files
+def given_files(
+    paths: list[str], types: Many, how: TextOptions | None = None, *, with_types: bool = True
+) -> Files:
+    """Returns the files and what is said of them; of a table that is there types are not `with` it."""
+    from dormouse.sources.data_files import Files
 
-        types, time_formats = parse_types(self.type or [])
-        if not with_types and set(types) - set(time_formats):
-            raise InvalidInput(
-                "--type goes with --create: this table has its columns; "
-                "how times are written can be said of it, too, like column=date:%d.%m.%Y"
-            )
-        return Files(
-            paths if len(paths) > 1 else paths[0],
-            delimiter=None if self.delimiter is None else self.delimiter.replace("\\t", "\t"),
-            header=self.header,
-            encoding=self.encoding,
-            null_texts=self.null,
-            types=types,
-            time_formats=time_formats,
+    kinds, time_formats = parse_types(types or [])
+    if not with_types and set(kinds) - set(time_formats):
+        raise InvalidInput(
+            "--type goes with --create: this table has its columns; "
+            "how times are written can be said of it, too, like column=date:%d.%m.%Y"
         )
+    said: dict[str, Any] = {_IN_FILES.get(name, name): value for name, value in (how or {}).items()}
+    return Files(paths if len(paths) > 1 else paths[0], types=kinds, time_formats=time_formats, **said)
 
 
 AddColumns = Annotated[
@@ -111,7 +100,8 @@ def ingest(
     asked: LoadRequest,
     paths: Paths,
     /,
-    written: Written,
+    how: TextOption,
+    type: TypeOption = None,
     evolve: AddColumns = False,
     create: Annotated[bool, "Make the table, if it is not there, with the files' columns."] = False,
     key: Annotated[Many, "With --create: columns to sort and partition by, a,b or one each."] = None,
@@ -128,7 +118,7 @@ def ingest(
     wanted = "add" if evolve else None
     if not create and (keys or sort_keys):
         raise InvalidInput("--key and --sort-key go with --create: this table has its columns")
-    files = written.files(paths, with_types=create)
+    files = given_files(paths, type, how, with_types=create)
     if key_row_number or (create and not keys):
         if keys:
             raise InvalidInput("give --key, or --key-row-number")
@@ -152,12 +142,13 @@ def upsert(
     asked: LoadRequest,
     paths: Paths,
     /,
-    written: Written,
+    how: TextOption,
+    type: TypeOption = None,
     evolve: AddColumns = False,
     deletes: Annotated[str | None, "A boolean column of the files, not of the table: rows to delete."] = None,
 ) -> None:
     """Bring rows to a table that keeps the newest row of each key: all of them, in one commit, or none."""
-    files = written.files(paths, with_types=False)
+    files = given_files(paths, type, how, with_types=False)
     with session.open() as instance:
         wanted = "add" if evolve else None
         _load(session, asked, instance.table(asked.table).upsert, files, evolve=wanted, deletes=deletes)
@@ -231,7 +222,7 @@ def _made(
     if any(name in schema and schema.field(name).type in TIMES for name in found.unsure):
         # what is not shown is not guessed, and the load asks which times are meant
         [how] = found.files.formats.values()
-        yield replace(found.files, formats={}, encoding=how.encoding)
+        yield replace(found.files, formats={}, encoding=how.text.encoding)
     else:
         yield found.files
 

@@ -35,9 +35,7 @@ _ONE_KEY_SHOWN = 3
 @command(app, "compact", example="dormouse compact flights")
 def compact(session: Session, asked: CompactRequest) -> None:
     with session.work(f"compact {asked.table}", "jobs") as (instance, moved):
-        report = instance.table(asked.table).compact(
-            **options(asked, "table"), progress=lambda done, total, rows: moved(done, total), waiting=say
-        )
+        report = instance.table(asked.table).compact(**options(asked, "table"), progress=moved, waiting=say)
     if report.jobs_run:
         done = (
             f"{plural(report.jobs_run, 'job')} merged {plural(report.files_in, 'file')} into "

@@ -10,8 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 
 OTHERWISE = {
-    "ingest_id": "--id", "change_id": "--id", "parameters": "--param", "properties": "--property",
-    "split_points": "--split-point",
+    "ingest_id": ["--id"], "change_id": ["--id"], "parameters": ["--param"],
+    "separator": ["--separator", "--delimiter"],
 }  # fmt: skip
 """Fields of requests that are called otherwise on a command line."""
 
@@ -30,8 +30,8 @@ class Taken:
 
     What it takes by position alone are arguments, all else options; a text in an annotation is the help.
     What is annotated for typer stays as it is. For a dataclass or the model of a request there is an option
-    for each field that the function does not take by itself; in `Annotated[dict, model]` they are settings,
-    which may be left out.
+    for each field that the function does not take otherwise; of `Annotated[dict, model]` the function gets
+    the fields that are given.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -45,7 +45,8 @@ class Taken:
             if fields is None:
                 self.options.append(_option(parameter))
                 continue
-            fields = [option for option in fields if option.name not in taken]
+            known = {*taken, *(option.name for option in self.options)}
+            fields = [option for option in fields if option.name not in known]
             self.options += fields
             self._made[name] = parameter.annotation, [option.name for option in fields]
             self.about = self.about or inspect.getdoc(parameter.annotation) or ""
@@ -81,13 +82,14 @@ def _option(parameter: inspect.Parameter) -> inspect.Parameter:
 
 def _names(name: str, kind: Any, default: Any) -> list[str]:
     """Returns the names of an option that typer would not give it: a flag is given, or it is not."""
-    usual = f"--{name.strip('_').replace('_', '-')}"
-    named = OTHERWISE.get(name, usual)
-    return [named] if named != usual or name.endswith("_") or (kind is bool and default is False) else []
+    if name in OTHERWISE:
+        return OTHERWISE[name]
+    is_flag = kind is bool and default is False
+    return [f"--{name.strip('_').replace('_', '-')}"] if is_flag or name.endswith("_") else []
 
 
 def _settings_of(kind: Any) -> Any:
-    """Returns the model of settings that an annotation names."""
+    """Returns the model that an annotation names whose fields may all be left out."""
     return next((note for note in get_args(kind) if hasattr(note, "model_fields")), None)
 
 
@@ -105,19 +107,25 @@ def _options_of_fields(kind: Any) -> list[inspect.Parameter] | None:
     from dormouse.verbs.verb import fields_of
 
     fields = {name: model.model_fields[name] for name in fields_of(model)}
-    optional = settings is not None
-    return [_of_field(name, field, optional=optional) for name, field in fields.items() if field.repr]
+    # whose environment may have others
+    shown = settings is not None and "env_prefix" in model.model_config
+    return [
+        _of_field(name, field, optional=settings is not None, default_shown=shown)
+        for name, field in fields.items()
+        if field.repr
+    ]
 
 
-def _of_field(name: str, field: Any, *, optional: bool) -> inspect.Parameter:
+def _of_field(name: str, field: Any, *, optional: bool, default_shown: bool) -> inspect.Parameter:
     """Returns an option for a field of a model, or an argument for one that it must have.
 
-    Of one that is `optional` the help has the default, and None stands for one that is not given.
+    Of one that is `optional` None stands for one that is not given.
     """
     from dormouse.verbs.verb import AsText
 
     form, notes = _form(field), field.metadata
     kind = field.annotation if form is None else list[str] if form.texts else str
+    kind = list[str] if get_origin(kind) is tuple else kind
     default = None if form is not None or optional or field.is_required() else field.get_default()
     text = next((note.help for note in notes if isinstance(note, AsText)), field.description or "")
     text = " ".join(text.split())
@@ -129,7 +137,8 @@ def _of_field(name: str, field: Any, *, optional: bool) -> inspect.Parameter:
     if field.is_required() and not optional:
         return inspect.Parameter(name, _BY_NAME, annotation=Annotated[kind, typer.Argument(help=text, **how)])
     if optional:
-        text, how = text if field.default is None else f"{text} [{field.default}]", {}
+        how = {}
+        text += f" [{field.default}]" if default_shown and field.default is not None else ""
     if default is None:
         kind |= None
     made = typer.Option(*_names(name, kind, default), help=text, **how)
@@ -146,8 +155,10 @@ def _made(kind: Any, given: dict[str, Any]) -> Any:
 
     A request lacks what the function takes by itself; only whole ones are checked.
     """
-    if not hasattr(kind, "model_fields"):
-        return given if _settings_of(kind) else kind(**given)
+    if _settings_of(kind) is not None:
+        return {name: value for name, value in given.items() if value is not None}
+    if is_dataclass(kind):
+        return kind(**given)  # type: ignore[operator]
     from dormouse.cli.parsing import parse_moment
     from dormouse.verbs.verb import MOMENT, parse, required
 

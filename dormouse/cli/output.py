@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from textwrap import indent
@@ -14,6 +14,7 @@ import typer
 from dormouse.cli.command import Session, plural
 from dormouse.cli.console import byte_size, progress, rows_table, stderr, stdout
 from dormouse.errors import InvalidInput
+from dormouse.model.loops import Progress
 from dormouse.objects.staging import whole_file
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def check_output(
                 "--format csv, tsv, json, lines, arrow or parquet"
             )
     if output is not None and file_format != "table":
-        from dormouse.data.export import check_compression
+        from dormouse.sources.export import check_compression
 
         check_compression(output, file_format)
     if output is None and file_format in _BINARY and sys.stdout.isatty():
@@ -90,7 +91,7 @@ def format_of(output: Path | None, otherwise: Format) -> Format:
     """Returns the format that the name of a file tells."""
     if output is None:
         return otherwise
-    from dormouse.data.export import format_of_name
+    from dormouse.sources.export import format_of_name
 
     return format_of_name(output) or otherwise
 
@@ -104,7 +105,7 @@ def write(
     limited: bool,
 ) -> None:
     """Rows on stdout, or in a file with a line about it on stdout."""
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     if output is not None:
         with progress(f"write {output.name}", unit="rows") as moved:
@@ -121,7 +122,7 @@ def show_written(session: Session, file: str, rows: int) -> None:
     session.show({"file": file, "rows": rows}, f"wrote {plural(rows, 'row')} to {file}")
 
 
-def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], None]) -> pa.RecordBatchReader:
+def _followed(reader: pa.RecordBatchReader, moved: Progress) -> pa.RecordBatchReader:
     """The same rows, which tell how many they are as they pass."""
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -136,7 +137,7 @@ def _followed(reader: pa.RecordBatchReader, moved: Callable[[int, int | None], N
 
 def _to_file(reader: pa.RecordBatchReader, file_format: str, output: Path) -> int:
     """Whole, or not at all; devices and pipes are written to as they are."""
-    from dormouse.data.export import compressed, export
+    from dormouse.sources.export import compressed, export
 
     if not output.exists() or output.is_file():
         with whole_file(output) as file, compressed(file, output) as sink:
@@ -165,7 +166,7 @@ def _print_table(reader: pa.RecordBatchReader, rows_max: int | None) -> None:
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Returns the rows with values that a terminal shows."""
-    from dormouse.data.export import python_values
+    from dormouse.sources.export import python_values
 
     names = batch.schema.names
     return (

@@ -12,9 +12,10 @@ from typing import Any
 
 from dormouse.errors import InvalidInput, InvalidQuery, InvalidSchema
 from dormouse.model.cut import when_of_text
+from dormouse.model.json_values import parse_json
 from dormouse.model.region import Range
 from dormouse.model.schema import Field, Schema
-from dormouse.model.types import parse_json, value_of_text
+from dormouse.model.types import value_of_text
 
 _DURATION = re.compile(r"(\d{1,6})([dhms])")
 _UNESCAPED_COLON = re.compile(r"(?<!\\):")

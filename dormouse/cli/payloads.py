@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +15,6 @@ from dormouse.cli.parsing import parse_day, parse_time, read_json
 from dormouse.errors import InvalidPayload, PayloadCorrupt, PayloadRoundFailed
 
 if TYPE_CHECKING:
-    from dormouse.api.instance import Instance
     from dormouse.payloads.cooling import OffloadReport
     from dormouse.payloads.days import PayloadDay
 
@@ -106,7 +102,7 @@ def offload(
 
     Exit code 1 when a day failed; the others are done all the same.
     """
-    with _work(session, "offload", read_only=dry_run) as (instance, moved):
+    with session.work("offload payloads", "payloads", read_only=dry_run) as (instance, moved):
         of = None if day is None else parse_day(day)
         report = instance.payloads.offload(of, dry_run, seconds_max=seconds, progress=moved)
         reports = [report]
@@ -124,7 +120,7 @@ def offload(
 @command(payloads, "fold", example="dormouse payloads fold 2026-03-05")
 def fold(session: Session, day: Day, /) -> None:
     """Fold one day now: its objects become blocks, of which PostgreSQL keeps one row each."""
-    with _work(session, "fold") as (instance, moved):
+    with session.work("fold payloads", "payloads") as (instance, moved):
         report = instance.payloads.fold(parse_day(day), progress=moved)
     _show_done(session, [report])
 
@@ -140,7 +136,7 @@ def verify(
 
     Exit code 0 when there is no problem, 1 when there is one.
     """
-    with _work(session, "verify", read_only=not rebuild) as (instance, moved):
+    with session.work("verify payloads", "payloads", read_only=not rebuild) as (instance, moved):
         report = instance.payloads.verify(parse_day(day), rebuild=rebuild, progress=moved)
     problems = report.problems
     told = (
@@ -160,7 +156,7 @@ def verify(
 @command(payloads, "rehydrate", example="dormouse payloads rehydrate 2026-03-05")
 def rehydrate(session: Session, day: Day, /) -> None:
     """Make the payloads of a day hot again: they are in PostgreSQL for a day at least."""
-    with _work(session, "rehydrate") as (instance, moved):
+    with session.work("rehydrate payloads", "payloads") as (instance, moved):
         count = instance.payloads.rehydrate(parse_day(day), progress=moved)
     session.show({"rehydrated": count}, f"{plural(count, 'payload')} made hot again")
 
@@ -216,11 +212,3 @@ def _show_done(session: Session, reports: list[OffloadReport]) -> None:
         for one in report.days
     ]
     session.lines(reports[0] if len(reports) == 1 else reports, lines, empty="nothing to offload or fold")
-
-
-@contextmanager
-def _work(
-    session: Session, what: str, *, read_only: bool = False
-) -> Iterator[tuple[Instance, Callable[[date, int], object]]]:
-    with session.work(f"{what} payloads", "payloads", read_only=read_only) as (instance, moved):
-        yield instance, lambda day, payloads: moved(payloads, None)

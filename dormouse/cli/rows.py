@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from dormouse.cli.console import grid, rows_table
 from dormouse.cli.options import bounds
 from dormouse.cli.parsing import read_json
 from dormouse.errors import InvalidColumn, InvalidInput, InvalidRow
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
 from dormouse.verbs.rows import MadeOnce, RowChangeRequest, RowQueryRequest, RowUpsertRequest
 from dormouse.verbs.verb import Request, options
 
@@ -24,38 +25,14 @@ if TYPE_CHECKING:
     from dormouse.rows.changes import Changed
     from dormouse.rows.columns import Column
     from dormouse.rows.pages import Page
-    from dormouse.sources.rows_csv_reader import CsvOptions
 
-Separator = Annotated[str | None, "Between cells; tab for tabs [, or a tab for .tsv]."]
+TextOption = Annotated[TextOptions, TextFormat]
 RowId = Annotated[int, "A ROW_ID."]
 RowVersion = Annotated[int | None, "That version of the row.", bounds(1)]
 
 rows = group("rows", "Tables whose rows have ids and versions, and are edited by many.")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _COLUMN = re.compile(r"(?P<name>[^:]+):(?P<type>[A-Za-z]+)(\((?P<size>\d+)\))?(=(?P<default>.*))?", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class CsvChosen:
-    """The options of how a CSV file is written."""
-
-    separator: Separator = None
-    quote: Annotated[str, "Around cells; '' for none."] = '"'
-    escape: Annotated[str | None, "Before a quote or separator that is none."] = None
-    no_header: Annotated[bool, "The first row is one like the others."] = False
-    skip_lines: Annotated[int, "Lines before the header or the first row.", bounds(0)] = 0
-    null: Annotated[str | None, "A text that stands for nothing, like NA."] = None
-
-    def options(self) -> CsvOptions:
-        """Returns them as `CsvFormat` takes them."""
-        return {
-            "separator": self.separator,
-            "quote": self.quote or None,
-            "escape": self.escape,
-            "header": not self.no_header,
-            "skip_lines": self.skip_lines,
-            "null": self.null,
-        }
 
 
 def show_changed(session: Session, asked: MadeOnce, done: Changed) -> None:
@@ -84,7 +61,7 @@ def create(
     session: Session,
     table: TableName,
     /,
-    chosen: CsvChosen,
+    how: TextOption,
     column: Annotated[list[str] | None, "NAME:TYPE, STRING(SIZE) too, and =DEFAULT. Repeatable."] = None,
     schema: Annotated[
         Path | None, "A file with a JSON list of columns: name, type, size_max, default, enum."
@@ -94,7 +71,7 @@ def create(
     """Make a row table. Types: INTEGER, DOUBLE, STRING, DATE, BOOLEAN, ENTITY, LINK, FILE, JSON."""
     if sum(one is not None for one in (column or None, schema, like)) != 1:
         raise InvalidInput("give its columns by --column, by --schema FILE or by --like FILE")
-    columns = _columns(column or [], schema, like, chosen)
+    columns = _columns(column or [], schema, like, how)
     with session.open(create=True) as instance:
         made = instance.create_row_table(table, columns).columns()
     shown = {"table": table, "columns": [one.to_json() for one in made]}
@@ -102,14 +79,13 @@ def create(
 
 
 def _columns(
-    texts: Sequence[str], schema: Path | None, like: Path | None, chosen: CsvChosen
+    texts: Sequence[str], schema: Path | None, like: Path | None, how: TextOptions
 ) -> Sequence[Column]:
     from dormouse.rows.columns import Column
     from dormouse.rows.csv_preview import preview_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
     if like is not None:
-        return preview_csv(like, CsvFormat.of_file(like, **chosen.options()), whole=True).columns
+        return preview_csv(like, text_format(like, **how), whole=True).columns
     if schema is not None:
         found = read_json(schema)
         if not isinstance(found, list):

@@ -10,13 +10,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from dormouse.cli.command import Session, TableName, command, group, plural
 from dormouse.cli.console import grid, progress
 from dormouse.cli.options import bounds
 from dormouse.cli.output import check_output, format_of, show_written, write
-from dormouse.cli.rows import CsvChosen, RowId, RowVersion, Separator, given, rows, show_changed
+from dormouse.cli.rows import RowId, RowVersion, TextOption, given, rows, show_changed
 from dormouse.errors import InvalidInput
-from dormouse.verbs.rows import MadeOnce
+from dormouse.sources.text_format import HELP, TextFormat, text_format
+from dormouse.verbs.rows import RowUploadRequest
 
 if TYPE_CHECKING:
     from dormouse.rows.csv_preview import CsvPreview
@@ -32,25 +35,25 @@ _COLUMNS_BESIDE, _ROWS_BESIDE = 12, 3
 @command(rows, "upload", example="dormouse rows upload flights flights.csv --create --null NA")
 def upload(
     session: Session,
-    asked: MadeOnce,
+    how: TextOption,
+    asked: RowUploadRequest,
     file: FileOption,
     /,
-    chosen: CsvChosen,
     create: Annotated[bool, "Make the table, of columns as all rows of the file need."] = False,
-    columns: Annotated[str | None, "The file's columns, with commas, in place of its header."] = None,
-    as_new: Annotated[bool, "Insert all rows, without the file's ROW_ID and ROW_VERSION."] = False,
 ) -> None:
     """Insert the rows of a file; with ROW_ID and ROW_VERSION update them, with nothing else delete them.
 
     All of them, or none.
     """
-    table, names = asked.table, None if columns is None else [name.strip() for name in columns.split(",")]
+    from dormouse.rows.csv_preview import preview_csv
+
+    table, names = asked.table, asked.columns
     if create and (names or asked.dry_run):
         raise InvalidInput("--create takes the columns from the file: leave --columns and --dry-run out")
     with _file(file) as path, ExitStack() as made:
 
         def looked() -> CsvPreview:
-            return _preview(path, chosen, whole=True)
+            return preview_csv(path, text_format(path, **how), whole=True)
 
         opened, look = session.open_or_make(looked) if create else (session.open(), None)
         instance = made.enter_context(opened)
@@ -62,17 +65,9 @@ def upload(
             made.enter_context(dropped_if_it_fails(instance, new.table))
             names = list(look.names)
         with progress(f"upload to {table}", unit="rows") as moved:
-            done = instance.row_table(table).upload_csv(
-                path, columns=names, as_new=as_new, **given(asked), progress=moved, **chosen.options()
-            )
+            options = given(asked, *TextFormat.model_fields) | {"columns": names}
+            done = instance.row_table(table).upload_csv(path, **options, progress=moved, **how)
     show_changed(session, asked, done)
-
-
-def _preview(path: Path, chosen: CsvChosen, *, rows: int = 10, whole: bool) -> CsvPreview:
-    from dormouse.rows.csv_preview import preview_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
-
-    return preview_csv(path, CsvFormat.of_file(path, **chosen.options()), rows=rows, whole=whole)
 
 
 @command(rows, "download", example='dormouse rows download flights late.csv --sql "select * from flights"')
@@ -88,12 +83,13 @@ def download(
     sql: Annotated[str | None, "The rows of a SELECT from the table."] = None,
     version: Annotated[int | None, "The rows as of a version.", bounds(0)] = None,
     snapshot: Annotated[str | None, "The rows of a snapshot."] = None,
-    separator: Separator = None,
+    separator: Annotated[
+        str | None, typer.Option("--separator", "--delimiter", help=HELP["separator"])
+    ] = None,
     no_header: Annotated[bool, "Without the columns' names."] = False,
 ) -> None:
     """Write the rows with their ids and versions: CSV that is edited and uploaded again updates them."""
     from dormouse.rows.csv_loads import write_csv
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
     if file == "-" and session.as_json:
         raise InvalidInput("--json and - contradict each other: both go to stdout")
@@ -105,7 +101,7 @@ def download(
     with session.open(read_only=sql is None) as instance:
         of = instance.row_table(table)
         if file == "-":
-            how = CsvFormat.of_file(file, separator=separator, header=not no_header)
+            how = text_format(file, separator=separator, header=not no_header)
             write_csv(of.rows_of(sql, version=version, snapshot=snapshot), sys.stdout.buffer, how)
             return
         if form not in ("csv", "tsv"):
@@ -156,13 +152,15 @@ def preview(
     session: Session,
     file: FileOption,
     /,
-    chosen: CsvChosen,
+    how: TextOption,
     rows: Annotated[int, "How many rows are shown.", bounds(0, 1_000)] = 10,
     whole: Annotated[bool, "Look at all of the file, not at its first 64 MB."] = False,
 ) -> None:
     """The columns that a table for a file would have, and its first rows."""
+    from dormouse.rows.csv_preview import preview_csv
+
     with _file(file) as path:
-        look = _preview(path, chosen, rows=rows, whole=whole)
+        look = preview_csv(path, text_format(path, **how), rows=rows, whole=whole)
     session.show(look.to_json(), lambda: _shown(look))
 
 

@@ -217,7 +217,7 @@ def env(
     forwarded: Annotated[bool, "With the database at the port that 'dormouse access' tells."] = False,
 ) -> None:
     """The environment variables that make the other commands work on a deployed instance, for a shell."""
-    from dormouse.aws.environment import environment
+    from dormouse.aws.instance import environment
 
     variables = environment(find(session), role, forwarded=forwarded)
     if session.profile is not None:
@@ -228,7 +228,7 @@ def env(
 @command(app, "access", example="dormouse access --instance dev", on="deployed")
 def access(session: Session) -> None:
     """The command that brings the database of a deployed instance to a port of this machine."""
-    from dormouse.aws.environment import access as look
+    from dormouse.aws.instance import access as look
 
     way = look(find(session), session.profile)
     given = {"region": session.region, "profile": session.profile}
@@ -289,9 +289,7 @@ def restore_objects(
 
     moment, instance = parse_time(since), find(session)
     with progress("restore objects", unit="objects") as moved:
-        report = restore(
-            instance, moment, objects=objects, dry_run=dry_run, progress=lambda count: moved(count, None)
-        )
+        report = restore(instance, moment, objects=objects, dry_run=dry_run, progress=moved)
     if objects is None and instance.desired != "paused" and not dry_run:
         say(f"{instance.id} runs, and may have collected garbage meanwhile: pause it, and run this again")
     back = "would come back" if dry_run else "came back"
@@ -301,7 +299,7 @@ def restore_objects(
 
 def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bool) -> None:
     """Restores a deployed instance: `dormouse restore --instance ID --to TIME`."""
-    from dormouse.aws.restore_database import restore_deployment
+    from dormouse.aws.restore import restore_deployment
 
     moment, instance = parse_time(to), find(session)
     if moment.tzinfo is None:
@@ -315,7 +313,7 @@ def restore_deployed(session: Session, to: str, commits: Commits, *, dry_run: bo
             dry_run=dry_run,
             tell=tell,
             ended=ended,
-            progress=lambda count: moved(count, None),
+            progress=moved,
         )
     back = f"{plural(report.objects.count, 'object')} {'would come' if dry_run else 'came'} back"
     version = report.engine_version

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 from dormouse.cli.command import Session, TableName, Yes, ask, command, group, plural
 from dormouse.cli.console import branches, byte_size, count, grid
 from dormouse.cli.failures import printable
-from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, Written
+from dormouse.cli.loading import ROW_NUMBER, RowNumberOption, TypeOption, given_files
 from dormouse.cli.parsing import parse_schema
 from dormouse.cli.system import deployed
 from dormouse.errors import InvalidInput
+from dormouse.model.json_values import shown_value
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, allowed_values
-from dormouse.model.types import DataType, shown_value
+from dormouse.model.types import DataType
 from dormouse.verbs.tables import (
     VERBS,
     AddColumnRequest,
@@ -72,7 +73,7 @@ def create(
     decimal(p,s) list<t> map<k,v> struct<name:t,…>; with ? at the end where nulls are allowed."""
     if like is None and (type or key_row_number):
         raise InvalidInput("--type and --key-row-number go with --like")
-    sample = None if like is None else Written(type).files([str(like)])
+    sample = None if like is None else given_files([str(like)], type)
     if sample is not None and key_row_number:
         sample = replace(sample, row_number=ROW_NUMBER)
     request = CreateRequest(

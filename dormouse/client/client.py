@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode
@@ -13,6 +12,7 @@ from dormouse.client.jobs import RemoteJobs
 from dormouse.client.payloads import RemotePayloads
 from dormouse.errors import InvalidInput, InvalidName, TableNotFound
 from dormouse.model.cut import When, text_of_when
+from dormouse.model.json_values import with_times
 from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import Container, TableProperties, check_table_name, named_versions
@@ -327,16 +327,9 @@ _TIMES = ("_at", "since", "until")
 def _status(found: Mapping[str, Any]) -> TableStatus:
     values = {name: found[name] for name in TableStatus.__dataclass_fields__ if name in found}
     for name, kind in _STATUS_PARTS.items():
-        values[name] = tuple(kind(**_with_times(one)) for one in found.get(name, ()))
+        values[name] = tuple(kind(**with_times(one, _TIMES)) for one in found.get(name, ()))
     values["one_key_partitions"] = tuple(found.get("one_key_partitions", ()))
-    return TableStatus(**_with_times(values))
-
-
-def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: datetime.fromisoformat(value) if value and name.endswith(_TIMES) else value
-        for name, value in found.items()
-    }
+    return TableStatus(**with_times(values, _TIMES))
 
 
 def _path(table: str, *rest: str) -> str:

@@ -17,17 +17,18 @@ from dormouse.client.http import AnswerReader, Http, ask
 from dormouse.client.jobs import RemoteJobs
 from dormouse.errors import DormouseError, IndexNotReady, InvalidInput, JobCancelled, JobFailed
 from dormouse.jobs.job import new_job_id
+from dormouse.model.json_values import json_value, parameters_json, value_of_json, with_times
+from dormouse.model.loops import Progress, no_progress, tries
 from dormouse.model.table import ROW_VERSION, Container
 from dormouse.model.text import path_segment
-from dormouse.model.types import Parameters, given, json_value
-from dormouse.reading.where import parameters_json
+from dormouse.model.types import DOUBLE, Field, Parameters, given
 from dormouse.rows.cell_files import save
 from dormouse.rows.changes import Change, Changed, checked_reference
 from dormouse.rows.columns import Column
 from dormouse.rows.csv_preview import ROWS_SHOWN, CsvPreview
 from dormouse.rows.pages import INDEX_WAIT_SECONDS, Page, SelectColumn
 from dormouse.rows.store import RowChange, RowSnapshot
-from dormouse.sources.rows_csv_reader import CsvFormat, CsvOptions
+from dormouse.sources.text_format import TextFormat, TextOptions, text_format
 from dormouse.verbs import reading
 from dormouse.verbs import rows as rows_verbs
 from dormouse.verbs.verb import Job, Verb, json_of, of_call
@@ -38,8 +39,7 @@ ROWS_ASKED_MAX = 500
 
 _POLL_SECONDS = (0.01, 1.0)
 _CSV, _TSV = "text/csv", "text/tab-separated-values"
-_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-Progress = Callable[[int, int | None], object]
+_DOUBLE = Field("value", DOUBLE)
 
 
 class RemoteRowTable(Container):
@@ -96,22 +96,24 @@ class RemoteRowTable(Container):
     @staticmethod
     def _with_doubles(row: Mapping[str, Any], columns: Callable[[], tuple[Column, ...]]) -> dict[str, Any]:
         """Returns the row with NaN and infinities, which JSON has as texts; `columns` are those of then."""
-        strange = {name for name, value in row.items() if isinstance(value, str) and value in _SPECIAL}
-        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if strange else set()
-        return {**row, **{name: _SPECIAL[row[name]] for name in strange & doubles}}
+        texts = {name for name, value in row.items() if value in ("NaN", "Infinity", "-Infinity")}
+        doubles = {column.name for column in columns() if column.type == "DOUBLE"} if texts else set()
+        return {**row, **{name: value_of_json(_DOUBLE, row[name]) for name in texts & doubles}}
 
     def history(self, before: int | None = None, limit: int = 100) -> list[RowChange]:
         """Who changed what, and when: the newest first."""
         found = self._http.json("GET", self._path("history", before=before, limit=limit))["changes"]
-        return [RowChange(**_with_times(one)) for one in found]
+        return [
+            RowChange(**with_times(one) | {"columns_changed": tuple(one["columns_changed"])}) for one in found
+        ]
 
     def snapshots(self) -> list[RowSnapshot]:
         """By name."""
-        return [RowSnapshot(**_with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
+        return [RowSnapshot(**with_times(one)) for one in self._http.json("GET", self._path())["snapshots"]]
 
     def snapshot(self, name: str) -> RowSnapshot:
         """Names the newest version. `SnapshotExists`."""
-        return RowSnapshot(**_with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
+        return RowSnapshot(**with_times(self._run(rows_verbs.SNAPSHOT, {"name": name})))
 
     def drop_snapshot(self, name: str) -> None:
         """Forgets a name; the versions stay. `SnapshotNotFound`."""
@@ -132,15 +134,13 @@ class RemoteRowTable(Container):
         given = of_call(locals()) | {"table": self.name}
 
         def page_of(**more: Any) -> dict[str, Any]:
-            left, till = float(wait_seconds), time.monotonic() + wait_seconds
-            while True:
-                wait = {"wait_seconds": min(left, rows_verbs.SERVED_WAIT_SECONDS_MAX)}
+            for this in tries(wait_seconds, pause=_POLL_SECONDS[1]):
+                wait = {"wait_seconds": min(this.seconds_left, rows_verbs.SERVED_WAIT_SECONDS_MAX)}
                 try:
                     return dict(ask(self._http, rows_verbs.QUERY, {**given, **wait, **more}))
-                except IndexNotReady:
-                    time.sleep(max(0.0, min(till - time.monotonic(), _POLL_SECONDS[1])))
-                    if (left := till - time.monotonic()) <= 0:
-                        raise
+                except IndexNotReady as error:
+                    failure = error
+            raise failure
 
         found = page_of()
         rows, its_page = len(found["rows"]), found["next_page"] or page
@@ -191,7 +191,7 @@ class RemoteRowTable(Container):
         *,
         rows: int = ROWS_SHOWN,
         whole: bool = False,
-        **how: Unpack[CsvOptions],
+        **how: Unpack[TextOptions],
     ) -> CsvPreview:
         """What a file seems to hold: as `RowTable.preview_csv`."""
         return preview_csv(self._http, path, rows=rows, whole=whole, **how)
@@ -205,15 +205,15 @@ class RemoteRowTable(Container):
         dry_run: bool = False,
         change_id: str | None = None,
         wait_seconds: float | None = None,
-        progress: Progress = lambda done, total: None,
-        **how: Unpack[CsvOptions],
+        progress: Progress = no_progress,
+        **how: Unpack[TextOptions],
     ) -> Changed:
         """Makes the change that a CSV or TSV file says, all of it or nothing: as `RowTable.upload_csv`.
 
         `wait_seconds` is as for `change`.
         """
         given = {
-            **_csv_asked(CsvFormat.of_file(path, **how)),
+            **_csv_asked(text_format(path, **how)),
             "columns": None if columns is None else ",".join(columns),
             "as_new": "true" if as_new else None,
             "dry_run": "true" if dry_run else None,
@@ -240,7 +240,7 @@ class RemoteRowTable(Container):
         Gives how many there were: as `RowTable.download_csv`.
         """
         given_json = None if parameters is None else json.dumps(parameters_json(given(parameters)))
-        how = CsvFormat.of_file(path, separator=separator, header=header)
+        how = text_format(path, separator=separator, header=header)
         asked = self._path(
             "csv",
             sql=sql,
@@ -289,7 +289,7 @@ class RemoteRowTable(Container):
     def _changed(self, verb: Verb, given: Mapping[str, Any]) -> Changed:
         return Changed.from_json(self._run(verb, given))
 
-    def _result(self, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+    def _result(self, job_id: str, progress: Progress = no_progress) -> Any:
         return result_of(self._jobs, job_id, progress)
 
 
@@ -299,10 +299,10 @@ def preview_csv(
     *,
     rows: int = ROWS_SHOWN,
     whole: bool = False,
-    **how: Unpack[CsvOptions],
+    **how: Unpack[TextOptions],
 ) -> CsvPreview:
     """What a file seems to hold, without a table."""
-    asked = _csv_asked(CsvFormat.of_file(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
+    asked = _csv_asked(text_format(path, **how)) | {"shown": rows, "whole": "true" if whole else None}
     found = http.send_file(rows_path("preview", **asked), _chunks(path), _CSV)
     columns = tuple(map(Column.from_json, found["columns"]))
     shown = tuple(map(tuple, found["rows"]))
@@ -322,7 +322,7 @@ def run(jobs: RemoteJobs, verb: Verb, given: Mapping[str, Any]) -> Any:
     return result_of(jobs, jobs.start(cast(Job, verb.job).kind, request))
 
 
-def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = lambda done, total: None) -> Any:
+def result_of(jobs: RemoteJobs, job_id: str, progress: Progress = no_progress) -> Any:
     """Waits for a job; raises what it met, by its class."""
     wait, longest = _POLL_SECONDS
     while not (job := jobs.status(job_id)).has_ended:
@@ -357,15 +357,9 @@ def rows_path(*parts: str, **asked: Any) -> str:
     return f"{path}?{given}" if given else path
 
 
-def _csv_asked(how: CsvFormat) -> dict[str, Any]:
-    return {
-        "separator": how.separator,
-        "quote": how.quote or "",
-        "escape": how.escape,
-        "header": "true" if how.header else "false",
-        "skip_lines": how.skip_lines,
-        "null": how.null,
-    }
+def _csv_asked(how: TextFormat) -> dict[str, Any]:
+    options = how.to_json() | {"quote": how.quote or ""}
+    return {name: str(one).lower() if isinstance(one, bool) else one for name, one in options.items()}
 
 
 def _chunks(path: str | PathLike[str]) -> Iterator[bytes]:
@@ -392,16 +386,8 @@ def _page(found: Mapping[str, Any], count: Callable[[], int]) -> Page:
     doubles = [number for number, column in enumerate(columns) if column.type == "DOUBLE"]
     for row in found["rows"] if doubles else ():
         for number in doubles:
-            row[number] = _SPECIAL.get(row[number], row[number])
+            row[number] = value_of_json(_DOUBLE, row[number])
     values = {name: found[name] for name in ("row_ids", "row_versions", "next_page", "max_rows", "version")}
     rows = [tuple(row) for row in found["rows"]]
     changed_at = datetime.fromisoformat(found["changed_at"])
     return Page(rows=rows, columns=columns, changed_at=changed_at, _count=count, **values)
-
-
-def _with_times(found: Mapping[str, Any]) -> dict[str, Any]:
-    made = {
-        name: datetime.fromisoformat(value) if name.endswith("_at") and value else value
-        for name, value in found.items()
-    }
-    return made | {"columns_changed": tuple(found["columns_changed"])} if "columns_changed" in found else made

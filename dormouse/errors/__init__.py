@@ -1,110 +1,10 @@
-"""Every error that Dormouse raises.
-
-DormouseError
-├── InvalidInput                     a user's mistake: one clear line that says what to do
-│   ├── InvalidName
-│   ├── InvalidSchema
-│   ├── InvalidProperties
-│   ├── InvalidKey                   a value that is not of its field's type
-│   ├── InvalidRange                 an empty range, a split point outside its partition
-│   ├── InvalidCommitRequest         malformed, too large
-│   │   └── CommitRequestTooNew      written by a newer Dormouse
-│   ├── InvalidData                  columns missing, extra, mistyped; nulls in a key; corrupt files
-│   ├── InvalidQuery
-│   ├── InvalidPayload               no JSON value, too large or too deep; a key that cannot be
-│   └── InvalidCut                   a moment that cannot be, or no such cut
-├── TableNotFound
-│   └── TableOfAnotherTimeline       made after the moment that the database was restored to
-├── TableAlreadyExists
-├── TableBusy                        others use it all the time; nothing was changed
-├── InstanceError
-│   ├── NotAnInstance                a folder or database that holds something else
-│   │   └── ObjectStoreIsNotOurs     emptied, mistyped, or older than the database
-│   ├── InstanceLocked
-│   │   └── MaintenanceTakenOver     it maintains the instance since this process lost the database
-│   ├── InstanceReadOnly
-│   │   ├── InstanceIsACopy          a database that was restored or copied: adopt it, or only read
-│   │   └── InstanceTakenOver        another database was made the owner of the object store
-│   ├── InstanceForbidden            the role of the database may not do it
-│   └── InstanceTooNew               written by a newer Dormouse
-├── PartitionError
-│   ├── PartitionNotFound
-│   ├── PartitionNotActive           sealed by a split or merge
-│   │   └── ConcurrentScale          by another request, while this one waited
-│   └── NotWhole                     its files also hold other partitions' rows: `compact --full` first
-├── EpochNotFound
-├── CutExpired                       the history does not reach back to it any more
-│   └── ConsumerExpired              it did not acknowledge for too long
-├── ConsumerOvertaken                another reader of it has acknowledged
-├── FileReferenceError               names the table, the file, the partition and the job
-│   ├── FileNotFound
-│   ├── FileAlreadyExists
-│   ├── FileHasReferences
-│   ├── FileReferenceNotFound
-│   ├── FileReferenceAlreadyExists
-│   ├── FileReferenceAssignedToJob
-│   ├── FileReferenceNotAssignedToJob
-│   ├── DeletionsNotApplied          by an older compactor
-│   ├── PartitionForgotten           planned on a tree of before the history
-│   └── NewReferenceSameAsInput
-├── BatchFailed                      some requests of a batch failed: succeeded, failed
-│   ├── ReplaceRequestsFailed
-│   └── SplitRequestsFailed
-├── CommitFailed                     nothing was applied: the caller may clean up
-│   ├── CommitIdReused               the id of another commit, which is applied
-│   ├── CommitRejected               what the committer answered, with its reason
-│   ├── CommitQueueFull              the queue stayed above its high mark for too long
-│   ├── AttemptAbandoned             a writer so late that its files were collected
-│   ├── TooManyRetries
-│   └── ConnectionsExhausted         no connection became free within the bound
-├── CommitOutcomeUnknown             applied or not: ask by commit id before cleaning up
-├── CommitQueueError                 the queue does not exist, denies access, or cannot be reached
-├── ObjectStoreError
-│   ├── ObjectNotFound
-│   │   └── QueryOvertaken           its files were collected, and the rows are others now
-│   ├── ObjectDamaged                a table's file is not what was written
-│   └── ObjectAlreadyExists
-├── PayloadNotFound
-├── PayloadExpired                   its day was dropped
-├── PayloadCorrupt                   its checksum, length or owner differ, or its object is gone
-├── PayloadUnavailable               the object store does not give it now: try again
-├── PayloadDayBusy                   another worker has the day, or readers do not let go of it
-├── PayloadsDiffer                   a copy of a day that is not what the day has
-├── PayloadRoundFailed               some of what was due failed; the rest was done
-├── BackupDamaged                    a backup, or a part of it, is not what was written
-├── MetadataDamaged                  the database has lost a row: a check tells more
-├── CheckFailed                      a check found problems
-├── QueryTooLarge                    it needs more memory or disk than it may have
-├── EngineFailed                     DuckDB failed inside, or the process that ran it ended
-├── JobFailed                        an ingest, compaction or job that failed
-├── RowError
-│   ├── InvalidRow                   a value that does not fit, a repeated or unknown id, a missing version
-│   ├── InvalidColumn                values would not fit it, its name is taken, its limits cannot be
-│   ├── InvalidPage                  a token of another table or query, or of nobody
-│   ├── AmbiguousRows                two rows have the values by which an upsert looks for one
-│   ├── NotARowTable                 or one, which is changed by its rows alone
-│   ├── RowNotFound
-│   ├── RowConflict                  rows were changed since they were read: each is named
-│   ├── RowLockHeld                  by another worker, which is named
-│   ├── RowLockLost                  it was given to another worker; nothing was changed
-│   ├── IndexNotReady                it is behind the rows: ask again
-│   ├── PageExpired
-│   ├── SnapshotNotFound
-│   └── SnapshotExists
-├── JobError
-│   ├── JobNotFound                  or another owner's
-│   ├── JobIdTaken                   another kind's or owner's job has the id
-│   ├── JobNotEnded
-│   ├── JobCancelled
-│   ├── JobLost                      its worker was taken for dead, or is being stopped
-│   └── JobForbidden                 not with this token
-└── DependencyMissing                an extra of the package, or Java, is not installed
-"""
+"""Every error that Dormouse raises. docs/reference/errors.md draws them as a tree, made of these classes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import wraps
 from typing import Any, TypeVar
@@ -116,6 +16,7 @@ from dormouse.errors.base import Told
 T = TypeVar("T")
 DISTRIBUTION = "dormouse-lake"
 """What pip installs; on PyPI, `dormouse` is another library."""
+VERSION = "0.1.0"
 LINE_CHARACTERS_MAX = 600
 
 # the module that is not there → the extra that brings it
@@ -163,9 +64,6 @@ class PayloadsDiffer(DormouseError):
     def __init__(self, message: str = "", keys: tuple[Any, ...] = ()) -> None:
         super().__init__(message)
         self.keys = keys
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.keys)
 
 
 class PayloadRoundFailed(DormouseError):
@@ -463,9 +361,6 @@ class ObjectDamaged(ObjectStoreError):
             fault=fault,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table, self.partition_id, self.filename, self.fault)
-
 
 class ObjectAlreadyExists(ObjectStoreError):
     """The object exists already; objects are never overwritten."""
@@ -496,6 +391,21 @@ class JobFailed(DormouseError):
 def one_line(error: BaseException) -> str:
     """What an error says, bounded, in one line."""
     return " ".join(str(error).split())[:LINE_CHARACTERS_MAX] or type(error).__name__
+
+
+class Panic(Exception):
+    """DataFusion panicked, as some corrupt files make it; turned into an error that names the file."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Turns Rust's panics, which are no `Exception` in Python, into `Panic`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise Panic(str(error)) from error
 
 
 class DependencyMissing(DormouseError):

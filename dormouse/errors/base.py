@@ -73,13 +73,21 @@ class DormouseError(Exception):
     @classmethod
     def told(cls, message: str, data: Mapping[str, Any] = MappingProxyType({})) -> Self:
         """Returns an error that another process met, of which its message and its data are known."""
-        error = cls._of_nothing()
-        error.args, error.data = (message,), dict(data)
-        return error
+        return _made_again(cls, (message,), {"data": dict(data)})
 
-    @classmethod
-    def _of_nothing(cls) -> Self:
-        return cls.__new__(cls)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.args, vars(self))
+
+
+E = TypeVar("E", bound=DormouseError)
+
+
+def _made_again(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
+    """Returns an error with these attributes, whatever its class is made of."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class FileReferenceError(DormouseError):
@@ -107,9 +115,6 @@ class FileReferenceError(DormouseError):
             partition_id=partition_id,
             job_id=job_id,
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table, self.filename, self.partition_id, self.job_id)
 
 
 class FileNotFound(FileReferenceError):
@@ -158,19 +163,15 @@ class BatchFailed(DormouseError):
     `succeeded` has the requests that were applied, `failed` pairs each other one with its error.
     """
 
+    succeeded: tuple[Any, ...] = ()
+    failed: tuple[tuple[Any, DormouseError], ...] = ()
+
     def __init__(self, succeeded: Sequence[Any], failed: Sequence[tuple[Any, DormouseError]]) -> None:
         self.succeeded = tuple(succeeded)
         self.failed = tuple(failed)
         total = len(self.succeeded) + len(self.failed)
         first = f"; the first: {self.failed[0][1]}" if self.failed else ""
         super().__init__(f"{len(self.failed)} of {total} requests failed{first}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.succeeded, self.failed)
-
-    @classmethod
-    def _of_nothing(cls) -> Self:
-        return cls((), ())
 
     @property
     def errors(self) -> tuple[DormouseError, ...]:
@@ -247,9 +248,6 @@ class RowConflict(RowError):
         )
         vars(self)["rows"] = list(rows)  # here all of them are known
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.table, self.rows)
-
 
 class RowLockHeld(RowError):
     """Another worker holds the table's lock: try again when it is done."""
@@ -299,9 +297,10 @@ class SnapshotExists(RowError):
 class CheckFailed(DormouseError):
     """A check found problems; `problems` has them."""
 
+    problems: tuple[Any, ...] = ()
+
     def __init__(self, problems: Sequence[Any], consequence: str = "") -> None:
         self.problems = tuple(problems)
-        self.consequence = consequence
         first = self.problems[0]
         where = (("table", first.table), ("partition", first.partition_id), ("file", first.filename))
         named = ", ".join(f"{what} {name!r}" for what, name in where if name is not None)
@@ -310,12 +309,3 @@ class CheckFailed(DormouseError):
             f"{total:,} problem{'' if total == 1 else 's'}; the first: {first.kind}"
             f"{f' of {named}' if named else ''}: {first.detail}{f'; {consequence}' if consequence else ''}"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.problems, self.consequence)
-
-    @classmethod
-    def _of_nothing(cls) -> Self:
-        error = cls.__new__(cls)
-        error.problems, error.consequence = (), ""
-        return error

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from functools import partial
+from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -20,19 +21,23 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
 from dormouse.errors import ConnectionsExhausted, InstanceError, one_line
-from dormouse.model.ahead import backoff_seconds
-from dormouse.postgres.cutting import CLOSE_SECONDS, END_SECONDS_MAX, Grace, Lines, cut_in_time
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import (
+    AGAIN_SECONDS,
+    CLOSE_SECONDS,
+    END_SECONDS_MAX,
     SCAN_SETTINGS,
     SESSION_SETTINGS,
     SHORT,
     Connection,
     Isolation,
     Limits,
+    Lines,
     SessionLimits,
     Unavailable,
     connect,
+    cut_in_time,
     describe,
     is_alive,
     is_by_rds_proxy,
@@ -55,6 +60,47 @@ _QUERIES = load(__package__, "connection")
 
 DURABLY = _QUERIES["durably"]
 """Within a transaction: it waits for the disk, and so is what was committed before it."""
+
+
+class Cuts(Protocol):
+    """Connections that can be cut: those of `Lines`, or of a supplier."""
+
+    def cut(self, threads: Collection[int]) -> bool:
+        """Cuts what is lent to threads, which are named by their ids; returns whether something is."""
+        ...
+
+
+class Grace:
+    """A context, in which the connections of some threads are cut when a time from `begin` on is over."""
+
+    def __init__(self, lines: Cuts, seconds: float, threads: Collection[int]) -> None:
+        self._lines = lines
+        self._seconds = seconds
+        self._threads = threads
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.has_cut = False
+        """Whether the server did not answer in time."""
+
+    def begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="dormouse-cut", daemon=True)
+            with suppress(RuntimeError):  # no thread starts while the program ends
+                self._thread.start()
+
+    def __enter__(self) -> Grace:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        seconds = self._seconds
+        while not self._over.wait(seconds):
+            self.has_cut |= self._lines.cut(self._threads)
+            seconds = AGAIN_SECONDS
 
 
 class PoolClosed(Exception):
@@ -317,8 +363,14 @@ class ConnectionSupplier:
         revive: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = {**SESSION_SETTINGS, "search_path": search_path}
-        self._conninfo_of = partial(_conninfo_of, dsn, application_name, isolation, search_path)
-        self._conninfo = self._conninfo_of(read_only)
+        self._conninfo_of = partial(
+            session_conninfo,
+            dsn,
+            application_name=application_name,
+            isolation=isolation,
+            search_path=search_path,
+        )
+        self._conninfo = self._conninfo_of(read_only=read_only)
         self._connections_max = connections_max
         self._idle_seconds_max = idle_seconds_max
         self._wait_seconds_max = wait_seconds_max
@@ -395,7 +447,7 @@ class ConnectionSupplier:
     def forbid_writes(self, *, forbidden: bool = True) -> None:
         """From here on the sessions read only, or may write again."""
         with self._lock:
-            self._conninfo = self._conninfo_of(forbidden)
+            self._conninfo = self._conninfo_of(read_only=forbidden)
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()
@@ -520,18 +572,6 @@ class ConnectionSupplier:
             _inherited.append(self._pool)
         self._pool, self._lock = None, threading.Lock()
         self._lines.forget()
-
-
-def _conninfo_of(
-    dsn: str, application_name: str, isolation: Isolation, search_path: str, read_only: bool
-) -> str:
-    return session_conninfo(
-        dsn,
-        application_name=application_name,
-        read_only=read_only,
-        isolation=isolation,
-        search_path=search_path,
-    )
 
 
 _suppliers: WeakSet[ConnectionSupplier] = WeakSet()

@@ -25,7 +25,17 @@ MIGRATIONS = Path(__file__).with_name("migrations")
 
 _FILE_NAME = re.compile(r"(?P<version>\d{4})_(?P<name>[a-z0-9_]+)\.sql")
 _QUERIES = load(__file__, "migrate")
-_RENUMBERING = ("renumber_references", "renumber_removals", "renumber_collections", "forget_looks")
+_SETTLING = (
+    ("is_ahead", ("renumber_references", "renumber_removals", "renumber_collections", "forget_looks")),
+    # which asks what restores undid
+    ("knows_deletions", ("renumber_deletions",)),
+    ("knows_history", ("forget_history", "begin_history")),
+    ("knows_dropped", ("forget_dropped",)),
+    ("knows_payloads", ("begin_days_anew",)),
+    ("knows_schemas", ("renumber_schemas",)),
+    ("knows_incarnations", ("note_copy",)),
+)
+"""What is asked of a database that was copied, and the statements that follow where it is so, in order."""
 
 
 @dataclass(frozen=True)
@@ -120,22 +130,18 @@ def _apply_all(conn: psycopg.Connection[TupleRow], migrations: Sequence[Migratio
     for migration in pending:
         _apply(conn, migration)
     if not _in_place(_applied(conn) or []):
-        _settle(conn)
+        try:
+            settle(conn)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise InstanceError(
+                "the database was copied from another server; first open it as its owner, or deploy, so that "
+                "its transaction ids are made right"
+            ) from error
     return pending
 
 
 def _in_place(applied: Sequence[_Applied]) -> bool:
     return all(one.in_place for one in applied)
-
-
-def _settle(conn: psycopg.Connection[TupleRow]) -> None:
-    try:
-        settle(conn)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise InstanceError(
-            "the database was copied from another server; first open it as its owner, or deploy, so that its "
-            "transaction ids are made right"
-        ) from error
 
 
 def _applied(conn: psycopg.Connection[TupleRow]) -> list[_Applied] | None:
@@ -251,22 +257,9 @@ def settle(conn: psycopg.Connection[Any]) -> None:
     (Snapshots of disks, copies of files and pg_upgrade keep ids and counter together.)
     """
     with bounded(conn, ALONE):
-        if conn.execute(_QUERIES["is_ahead"].on()).fetchall()[0][0]:
-            for name in _RENUMBERING:
-                conn.execute(_QUERIES[name].on())
-        # which asks what restores undid
-        if conn.execute(_QUERIES["knows_deletions"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["renumber_deletions"].on())
-        if conn.execute(_QUERIES["knows_history"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["forget_history"].on())
-            conn.execute(_QUERIES["begin_history"].on())
-        if conn.execute(_QUERIES["knows_dropped"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["forget_dropped"].on())
-        if conn.execute(_QUERIES["knows_payloads"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["begin_days_anew"].on())
-        if conn.execute(_QUERIES["knows_schemas"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["renumber_schemas"].on())
-        if conn.execute(_QUERIES["knows_incarnations"].on()).fetchall()[0][0]:
-            conn.execute(_QUERIES["note_copy"].on())
+        for asked, statements in _SETTLING:
+            if conn.execute(_QUERIES[asked].on()).fetchall()[0][0]:
+                for name in statements:
+                    conn.execute(_QUERIES[name].on())
         conn.execute(_QUERIES["advance_sequences"].on())
         conn.execute(_QUERIES["settle"].on())

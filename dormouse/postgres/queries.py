@@ -182,25 +182,15 @@ class Query:
         return frozenset(_IDENTIFIER.findall(self.text))
 
 
-class Queries(Mapping[str, Query]):
+class Queries(dict[str, Query]):
     """The queries of one file, by name."""
 
     def __init__(self, source: str, queries: Mapping[str, Query]) -> None:
+        super().__init__(queries)
         self._source = source
-        self._queries = dict(queries)
 
-    def __getitem__(self, name: str) -> Query:
-        try:
-            return self._queries[name]
-        except KeyError:
-            known = ", ".join(sorted(self._queries))
-            raise KeyError(f"{self._source} has no query named {name!r}; it has {known}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._queries)
-
-    def __len__(self) -> int:
-        return len(self._queries)
+    def __missing__(self, name: str) -> Query:
+        raise KeyError(f"{self._source} has no query named {name!r}; it has {', '.join(sorted(self))}")
 
 
 def load(package_or_file: str, name: str) -> Queries:
@@ -263,18 +253,15 @@ def _compose(query: Query, identifiers: tuple[tuple[str, IdentifierPath], ...]) 
             f"the query {query.name!r} takes the identifiers {expected}, not {', '.join(given) or 'none'}"
         )
     rendered = _IDENTIFIER.sub(lambda match: _quoted(given[match[1]]), query.text)
-    # Rendered once here, so that executing it does not quote every identifier again.
-    return sql.Composed([sql.SQL(_with_percent_signs(rendered))])
+    # psycopg reads `%%` as a percent sign when there are values, and `%` when there are none
+    percent = "%%" if _VALUE.search(rendered) else "%"
+    text = _PERCENT.sub(lambda match: match["value"] or percent, rendered)
+    # rendered once here, so that executing it does not quote every identifier again
+    return sql.Composed([sql.SQL(text)])
 
 
 def _quoted(path: IdentifierPath) -> str:
     return sql.Identifier(*((path,) if isinstance(path, str) else path)).as_string(None)
-
-
-def _with_percent_signs(text: str) -> str:
-    """psycopg reads `%%` as a percent sign when there are values, and `%` when there are none."""
-    percent = "%%" if _VALUE.search(text) else "%"
-    return _PERCENT.sub(lambda match: match["value"] or percent, text)
 
 
 Call = tuple[Statement, Mapping[str, Any]]

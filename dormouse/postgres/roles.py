@@ -22,12 +22,12 @@ from dormouse.postgres.connection import Supplier
 from dormouse.postgres.migrate import locked
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import (
+    PEER_SETTINGS,
     SESSION_SETTINGS,
     SHORT,
     TRANSACTION,
     Isolation,
     parameters,
-    peer_settings,
 )
 
 SCHEMA_ROLE = "dormouse_schema"
@@ -38,7 +38,7 @@ _LOGINS = (OWNER_ROLE, RUN_ROLE, READ_ROLE)
 _SETTINGS = {
     **SESSION_SETTINGS,
     "default_transaction_isolation": Isolation.READ_COMMITTED.value,
-    **peer_settings(),
+    **PEER_SETTINGS,
     **{name: str(limit) for name, limit in SHORT.items()},
 }
 _VERSIONS = {TRANSACTION: 170_000}

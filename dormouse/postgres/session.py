@@ -15,13 +15,14 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from weakref import WeakSet
 
 import psycopg
 from psycopg import pq
@@ -137,28 +138,25 @@ class Isolation(StrEnum):
     SERIALIZABLE = "serializable"
 
 
-def peer_parameters() -> dict[str, int]:
-    """Returns the libpq parameters by which a client notices a peer that vanished."""
-    return {
-        "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
-        "keepalives_idle": PEER_SECONDS_MAX // 2,
-        "keepalives_interval": 10,
-        "keepalives_count": 3,
-    }
+PEER_PARAMETERS = {
+    "tcp_user_timeout": PEER_SECONDS_MAX * _SECOND,
+    "keepalives_idle": PEER_SECONDS_MAX // 2,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+"""The parameters of libpq by which a client notices a peer that vanished."""
 
+PEER_SETTINGS = {
+    "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
+    "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "client_connection_check_interval": str(10 * _SECOND),
+}
+"""The settings of a session by which the server notices a client that vanished.
 
-def peer_settings() -> dict[str, str]:
-    """Returns the settings of a session by which the server notices a client that vanished.
-
-    Over a Unix socket only the last has an effect.
-    """
-    return {
-        "tcp_user_timeout": str(PEER_SECONDS_MAX * _SECOND),
-        "tcp_keepalives_idle": str(PEER_SECONDS_MAX // 2),
-        "tcp_keepalives_interval": "10",
-        "tcp_keepalives_count": "3",
-        "client_connection_check_interval": str(10 * _SECOND),
-    }
+Over a Unix socket only the last has an effect.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,14 +379,14 @@ def session_conninfo(
         "default_transaction_read_only": "on" if read_only else "off",
     }
     options = [
-        *(f"-c {name}={value}" for name, value in peer_settings().items()),  # the DSN may say otherwise
+        *(f"-c {name}={value}" for name, value in PEER_SETTINGS.items()),  # the DSN may say otherwise
         str(given.get("options") or ""),
         *(f"-c {name}={_escaped(value)}" for name, value in settings.items()),
     ]
     defaults = {
         "application_name": application_name,
         "connect_timeout": _CONNECT_SECONDS_MAX,
-        **peer_parameters(),
+        **PEER_PARAMETERS,
     }
     return make_conninfo("", **{**defaults, **given, "options": " ".join(filter(None, options))})
 
@@ -503,3 +501,95 @@ def _is_backlog_full(conninfo: str) -> bool:
         except OSError:
             return False
     return True
+
+
+# How a wait for a server that does not answer is ended: another thread shuts the socket down.
+
+END_SECONDS_MAX = 10.0
+"""How long what is to end waits for a server that does not answer one statement."""
+CLOSE_SECONDS = 30.0
+"""How long work has to end by itself when what it belongs to is closed: a batch takes a second or two."""
+AGAIN_SECONDS = 0.5
+"""How often a thread that waits on after that is cut again, as it may try its statement again."""
+
+
+class Lines:
+    """The connections that a supplier opened, and those of suppliers that were made of it."""
+
+    def __init__(self, above: Lines | None = None) -> None:
+        self._above = above
+        self._lock = threading.Lock()
+        self._opened: WeakSet[Connection] = WeakSet()
+        self._is_over = False
+
+    @property
+    def top(self) -> Lines:
+        """Those of the supplier that all were made of; a thread may use connections of several."""
+        return self if self._above is None else self._above.top
+
+    def add(self, conn: Connection) -> None:
+        """Notes a connection that was opened just now. Raises InstanceError when they are to end."""
+        with self._lock:
+            self._opened.add(conn)
+        if self._above is not None:
+            self._above.add(conn)
+        self.check()
+
+    def check(self) -> None:
+        """Raises InstanceError after `end`."""
+        if self._is_over:
+            raise InstanceError("the instance is closed, and its database did not answer until then")
+        if self._above is not None:
+            self._above.check()
+
+    def cut(self, threads: Collection[int] | None = None) -> bool:
+        """Cuts what is lent to threads, named by their ids, or to any; returns whether something is."""
+        lent = self._lent(threads)
+        for conn in lent:
+            conn.cut()
+        return bool(lent)
+
+    def end(self, seconds: float) -> None:
+        """Gives what is lent so many seconds to come back; then cuts it, and opens no more.
+
+        Returns at once: a thread of its own waits, where something is lent.
+        """
+        if not self._lent():
+            return
+        with suppress(RuntimeError):  # no thread starts while the program ends
+            threading.Thread(target=self._end, args=(seconds,), name="dormouse-cut", daemon=True).start()
+
+    def forget(self) -> None:
+        """For a forked child, which leaves its parent's connections alone."""
+        self._lock, self._opened = threading.Lock(), WeakSet()
+
+    def _end(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self._lent():
+            if time.monotonic() >= until:
+                self._is_over = True  # what is being opened now is closed
+                self.cut()
+                return
+            time.sleep(min(AGAIN_SECONDS, seconds))
+
+    def _lent(self, threads: Collection[int] | None = None) -> list[Connection]:
+        with self._lock:
+            opened = list(self._opened)
+        lent = [conn for conn in opened if conn.lent_to is not None and not conn.closed]
+        return lent if threads is None else [conn for conn in lent if conn.lent_to in threads]
+
+
+@contextmanager
+def cut_in_time(conn: psycopg.Connection[Any]) -> Iterator[None]:
+    """Cuts a connection of a supplier when the block takes longer than `END_SECONDS_MAX`."""
+    if not isinstance(conn, Connection):
+        yield
+        return
+    timer = threading.Timer(END_SECONDS_MAX, conn.cut)
+    timer.daemon = True
+    with suppress(RuntimeError):  # no thread starts while the program ends
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

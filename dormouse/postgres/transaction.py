@@ -24,9 +24,8 @@ from dormouse.errors import (
     TableBusy,
     TooManyRetries,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds
 from dormouse.postgres.connection import Supplier
-from dormouse.postgres.cutting import cut_in_time
 from dormouse.postgres.queries import Query
 from dormouse.postgres.session import (
     ALONE,
@@ -36,6 +35,7 @@ from dormouse.postgres.session import (
     STATEMENT,
     Isolation,
     Limits,
+    cut_in_time,
     is_alive,
     limits_of,
 )

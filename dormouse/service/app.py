@@ -23,9 +23,8 @@ from starlette.middleware import Middleware
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dormouse import __version__
 from dormouse.api.instance import Instance
-from dormouse.errors import DormouseError
+from dormouse.errors import VERSION, DormouseError
 from dormouse.objects.names import hiding
 from dormouse.reading.sql.workers import WorkerLimits, Workers
 from dormouse.service.declared import Served
@@ -242,7 +241,7 @@ def create_app(instance: Instance, settings: ServiceSettings) -> FastAPI:
 
     app = FastAPI(
         title="Dormouse",
-        version=__version__,
+        version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
         openapi_url=None,

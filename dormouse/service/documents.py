@@ -10,10 +10,10 @@ from pydantic import ConfigDict, Field
 
 from dormouse.api.table import Table
 from dormouse.jobs.job import SENT
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import decode_key
 from dormouse.model.schema import Schema as TableSchema
-from dormouse.model.types import json_value
 from dormouse.service.formats import ARROW, CSV, JSON, JSON_LINES
 from dormouse.service.problems import MEDIA_TYPE, REFUSALS
 from dormouse.state.files.store import FileFacts

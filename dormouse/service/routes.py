@@ -16,8 +16,8 @@ from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError, InstanceError, InvalidInput
 from dormouse.jobs.job import Job
 from dormouse.model.cut import when_of_text
+from dormouse.model.json_values import json_value
 from dormouse.model.text import path_segment
-from dormouse.model.types import json_value
 from dormouse.objects.names import hiding, without_paths
 from dormouse.reading.sql.engine import Sessions
 from dormouse.service import documents

@@ -14,7 +14,7 @@ from dormouse.api.instance import Instance
 from dormouse.errors import DormouseError, InvalidInput, JobError, ObjectAlreadyExists
 from dormouse.jobs.job import ANSWERING, answer_names
 from dormouse.jobs.runs import JobFunction, Progress
-from dormouse.model.types import json_value
+from dormouse.model.json_values import json_value
 from dormouse.reading.streams import Interruption
 from dormouse.verbs.registry import VERBS
 from dormouse.verbs.verb import Call, Job, Request, Verb, parse, required
@@ -101,7 +101,7 @@ def _as_object(
 def _exported(
     instance: Instance, rows: Callable[[], pa.RecordBatchReader], progress: Progress, name: str
 ) -> dict[str, Any]:
-    from dormouse.data.export import export
+    from dormouse.sources.export import export
 
     objects = instance.objects
     try:

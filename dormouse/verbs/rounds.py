@@ -42,10 +42,7 @@ class IndexRequest(OfTable):
 
 
 def _compact(instance: Instance, asked: CompactRequest, call: Call) -> Any:
-    def progress(done: int, total: int, rows: int) -> None:
-        call.progress(done, total)
-
-    return instance.table(asked.table).compact(**options(asked, "table"), progress=progress)
+    return instance.table(asked.table).compact(**options(asked, "table"), progress=call.progress)
 
 
 def _split(instance: Instance, asked: SplitRequest, call: Call) -> Any:

@@ -35,6 +35,7 @@ from dormouse.errors import (
     SnapshotNotFound,
     TableAlreadyExists,
 )
+from dormouse.model.loops import tries
 from dormouse.rows.changes import (
     LOCK_SECONDS_MAX,
     Changed,
@@ -44,11 +45,23 @@ from dormouse.rows.changes import (
     parse_changes,
 )
 from dormouse.rows.columns import Column
-from dormouse.verbs.verb import Call, Document, Form, Http, Job, OfWire, Parameters, Request, Verb, options
+from dormouse.sources.text_format import TextFormat
+from dormouse.verbs.verb import (
+    Call,
+    Columns,
+    Document,
+    Form,
+    Http,
+    Job,
+    OfWire,
+    Parameters,
+    Request,
+    Verb,
+    options,
+)
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
-    from dormouse.sources.rows_csv_reader import CsvFormat
 
 QUERY_WAIT_SECONDS = 3_600.0
 """How long a query as a job waits for the index of its table."""
@@ -122,43 +135,20 @@ class RowUpsertRequest(MadeOnce):
     """The columns by which rows are found."""
 
 
-class RowUploadRequest(MadeOnce):
+class RowUploadRequest(MadeOnce, TextFormat):
     """Change rows by CSV: rows are inserted, by ROW_ID and ROW_VERSION updated; all, or none."""
 
-    separator: str = ","
-    """What stands between cells; or tab."""
-
-    quote: str | None = '"'
-    """What stands around cells; nothing for none."""
-
-    escape: str | None = None
-    """What stands before a quote that is none."""
-
-    header: bool = True
-    """Whether the first row names the columns."""
-
-    skip_lines: int = 0
-    """How many lines come before the header."""
-
-    null: str | None = None
-    """A text that stands for nothing."""
-
-    columns: list[str] | None = None
+    columns: Columns = None
     """The names of the cells, in place of the header's."""
 
     as_new: bool = False
     """Insert all rows, without ROW_ID and ROW_VERSION of the file."""
 
-    upload: str = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
+    upload: Annotated[str, OfWire()] = Field(default="upload", pattern=r"^upload(-[0-9a-f]{32})?$")
     """What the object is called that came with the request."""
 
-    digest: str | None = None
+    digest: Annotated[str | None, OfWire()] = None
     """The digest of the file."""
-
-    def format(self) -> CsvFormat:
-        from dormouse.sources.rows_csv_reader import CsvFormat
-
-        return CsvFormat.like(self)
 
 
 class RowQueryRequest(OfRowTable):
@@ -259,17 +249,13 @@ def _made(
         return change(**by, **waits).to_json()
     by |= {} if call.job.owner is None else {"changed_by": call.job.owner}
     by |= {"change_id": call.job.job_id if asked.change_id is None else asked.change_id}
-    wait_seconds = LOCK_SECONDS_MAX if asked.wait_seconds is None else asked.wait_seconds
-    deadline = time.monotonic() + wait_seconds
-    while True:
-        left = max(deadline - time.monotonic(), 0.0)
+    for this in tries(_seconds(asked.wait_seconds, LOCK_SECONDS_MAX), pause=0.0):
         try:
-            return change(**by, wait_seconds=min(left, _LOCK_SECONDS)).to_json()
+            return change(**by, wait_seconds=min(this.seconds_left, _LOCK_SECONDS)).to_json()
         except RowLockHeld as error:
-            if time.monotonic() >= deadline:
-                raise
-            call.job.check()
             call.job(message=f"waits: {error}")
+            failure = error
+    raise failure
 
 
 def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
@@ -278,7 +264,7 @@ def _upload(instance: Instance, asked: RowUploadRequest, call: Call) -> Any:
     job = call.its_job
     table, objects = instance.row_table(asked.table), instance.objects
     name = upload_name(job.job_id, asked.upload)
-    given = options(asked, "upload", "digest", *_OF_CHANGE)
+    given = options(asked, *_OF_CHANGE)
     with tempfile.TemporaryDirectory(prefix="dormouse-upload-") as folder:
         path = objects.local_path(name)
         if path is None:
@@ -315,8 +301,6 @@ def _check_change(instance: Instance, asked: MadeOnce, call: Call) -> None:
         check_change_id(asked.change_id)
     if isinstance(asked, RowChangeRequest):
         parse_changes(asked.changes)
-    if isinstance(asked, RowUploadRequest):
-        asked.format()
     instance.row_table(asked.table)
 
 
@@ -336,16 +320,13 @@ def _query_patiently(instance: Instance, asked: RowQueryRequest, call: Call) -> 
     """Waits for the index as a job, which is asked to end meanwhile."""
     job = call.its_job
     table, given = instance.row_table(asked.table), options(asked, "table", "count", "wait_seconds")
-    deadline = time.monotonic() + _seconds(asked.wait_seconds, QUERY_WAIT_SECONDS)
-    while True:
+    for _ in tries(_seconds(asked.wait_seconds, QUERY_WAIT_SECONDS), pause=0.0):
         job(message="waits for the index")
         try:
-            page = table.query(**given, wait_seconds=_WAIT_SECONDS)
-        except IndexNotReady:
-            if time.monotonic() > deadline:
-                raise
-            continue
-        return page.to_json(count=asked.count)
+            return table.query(**given, wait_seconds=_WAIT_SECONDS).to_json(count=asked.count)
+        except IndexNotReady as error:
+            failure = error
+    raise failure
 
 
 def _seconds(given: float | None, default: float) -> float:

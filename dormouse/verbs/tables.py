@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, Field
 
 from dormouse.errors import InvalidInput, InvalidProperties, InvalidQuery, InvalidRange, InvalidSchema
+from dormouse.model.json_values import json_value
 from dormouse.model.partition_tree import outline
 from dormouse.model.region import KeyValue
 from dormouse.model.schema import Field as Column
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties
-from dormouse.model.types import DataType, json_value, value_of_text
+from dormouse.model.types import DataType, value_of_text
 from dormouse.verbs.texts import parse_field, parse_properties, parse_type
 from dormouse.verbs.verb import EVENT, AsText, Call, Form, Handler, Request, Verb, parse, required
 

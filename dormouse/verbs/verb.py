@@ -15,11 +15,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dormouse.errors import DormouseError, InvalidInput, InvalidQuery
 from dormouse.model.cut import text_of_when, when_of_text
+from dormouse.model.json_values import parameters_json, parse_parameters
+from dormouse.model.loops import Progress, no_progress
 from dormouse.model.text import listed
+from dormouse.model.types import given
 
 if TYPE_CHECKING:
     from dormouse.api.instance import Instance
-    from dormouse.jobs.runs import Progress
+    from dormouse.jobs.runs import Progress as JobProgress
     from dormouse.reading.sql.engine import Sessions
     from dormouse.reading.streams import Interruption
 
@@ -98,16 +101,7 @@ def _json_statement(statement: object) -> str:
 
 
 def _json_parameters(parameters: Any) -> Any:
-    from dormouse.model.types import given
-    from dormouse.reading.where import parameters_json
-
     return parameters_json(given(parameters))
-
-
-def _python_parameters(parameters: Any) -> Any:
-    from dormouse.reading.where import parse_parameters
-
-    return parse_parameters(parameters)
 
 
 MOMENT = Form(text_of_when, _python_when, str)
@@ -122,7 +116,7 @@ Statement = Annotated[str, Form(_json_statement)]
 
 Parameters = Annotated[
     list[Any] | dict[str, Any] | None,
-    Form(_json_parameters, _python_parameters, _parameters_of_texts, texts=True),
+    Form(_json_parameters, parse_parameters, _parameters_of_texts, texts=True),
     AsText("NAME=VALUE for $NAME, or 1=VALUE for $1; as text, which takes the type it is for."),
 ]
 """The values of a statement's parameters."""
@@ -138,10 +132,10 @@ class Call:
     sessions: Sessions | None = None
     """Where statements run, if not in this process."""
 
-    progress: Callable[[int | None, int | None], object] = lambda done, total: None
+    progress: Progress = no_progress
     """Called with what is done, and of how much."""
 
-    job: Progress | None = None
+    job: JobProgress | None = None
     """The job that the work is, if it is one."""
 
     rows_max: int | None = None
@@ -151,7 +145,7 @@ class Call:
     """Raises the door's error for more rows than that."""
 
     @property
-    def its_job(self) -> Progress:
+    def its_job(self) -> JobProgress:
         """Returns the job, in what only jobs do."""
         if self.job is None:
             raise AssertionError("only a job does this")

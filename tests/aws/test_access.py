@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from dormouse.aws.cost import Assumptions, estimate
 from dormouse.aws.keeper import keep
-from dormouse.aws.query import sleeper_state
+from dormouse.aws.switches import sleeper_state
 from dormouse.postgres import session
 from dormouse.settings.resources import AccessResources, resources_parameter
 from tests.aws.schedules.test_query_switch import asked, described, ran, step

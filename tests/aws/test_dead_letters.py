@@ -24,7 +24,7 @@ TOO_NEW = json.dumps({**json.loads(GOOD), "version": 999})
 
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
-    monkeypatch.setattr("dormouse.aws.dead_queue.WAIT_SECONDS", 0)
+    monkeypatch.setattr("dormouse.aws.renewal.WAIT_SECONDS", 0)
     with mock_aws(config={"lambda": {"use_docker": False}}):
         yield deploy()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.environment import environment
+from dormouse.aws.instance import environment
 from dormouse.errors import InstanceError
 from dormouse.postgres.session import parameters
 from dormouse.rows.cluster import addresses

@@ -11,8 +11,7 @@ import pytest
 from botocore.stub import ANY, Stubber
 from moto import mock_aws
 
-from dormouse.aws.doctor import BOOTSTRAP, _Account, examine
-from dormouse.aws.machine_checks import Check, machine
+from dormouse.aws.doctor import BOOTSTRAP, Check, _Account, examine, machine
 from dormouse.settings.resources import state_parameter
 from tests.assembly import EXISTING_VPC
 from tests.support.aws import Aws

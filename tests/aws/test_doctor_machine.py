@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dormouse.aws.machine_checks import image, machine, packages
+from dormouse.aws.doctor import image, machine, packages
 from tests.support.settings import parse
 
 

@@ -12,7 +12,7 @@ from emr_runs import ARN, COMMON, LABEL, REGION, ROLE, new_run, set_credentials,
 from moto import mock_aws
 
 from dormouse.aws import emr
-from dormouse.aws.spark_submit import Run
+from dormouse.aws.emr import Run
 from dormouse.errors import InstanceError, InvalidInput
 from tests.support.aws import Aws
 from tests.support.settings import RunsEnvironment

@@ -12,7 +12,7 @@ import pytest
 from emr_runs import REGION, TEMPLATE, new_run, set_credentials, settings, stubbed
 from moto import mock_aws
 
-from dormouse.aws import emr, emr_clusters
+from dormouse.aws import emr
 from tests.stored import at_once
 from tests.support.aws import Aws
 from tests.support.settings import RunsEnvironment
@@ -125,9 +125,7 @@ def test_of_a_run_submitted_twice_at_once_one_stays(
     """Both make a cluster; the later one is ended by whoever made it."""
     environment, run, barrier = settings(monkeypatch, engine), new_run(), threading.Barrier(2)
     cancelled: list[str] = []
-    monkeypatch.setattr(
-        "dormouse.aws.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
-    )
+    monkeypatch.setattr("dormouse.aws.emr._cancel_step", lambda cluster, step, aws: cancelled.append(step))
 
     def submit() -> Any:
         return emr.submit(
@@ -148,9 +146,7 @@ def test_of_a_step_added_twice_at_once_one_stays(
     emr.submit(steps, new_run(), aws)
     run, barrier = new_run(), threading.Barrier(2)
     cancelled: list[str] = []
-    monkeypatch.setattr(
-        "dormouse.aws.emr_clusters._cancel_step", lambda cluster, step, aws: cancelled.append(step)
-    )
+    monkeypatch.setattr("dormouse.aws.emr._cancel_step", lambda cluster, step, aws: cancelled.append(step))
 
     def submit() -> Any:
         meeting = Meeting(boto3.session.Session(region_name=REGION), "add_job_flow_steps", barrier)
@@ -277,11 +273,11 @@ def test_a_step_that_another_has_is_cancelled_alone() -> None:
     stubber.add_response("list_steps", {"Steps": steps}, {"ClusterId": "j-1"})
     expected = {"ClusterId": "j-1", "StepIds": ["s-2"], "StepCancellationOption": "TERMINATE_PROCESS"}
     stubber.add_response("cancel_steps", {"CancelStepsInfoList": []}, expected)
-    assert emr_clusters._settle_step("j-1", "s-2", "n", aws) == "s-1"
+    assert emr._settle_step("j-1", "s-2", "n", aws) == "s-1"
     stubber.assert_no_pending_responses()
 
 
 def test_what_has_no_time_yet_is_the_later() -> None:
     made = {"Id": "j-2", "Name": "n", "Status": {"Timeline": {"CreationDateTime": datetime.now(UTC)}}}
     making = {"Id": "j-1", "Name": "n", "Status": {"Timeline": {}}}
-    assert emr_clusters._first(emr_clusters._named("n", [making, made])) == "j-2"
+    assert emr._first(emr._named("n", [making, made])) == "j-2"

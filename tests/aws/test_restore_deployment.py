@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from moto import mock_aws
 
-from dormouse.aws import database, restore_database
-from dormouse.aws.restore_database import restore_deployment
+from dormouse.aws import database, restore
+from dormouse.aws.restore import restore_deployment
 from dormouse.aws.steps import Clock
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings import resources
@@ -37,7 +37,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
         s3.delete_object(Bucket="data", Key="data/1/a")
         pause(found.find(), wait=True, clock=SOON)
         found.client("sqs").send_message(QueueUrl=found.queues[0], MessageBody="later")
-        monkeypatch.setattr(restore_database, "usable", backed_up)
+        monkeypatch.setattr(restore, "usable", backed_up)
         yield found
 
 

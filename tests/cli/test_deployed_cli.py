@@ -86,7 +86,7 @@ def test_objects_of_a_copy_come_back_whatever_the_instance_does(deployed: Deploy
 def test_dead_letters_are_shown_and_sent_again_by_one_command(
     deployed: Deployed, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dormouse.aws.dead_queue.WAIT_SECONDS", 0)
+    monkeypatch.setattr("dormouse.aws.renewal.WAIT_SECONDS", 0)
     assert cli("dead-letters", "--instance", "dev")[:2] == (0, "no dead letters\n")
     told = deployed.find().resources.commit
     assert told is not None

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import dormouse as dm
-from dormouse.aws.environment import environment
-from dormouse.aws.instance import find
+from dormouse.aws.instance import environment, find
 from dormouse.settings.resources import Resources
 from tests.deploy_local import access, commits, operations, packages, people
 from tests.deploy_local.cloud import ACCOUNT, REGION, ROOT, Cloud, left_behind

@@ -8,7 +8,7 @@ from contextlib import suppress
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from dormouse.aws.environment import environment
+from dormouse.aws.instance import environment
 from dormouse.errors import DormouseError
 from dormouse.postgres.session import Isolation, session_conninfo, with_token
 from tests.deploy_local.cloud import Cloud

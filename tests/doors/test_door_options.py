@@ -16,6 +16,7 @@ from dormouse.client.client import RemoteTable
 from dormouse.client.rows import RemoteRowTable
 from dormouse.datasource import options as spark_options
 from dormouse.datasource.job import _parser as job_parser
+from dormouse.sources.text_format import TextFormat
 from dormouse.spark import frames
 from dormouse.verbs.jobs import kinds
 from dormouse.verbs.registry import VERBS
@@ -35,8 +36,8 @@ OF_ONE_DOOR = {
 
 SAME = {"add_columns": "evolve", "param": "parameters", "all": "where"}
 """Options that are called otherwise at a door, of all verbs."""
-OF_DATA = dict.fromkeys(("paths", "objects", "type", "null", "delimiter", "encoding", "header"), "data")
-OF_CSV = dict.fromkeys(("quote", "escape", "separator", "skip_lines", "header", "no_header", "null"), "how")
+OF_CSV = dict.fromkeys(TextFormat.model_fields, "how")
+OF_DATA = dict.fromkeys(("paths", "objects", "type", *TextFormat.model_fields), "data")
 OF_VERBS: dict[str, dict[str, str]] = {
     "sql": {"file": "statement"},
     "ingest": {"id": "ingest_id", "frame": "data", **OF_DATA},

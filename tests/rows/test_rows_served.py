@@ -180,9 +180,9 @@ def test_errors_have_their_class_and_their_message(
     with pytest.raises(InvalidData) as caught:
         rows.upload_csv(path)
     assert str(caught.value) == (
-        "the file, row 2: the file ends in the middle of it: it has 1 cell, not 2 as the others"
+        "the file, line 3: the file ends in the middle of it: it has 1 cell, not 2 as the others"
     )
-    with pytest.raises(InvalidData, match=r"^the file, row 2: "):
+    with pytest.raises(InvalidData, match=r"^the file, line 3: "):
         rows.preview_csv(path)
     with pytest.raises(InvalidInput, match="separator must be one ASCII character"):
         rows.upload_csv(path, separator="::")

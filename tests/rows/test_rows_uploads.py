@@ -50,7 +50,7 @@ def test_a_file_that_is_deleted_amid_its_copy_is_not_loaded(
     instance.objects.put(upload_name("one"), CSV * 2)
     monkeypatch.setattr(FolderStore, "local_path", lambda *_: None)
     monkeypatch.setattr(FolderStore, "reader", lambda *_: Vanishing(CSV * 2))
-    with pytest.raises(InvalidData, match="cannot read the file"):
+    with pytest.raises(InvalidData, match="the file cannot be read"):
         row_verbs._upload(instance, RowUploadRequest(table="samples"), Call(job=Progress("one")))
     assert rows.version() == 0
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dormouse.errors import InvalidInput
-from dormouse.settings import config_file
 from dormouse.settings.config_file import BYTES_MAX, load, tables
 from dormouse.settings.database import FixedDatabase
 from dormouse.settings.deployment import DeploymentSettings
@@ -369,10 +368,6 @@ def test_bytes_are_settings_or_invalid_input(
     path.write_bytes(content)
     with contextlib.suppress(InvalidInput):
         load(path)
-
-
-def test_the_reference_is_what_the_models_say() -> None:
-    assert (ROOT / config_file.FILE).read_text("utf-8") == config_file.render(), "run make docs"
 
 
 def test_what_schedules_call_is_over_before_a_pause_is_looked_at_again() -> None:

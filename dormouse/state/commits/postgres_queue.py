@@ -27,6 +27,7 @@ from dormouse.errors import (
     InvalidInput,
     one_line,
 )
+from dormouse.model.loops import tries
 from dormouse.model.text import narrow_bytes
 from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
@@ -77,6 +78,8 @@ class PostgresQueue:
     Depth is exact up to `COUNTED_MAX` messages. Besides `CommitQueueError`, it raises what the supplier does.
     """
 
+    knows_tables = True
+
     def __init__(
         self,
         supplier: Supplier,
@@ -88,20 +91,12 @@ class PostgresQueue:
         if not 0 <= queue <= QUEUE_MAX:
             raise InvalidInput(f"a commit queue's number is from 0 to {QUEUE_MAX}, not {queue}")
         check_hidden("visibility_seconds", visibility_seconds, HIDDEN_SECONDS_MAX)
+        self.visibility_seconds = visibility_seconds
+        self.body_bytes_max = body_bytes_max
         self._supplier = supplier
         self._queue = queue
-        self._visibility_seconds = visibility_seconds
-        self._body_bytes_max = body_bytes_max
         self._channel = f"dormouse_commits_{queue}"
         self._sight = _Sight()
-
-    @property
-    def body_bytes_max(self) -> int:
-        return self._body_bytes_max
-
-    @property
-    def knows_tables(self) -> bool:
-        return True
 
     def send(
         self,
@@ -130,10 +125,6 @@ class PostgresQueue:
         ((renamed, _),) = work(conn) if conn is not None else self._run(work, "send")
         if renamed:
             raise TablesRenamed(f"{self._name}: a table was renamed or dropped; nothing was sent")
-
-    @property
-    def visibility_seconds(self) -> float:
-        return self._visibility_seconds
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
         if limit < 1:
@@ -217,7 +208,7 @@ class PostgresQueue:
             "since": self._sight.since(),
             "limit": limit,
             "bytes_max": RECEIVED_BYTES_MAX,
-            "visibility_seconds": self._visibility_seconds,
+            "visibility_seconds": self.visibility_seconds,
         }
 
     def _messages(self, rows: list[Any]) -> list[Message]:
@@ -244,21 +235,21 @@ class PostgresQueue:
             more = {} if since is None else {"is_same_server": was_open_at(conn, since)}
             return rows_of(_OF_DELIVERIES[query], {**values, **more})(conn)
 
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        for _ in tries(tries_max=ATTEMPTS_MAX, pause=0):
             try:
                 self._run(work, query)
-            except CommitOutcomeUnknown:
-                if attempt == ATTEMPTS_MAX:
-                    raise
+            except CommitOutcomeUnknown as error:
+                failure = error
             else:
                 return
+        raise failure
 
     def _check_body(self, body: str) -> None:
         if not is_text(body):
             raise InvalidCommitRequest("a message must be text without NUL and lone surrogates")
-        if len(body) * 4 > self._body_bytes_max and (size := len(body.encode())) > self._body_bytes_max:
+        if len(body) * 4 > self.body_bytes_max and (size := len(body.encode())) > self.body_bytes_max:
             raise InvalidCommitRequest(
-                f"a message of {size} bytes is too large for {self._name}: at most {self._body_bytes_max}"
+                f"a message of {size} bytes is too large for {self._name}: at most {self.body_bytes_max}"
             )
 
     @property

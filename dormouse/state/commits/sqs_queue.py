@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dormouse.errors import (
@@ -21,7 +21,7 @@ from dormouse.errors import (
     InvalidInput,
     not_installed,
 )
-from dormouse.model.ahead import backoff_seconds
+from dormouse.model.loops import backoff_seconds, tries
 from dormouse.state.commits.queue import (
     RECEIVED_BYTES_MAX,
     Message,
@@ -63,6 +63,8 @@ class SqsQueue:
     letters go to where the queue's redrive policy says.
     """
 
+    knows_tables = False
+
     def __init__(
         self,
         url: str,
@@ -77,29 +79,15 @@ class SqsQueue:
             raise InvalidInput(f"commit queue {url!r}: give a standard queue; the order does not matter")
         check_hidden("visibility_seconds", visibility_seconds, HIDDEN_SECONDS_MAX)
         region = _ENDPOINT_REGION.match(url)
+        self.visibility_seconds = visibility_seconds
+        self.body_bytes_max = min(body_bytes_max, BODY_BYTES_MAX)
         self._url = url
-        self._visibility_seconds = visibility_seconds
-        self._body_bytes_max = min(body_bytes_max, BODY_BYTES_MAX)
         self._options = {"region_name": region[1] if region else None, **client}
         self._oldest: Message | None = None
         self._lock = threading.Lock()
 
-    @property
-    def body_bytes_max(self) -> int:
-        return self._body_bytes_max
-
-    @property
-    def visibility_seconds(self) -> float:
-        return self._visibility_seconds
-
-    @property
-    def knows_tables(self) -> bool:
-        return False
-
     def send(self, bodies: Sequence[str], tables: Collection[TableName] = ()) -> None:
-        entries = [{"MessageBody": self._checked(body)} for body in bodies]
-        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
-            self._send_batch(self._url, batch)
+        self._send(self._url, [{"MessageBody": self._checked(body)} for body in bodies])
 
     def receive(self, limit: int, wait_seconds: float = 0.0) -> list[Message]:
         if limit < 1:
@@ -133,9 +121,8 @@ class SqsQueue:
     def send_again(self, messages: Sequence[Message], seconds: float) -> None:
         """Sends others like them, and deletes these: SQS buries what was delivered too often."""
         check_hidden("seconds", seconds, DELAY_SECONDS_MAX)
-        entries = [{"MessageBody": message.body, "DelaySeconds": math.ceil(seconds)} for message in messages]
-        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
-            self._send_batch(self._url, batch)
+        delay = math.ceil(seconds)
+        self._send(self._url, [{"MessageBody": one.body, "DelaySeconds": delay} for one in messages])
         self.delete(messages)
 
     def bury(self, messages: Sequence[Message], reason: str) -> None:
@@ -148,9 +135,7 @@ class SqsQueue:
         text = _NOT_XML.sub("�", reason)[:REASON_CHARACTERS_MAX] or "no reason was given"
         attributes = {"reason": {"DataType": "String", "StringValue": text}}
         entries = [{"MessageBody": message.body, "MessageAttributes": attributes} for message in messages]
-        target = self._dead_letters
-        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
-            self._send_batch(target, batch)
+        self._send(self._dead_letters, entries)
         self.delete(messages)
 
     def depth(self) -> QueueDepth:
@@ -162,10 +147,10 @@ class SqsQueue:
     def _checked(self, body: str) -> str:
         if _NOT_XML.search(body) or not body:
             raise InvalidCommitRequest("a message for SQS must be text of characters that XML allows")
-        if (size := len(body.encode())) > self._body_bytes_max:
+        if (size := len(body.encode())) > self.body_bytes_max:
             raise InvalidCommitRequest(
                 f"a message of {size} bytes is too large for commit queue {self._url}: "
-                f"at most {self._body_bytes_max}"
+                f"at most {self.body_bytes_max}"
             )
         return body
 
@@ -175,17 +160,18 @@ class SqsQueue:
             QueueUrl=self._url,
             MaxNumberOfMessages=min(limit, BATCH_MESSAGES_MAX),
             WaitTimeSeconds=min(math.ceil(wait_seconds), WAIT_SECONDS_MAX),
-            VisibilityTimeout=math.ceil(self._visibility_seconds),
+            VisibilityTimeout=math.ceil(self.visibility_seconds),
             MessageSystemAttributeNames=["ApproximateReceiveCount", "SentTimestamp"],
         )
         date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
         now = parsedate_to_datetime(date) if date else datetime.now(UTC)
         return [_message(found, now) for found in answer.get("Messages", ())]
 
-    def _send_batch(self, url: str, entries: Sequence[_Entry]) -> None:
-        """Sends at most ten; those that fail through no fault of theirs are sent again."""
-        if failed := self._batch("send_message_batch", url, entries):
-            raise _refused(f"commit queue {url} refused", failed, len(entries))
+    def _send(self, url: str, entries: Sequence[_Entry]) -> None:
+        """Sends ten at once at most; those that fail through no fault of theirs are sent again."""
+        for batch in batches(entries, _size, BATCH_BYTES_MAX, BATCH_MESSAGES_MAX):
+            if failed := self._batch("send_message_batch", url, batch):
+                raise _refused(f"commit queue {url} refused", failed, len(batch))
 
     def _for_receipts(self, operation: str, messages: Sequence[Message], change: _Entry) -> None:
         """One call for ten deliveries; those that another delivery has overtaken are left alone."""
@@ -202,16 +188,14 @@ class SqsQueue:
         numbered = {str(number): {"Id": str(number), **entry} for number, entry in enumerate(entries)}
         hopeless: list[_Entry] = []
         pending = list(numbered)
-        for attempt in range(1, ATTEMPTS_MAX + 1):
+        for _ in tries(tries_max=ATTEMPTS_MAX, pause=partial(backoff_seconds, seconds_min=RETRY_SECONDS_MIN)):
             answer = self._call(operation, QueueUrl=url, Entries=[numbered[number] for number in pending])
             failed = answer.get("Failed", [])
             hopeless += [entry for entry in failed if entry.get("SenderFault", False)]
             again = [entry for entry in failed if not entry.get("SenderFault", False)]
             if not again:
                 return hopeless
-            if attempt < ATTEMPTS_MAX:
-                pending = [entry["Id"] for entry in again]
-                time.sleep(backoff_seconds(attempt, RETRY_SECONDS_MIN))
+            pending = [entry["Id"] for entry in again]
         return hopeless + again
 
     @cached_property

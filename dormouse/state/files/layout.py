@@ -353,21 +353,21 @@ class OwnTables:
         scans: bool = False,
     ) -> list[Any]:
         """What one statement, as of `on`, gives; its values have `table_id` too."""
-        key = {**(values or {}), "table_id": self.table.table_id}
-
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            return rows_of(self.on(query), key)(conn)  # composed at each try: the names may be others
-
-        return self.run(work, operation=operation, scans=scans)
+        return self.run(lambda conn: self.rows_in(conn, query, values), operation=operation, scans=scans)
 
     def looked_up(self, query: str | Query, values: Mapping[str, Any], *, operation: str) -> list[Any]:
         """As `rows`, of a query that only looks rows up: in one round trip."""
-        key = {**values, "table_id": self.table.table_id}
+        return self.following(
+            lambda: run_lookup(
+                self.supplier, lambda conn: self.rows_in(conn, query, values), operation=operation
+            )
+        )
 
-        def work(conn: psycopg.Connection[Any]) -> list[Any]:
-            return rows_of(self.on(query), key)(conn)
-
-        return self.following(lambda: run_lookup(self.supplier, work, operation=operation))
+    def rows_in(
+        self, conn: psycopg.Connection[Any], query: str | Query, values: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """As `rows`, in the caller's transaction; composed at each try, as the names may be others."""
+        return fetched(conn.execute(self.on(query), self.values(values or {})))
 
     def following_in(
         self,

@@ -15,9 +15,8 @@ from typing import Any
 from dormouse.errors import ConsumerExpired, ConsumerOvertaken, CutExpired, InvalidInput, InvalidName
 from dormouse.model.cut import Position
 from dormouse.model.text import check_printed
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup, run_transaction
 from dormouse.state.context import TableContext
 from dormouse.state.files.holds import MARGIN_SECONDS
 from dormouse.state.history.changes import size_since
@@ -207,24 +206,23 @@ class Consumers:
         }
 
     def _key(self, name: str) -> dict[str, Any]:
-        return {"table_id": self._table.table_id, "name": name, "holder": self._holder(name)}
+        return {"name": name, "holder": self._holder(name)}
 
     def _holder(self, name: str) -> str:
         return f"consumer {self._table.table_id}/{name}"
 
     def _look_up(self, query: str, values: Mapping[str, Any]) -> Sequence[Any]:
-        work = rows_of(_QUERIES[query], {**values, "table_id": self._table.table_id})
-        return run_lookup(self._context.supplier, work, operation="look up consumers")
+        return self._context.store.own.looked_up(_QUERIES[query], values, operation="look up consumers")
 
     def _change(self, query: str, name: str, values: Mapping[str, Any]) -> bool:
         """Whether it changed something."""
-        key = self._key(name)
+        own = self._context.store.own
 
         def work(conn: Any) -> bool:
-            rows_of(_QUERIES["lock"], {"table_id": key["table_id"]})(conn)
-            return bool(rows_of(_QUERIES[query], {**values, **key})(conn))
+            own.rows_in(conn, _QUERIES["lock"])
+            return bool(own.rows_in(conn, _QUERIES[query], {**values, **self._key(name)}))
 
-        return run_transaction(self._context.supplier, work, operation=f"{query} consumer")
+        return own.run(work, operation=f"{query} consumer")
 
 
 def _check_name(name: object) -> None:

@@ -16,7 +16,6 @@ from dormouse.errors import CutExpired, InvalidCut, TableNotFound
 from dormouse.model.cut import Cut, Position
 from dormouse.model.types import is_text
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of
 from dormouse.state.context import TableContext
 
 NAMES_TOLD_MAX = 10
@@ -221,4 +220,4 @@ def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any
     own, query = context.store.own, _QUERIES[statement]
     if conn is None:
         return own.looked_up(query, values, operation="find a moment")
-    return rows_of(own.on(query), {**values, "table_id": context.table.table_id})(conn)
+    return own.rows_in(conn, query, values)

@@ -30,10 +30,11 @@ from dormouse.errors import (
     PartitionNotFound,
     TableNotFound,
 )
+from dormouse.model.json_values import shown_value
 from dormouse.model.partition_tree import Partition
 from dormouse.model.region import Region
 from dormouse.model.table import TableRecord
-from dormouse.model.types import is_text, shown_value
+from dormouse.model.types import is_text
 from dormouse.postgres.connection import Supplier
 from dormouse.postgres.queries import Queries, Statement, load
 from dormouse.postgres.transaction import run_lookup
@@ -99,7 +100,7 @@ class Life:
 
 
 class Epochs:
-    """The epochs of one table. Its methods raise `TableNotFound` when it is gone."""
+    """The epochs of one table. Its methods raise `TableNotFound` when it is gone. Times are aware."""
 
     def __init__(self, supplier: Supplier, table: TableRecord) -> None:
         self._supplier = supplier
@@ -113,9 +114,9 @@ class Epochs:
         return tuple(map(self._leaf, rows))
 
     def epoch_at(self, time: datetime) -> int:
-        """The epoch at an aware time: before the table's first it is 0, later than now the current one.
+        """The last epoch that was made by a time: before the table's first it is 0.
 
-        `EpochNotFound` when it was before the truncation.
+        `EpochNotFound` when that was before the truncation.
         """
         rows = self._rows("epoch_at", time=_aware(time))
         if not rows:
@@ -125,7 +126,7 @@ class Epochs:
         return int(epoch)
 
     def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
-        """The leaves at an aware time, less those that were truncated: of before, those that still were."""
+        """The leaves at a time, less those that were truncated: of before, those that still were there."""
         rows = self._rows("active_at", time=_aware(time))
         if not rows:
             raise TableNotFound.gone(self._table.name)
@@ -134,14 +135,14 @@ class Epochs:
     def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
         """The records of the epochs from one, or the first that is kept, to another, or to now; streamed.
 
-        `EpochNotFound`.
+        `EpochNotFound`, also of those before the truncation.
         """
         return _flat(self._record_pages(first, last))
 
     def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
-        """How the leaves changed between two aware times; `InvalidCut` when the first is the later one.
+        """How the leaves changed between two times: totals, and the records, streamed.
 
-        `EpochNotFound` when it was before the truncation.
+        `InvalidCut` when the first is the later one; `EpochNotFound` when it was before the truncation.
         """
         if _aware(to_time) < _aware(from_time):
             raise InvalidCut(f"{to_time.isoformat()} is before {from_time.isoformat()}")
@@ -154,18 +155,18 @@ class Epochs:
         return ScaleMetadata(first, last, splits, merges, rows, sizes, records)
 
     def successors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions the epoch that ended it made of its keys, each with all partitions it was made of.
+        """Which partitions were made of one when it ended, each with all it was made of; none of a leaf.
 
-        None of one that is still a leaf, or never was. `PartitionNotFound`, also of one that ended before the
+        {partition id: [ids of its predecessors]}. `PartitionNotFound`, also of one that ended before the
         truncation.
         """
         return _by_id(self._related("successors", partition_id))
 
     def predecessors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions it was made of, each with all partitions that that one was made of.
+        """Which partitions one was made of, each with all that that one was made of.
 
-        None of one that came with the table. `PartitionNotFound`, as `successors`; `EpochNotFound` of one
-        that was made before the truncation.
+        {partition id: [ids of its predecessors]}. None of one that came with the table. `PartitionNotFound`
+        as `successors`; `EpochNotFound` of one that was made before the truncation.
         """
         rows = self._related("predecessors", partition_id)
         *_, created, head = rows[0]
@@ -176,27 +177,19 @@ class Epochs:
             )
         return _by_id(rows)
 
-    def head(self) -> int:
-        """The first epoch that is not truncated."""
+    def first_epoch(self) -> int:
+        """The first that is kept: 0, or that of the truncation."""
         return self._ends()[0]
 
-    def partitions_between(self, first: int, last: int) -> Iterator[Partition]:
-        """Every partition that was a leaf at some epoch from one to another, both included; streamed.
+    def lives(self, first: int, last: int) -> Iterator[Life]:
+        """Every partition that was a leaf at some epoch from one to another, and while which; streamed.
 
         First the leaves of the first epoch, then the others in the order in which they came. `EpochNotFound`.
         """
-        return (life.partition for life in self.lives(first, last))
-
-    def lives(self, first: int, last: int) -> Iterator[Life]:
-        """As `partitions_between`, and while which epochs each was a leaf."""
         return _flat(self._life_pages(None, first, last))
 
-    def lives_between(self, ends: Ends) -> Iterator[Life]:
-        """As `lives`, of the epochs of two moments. `InvalidCut`, `CutExpired`."""
-        return _flat(self._life_pages(ends))
-
     def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
-        """Of some partitions, by their ids; without those that there are none of."""
+        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
         rows = self._rows("lives_of", partition_ids=[one for one in partition_ids if is_text(one)])
         return {row[0]: self._life(row) for row in rows}
 
@@ -223,6 +216,10 @@ class Epochs:
             first = wanted = wanted + PAGE_EPOCHS
             if wanted > last:
                 return
+
+    def _lives_between(self, ends: Ends) -> Iterator[Life]:
+        """As `lives`, of the epochs of two moments. `InvalidCut`, `CutExpired`."""
+        return _flat(self._life_pages(ends))
 
     def _life_pages(self, ends: Ends | None, first: int = 0, last: int = 0) -> Iterator[list[Life]]:
         """Of epochs, or of those of two moments, which the first page tells."""
@@ -441,13 +438,9 @@ def _divided(begun: Sequence[str], records: Sequence[EpochRecord], lives: Sequen
     regions = {life.partition.partition_id: life.partition.region for life in lives}
     for record in records[1:]:
         for one in sorted(record.created, key=order.__getitem__):
-            above = [p for p in record.sealed if _overlap(regions[p], regions[one])]
+            above = [p for p in record.sealed if regions[p].overlaps(regions[one])]
             low, high = min(edges[p][0] for p in above), max(edges[p][1] for p in above)
-            beside = [p for p in record.created if any(_overlap(regions[p], regions[a]) for a in above)]
+            beside = [p for p in record.created if any(regions[p].overlaps(regions[a]) for a in above)]
             part, at = (high - low) / len(beside), sorted(beside, key=order.__getitem__).index(one)
             edges[one] = (low + at * part, low + (at + 1) * part)
     return edges
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    return all(one.range(name).intersect(item) is not None for name, item in other.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -13,14 +13,13 @@ from dormouse.model.file_reference import FileReference
 from dormouse.model.partition_tree import Partition
 from dormouse.model.table import VERSIONS, is_edited, is_keyed
 from dormouse.postgres.queries import load
-from dormouse.postgres.transaction import rows_of, run_lookup
 from dormouse.state.context import TableContext
 from dormouse.state.files.round_reports import LastRound
 from dormouse.state.files.totals import Totals
 from dormouse.state.history.changes import ChangedFile, Size, changes_between, references_at, size_between
 from dormouse.state.history.consumers import Consumers, ConsumerStatus
 from dormouse.state.history.ends import Ends, Known, oldest
-from dormouse.state.history.epochs import EpochRecord, Epochs, Life, ScaleMetadata
+from dormouse.state.history.epochs import Epochs, page
 from dormouse.state.history.moments import (
     INTERVAL_SECONDS,
     compare,
@@ -124,8 +123,8 @@ def status_of(context: TableContext, *, read_only: bool) -> TableStatus:
 
 def current_row_count(context: TableContext) -> int:
     """Returns how many rows a row table has now, as the database knows it. Raises `TableNotFound`."""
-    work = rows_of(_QUERIES["current_rows"], {"table_id": context.table.table_id})
-    found = run_lookup(context.supplier, work, operation="count the rows of a row table")
+    operation = "count the rows of a row table"
+    found = context.store.own.looked_up(_QUERIES["current_rows"], {}, operation=operation)
     if not found:
         raise TableNotFound.gone(context.table.name)
     return int(found[0][0])
@@ -138,7 +137,7 @@ def _may_repeat(context: TableContext, found: Totals) -> bool:
     return found.references > found.leaves or context.store.have_several_files()
 
 
-class History:
+class History(Epochs):
     """What a table was, and what became of its partitions.
 
     Each method is one round trip, whatever the history's length; what is streamed is one a page. A moment
@@ -146,9 +145,9 @@ class History:
     """
 
     def __init__(self, context: TableContext, check_writable: Callable[[], None]) -> None:
+        super().__init__(context.supplier, context.table)
         self._context = context
         self._check_writable = check_writable
-        self._epochs = Epochs(context.supplier, context.table)
 
     def record_cut(self, name: str | None = None) -> Cut:
         """Records the present. With a name it is kept until it is dropped, else as long as the history.
@@ -180,55 +179,6 @@ class History:
         """Where one moment lies, seen from another; `InvalidCut`, `CutExpired`."""
         return compare(self._context, a, b)
 
-    def active_partitions(self, epoch: int | None = None) -> tuple[Partition, ...]:
-        """The leaves of an epoch, or of now, by their lower bounds, as leaves; `EpochNotFound`."""
-        return self._epochs.active_partitions(epoch)
-
-    def first_epoch(self) -> int:
-        """The first that is kept: 0, or that of the truncation."""
-        return self._epochs.head()
-
-    def epoch_at(self, time: datetime) -> int:
-        """The last epoch that was made by a time: before the table's first it is 0.
-
-        `EpochNotFound` when that was before the truncation.
-        """
-        return self._epochs.epoch_at(time)
-
-    def partitions_at(self, time: datetime) -> tuple[Partition, ...]:
-        """The leaves at a time, less those that were truncated: of before, those that still were there."""
-        return self._epochs.partitions_at(time)
-
-    def epochs(self, first: int | None = None, last: int | None = None) -> Iterator[EpochRecord]:
-        """The records of the epochs from one, or the first that is kept, to another, or to now; streamed.
-
-        `EpochNotFound`, also of those before the truncation.
-        """
-        return self._epochs.epochs(first, last)
-
-    def scale_metadata(self, from_time: datetime, to_time: datetime) -> ScaleMetadata:
-        """How the leaves changed between two times: totals, and the records, streamed.
-
-        `InvalidCut`; `EpochNotFound` when the first was before the truncation.
-        """
-        return self._epochs.scale_metadata(from_time, to_time)
-
-    def successors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions were made of one when it ended, each with all it was made of; none of a leaf.
-
-        {partition id: [ids of its predecessors]}. `PartitionNotFound`, also of one that ended before the
-        truncation.
-        """
-        return self._epochs.successors(partition_id)
-
-    def predecessors(self, partition_id: str) -> dict[str, list[str]]:
-        """Which partitions one was made of, each with all that that one was made of.
-
-        {partition id: [ids of its predecessors]}. `PartitionNotFound` as `successors`; `EpochNotFound` of one
-        that was made before the truncation.
-        """
-        return self._epochs.predecessors(partition_id)
-
     def partitions_between(self, a: When | None = None, b: When | None = None) -> Iterator[Partition]:
         """Every partition that was a leaf at some moment from one to another, both included; streamed.
 
@@ -240,19 +190,13 @@ class History:
             Known.HEAD if a is None else end_of(self._context, a),
             Known.NOW if b is None else end_of(self._context, b),
         )
-        return (life.partition for life in self._epochs.lives_between(ends))
-
-    def lives_of(self, partition_ids: Sequence[str]) -> dict[str, Life]:
-        """While which epochs some partitions were leaves, by id; without ids that there are none of."""
-        return self._epochs.lives_of(partition_ids)
+        return (life.partition for life in self._lives_between(ends))
 
     def page(self, first: int | None = None, last: int | None = None) -> str:
         """Some epochs drawn as an HTML page that needs nothing else: who became whom; `EpochNotFound`.
 
         In memory as a whole: about 100 bytes a partition.
         """
-        from dormouse.state.history.epochs import page
-
         return page(self._context, first, last)
 
     def size_between(self, a: When | None = None, b: When | None = None) -> Size:

@@ -28,16 +28,16 @@ from dormouse.errors import (
     TableBusy,
     TableNotFound,
 )
-from dormouse.model.ahead import backoff_seconds
 from dormouse.model.cut import BEGINNING, Cut, Position, When, when_of_text
 from dormouse.model.file_reference import FileReference
+from dormouse.model.loops import backoff_seconds
 from dormouse.model.partition_tree import PartitionTree
 from dormouse.model.region import Region
 from dormouse.model.text import check_printed
-from dormouse.postgres.leases import restart_leases
+from dormouse.postgres.lease import restart_leases
 from dormouse.postgres.queries import load
 from dormouse.postgres.session import LONG, Isolation
-from dormouse.postgres.transaction import rows_of, run_alone, run_transaction
+from dormouse.postgres.transaction import run_alone, run_transaction
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import erased_by
 from dormouse.state.files.holds import is_held, moment_held
@@ -254,7 +254,7 @@ def _rows(context: TableContext, statement: str, conn: Any = None, **values: Any
     own, query = context.store.own, _QUERIES[statement].including(committed_at=_QUERIES["committed_at"])
     if conn is None:
         return own.looked_up(query, values, operation="find a moment")
-    return rows_of(own.on(query), {**values, "table_id": context.table.table_id})(conn)
+    return own.rows_in(conn, query, values)
 
 
 def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: float | None = None) -> Cut:
@@ -267,12 +267,14 @@ def record_cut(context: TableContext, name: str | None = None, *, kept_seconds: 
     retention = context.properties.history_retention_seconds
     values = {"name": name, "kept_seconds": retention if kept_seconds is None else kept_seconds}
 
-    def work(conn: Any) -> list[Any] | None:
-        if not _execute(context, conn, "lock", {}):
-            return None
-        return _execute(context, conn, "record", values)
+    own = context.store.own
 
-    made = context.store.own.run(work, operation="record a cut")
+    def work(conn: Any) -> list[Any] | None:
+        if not own.rows_in(conn, _QUERIES["lock"]):
+            return None
+        return own.rows_in(conn, _QUERIES["record"], values)
+
+    made = own.run(work, operation="record a cut")
     if made is None:
         raise TableNotFound.gone(context.table.name)
     if not made:
@@ -342,11 +344,6 @@ def _run(context: TableContext, name: str, values: dict[str, Any]) -> list[Any]:
     return context.store.own.rows(_QUERIES[name], values, operation="cuts")
 
 
-def _execute(context: TableContext, conn: Any, name: str, values: dict[str, Any]) -> list[Any]:
-    statement = context.store.own.on(_QUERIES[name])
-    return rows_of(statement, {**values, "table_id": context.table.table_id})(conn)
-
-
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
     """What a restore to the moment `at` did, or would do: references that went and came back, and their rows.
@@ -374,8 +371,7 @@ def restore(context: TableContext, to: When, *, dry_run: bool = False) -> Restor
     position = position_of(context, to)
 
     def work(conn: Any) -> RestoreReport:
-        lock = _QUERIES["lock_restored"].on()
-        if not dry_run and not conn.execute(lock, {"table_id": context.table.table_id}).fetchall():
+        if not dry_run and not context.store.own.rows_in(conn, _QUERIES["lock_restored"]):
             raise TableNotFound.gone(context.table.name)
         # collection, which would let files go, waits for the row that is locked
         check_since(context, position.at, conn=conn)
@@ -417,8 +413,8 @@ def _restored(context: TableContext, position: Position, conn: Any, *, dry_run: 
 
 def _gone_since(context: TableContext, position: Position, conn: Any) -> list[FileReference]:
     """What is to come back; `CutExpired` when rows of it were erased since, or are being erased."""
-    values = {"table_id": context.table.table_id, "snapshot": position.snapshot}
-    if conn.execute(context.store.own.on(_QUERIES["erased_since"]), values).fetchall() != [(False,)]:
+    values = {"snapshot": position.snapshot}
+    if context.store.own.rows_in(conn, _QUERIES["erased_since"], values) != [(False,)]:
         raise expired_by_erasure(context, position.at) or CutExpired(
             f"rows of table {context.table.name!r} of {position.at} are being erased",
             table=context.table.name,
@@ -483,11 +479,7 @@ def _enclosing(tree: PartitionTree, region: Region) -> int:
     node = tree.root_node
     while True:
         children = tree.children(node) or ()
-        inner = next((child for child in children if _has(tree.region_of(child), region)), None)
+        inner = next((child for child in children if region.lies_in(tree.region_of(child))), None)
         if inner is None:
             return node
         node = inner
-
-
-def _has(outer: Region, inner: Region) -> bool:
-    return all(item.intersect(inner.range(name)) == inner.range(name) for name, item in outer.items())

@@ -7,9 +7,11 @@ one is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
+from itertools import starmap
 from typing import Any, NamedTuple, TypeAlias
 
 from dormouse.errors import CutExpired, InvalidCut, InvalidInput
@@ -22,8 +24,6 @@ from dormouse.state.files.store import DeletionRows
 from dormouse.state.history.changes import size_since
 from dormouse.state.history.moments import cut as cut_of
 from dormouse.state.history.moments import record_if_due
-
-# What changed a table's rows at once between two moments: deletions, and restores to a moment.
 
 # The lives of a database: one ends when it is restored, copied or adopted.
 
@@ -50,12 +50,12 @@ def is_of_life(known: Sequence[Life], life_id: str, position: Position) -> bool:
     if life_id not in ids:
         return False
     after = known[ids.index(life_id) + 1 :]
-    return not after or (after[0].began_xid is not None and _seen_till(position) <= after[0].began_xid)
+    # the first transaction that its snapshot cannot have seen
+    unseen = int(position.snapshot.split(":")[1])
+    return not after or (after[0].began_xid is not None and unseen <= after[0].began_xid)
 
 
-def _seen_till(position: Position) -> int:
-    """The first transaction that its snapshot cannot have seen."""
-    return int(position.snapshot.split(":")[1])
+# What changed a table's rows at once between two moments: deletions, and restores to a moment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) ->
     wanted = cut_of(context, cut)
 
     def work(conn: Any) -> TruncationReport:
-        rows = _Rows(context, conn)
+        rows = partial(_rows_in, context, conn)
         if not dry_run:
             rows("lock")
         before = rows("truncation")
@@ -200,7 +200,7 @@ def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) ->
                     f"cut {wanted.cut_id} is before {at}, where table {context.table.name!r} is truncated "
                     "already: give a later one"
                 )
-        if lost := [one for one in _holders(rows("holders")) if one.since < wanted.recorded_at]:
+        if lost := [one for one in starmap(Holder, rows("holders")) if one.since < wanted.recorded_at]:
             raise InvalidCut(
                 f"{', '.join(map(str, lost))} of table {context.table.name!r} would be lost: drop what is "
                 "not needed any more, or give an earlier cut"
@@ -208,7 +208,8 @@ def truncate(context: TableContext, cut: Cut | str, *, dry_run: bool = False) ->
         if not dry_run and not rows("truncate", cut_id=wanted.cut_id):
             raise InvalidCut(f"cut {wanted.cut_id} of table {context.table.name!r} is not there any more")
         [(dropped,)] = rows("count_cuts" if dry_run else "forget_cuts", last=wanted.cut_id - 1)
-        return TruncationReport(wanted, True, dropped, wanted.epoch - _head_of(before), dry_run)
+        head = max((epoch for *_, epoch in before), default=0)
+        return TruncationReport(wanted, True, dropped, wanted.epoch - head, dry_run)
 
     return run_transaction(context.supplier, work, read_only=dry_run, operation="truncate a history")
 
@@ -233,12 +234,13 @@ def apply_retention(
     limits = {"byte_count": byte_count, "seconds": seconds, "bytes_now": bytes_now}
 
     def work(conn: Any) -> RetentionReport:
-        rows = _Rows(context, conn)
+        rows = partial(_rows_in, context, conn)
         if not dry_run:
             rows("lock")
         found = {is_free: Cut(*cut) for *cut, is_free in rows("candidates", **limits)}
         wanted, free = found.get(False), found.get(True)
-        held_by = [one for one in _holders(rows("holders")) if wanted and one.since < wanted.recorded_at]
+        holding = starmap(Holder, rows("holders"))
+        held_by = [one for one in holding if wanted and one.since < wanted.recorded_at]
         dropped = 0
         if free is not None:
             if not dry_run:
@@ -251,8 +253,8 @@ def apply_retention(
 
 def holders(context: TableContext) -> tuple[Holder, ...]:
     """The named cuts and consumers that keep a table's history, the oldest first."""
-    work = rows_of(_QUERIES["holders"], {"table_id": context.table.table_id})
-    return tuple(_holders(run_lookup(context.supplier, work, operation="look up what is held")))
+    rows = context.store.own.looked_up(_QUERIES["holders"], {}, operation="look up what is held")
+    return tuple(starmap(Holder, rows))
 
 
 def _check_limits(context: TableContext, byte_count: object, seconds: object) -> None:
@@ -277,8 +279,7 @@ def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[C
     recorded = None if dry_run else record_if_due(context)
     if not needs_bytes:
         return recorded, None
-    work = rows_of(_QUERIES["last_cut"], {"table_id": context.table.table_id})
-    rows = run_lookup(context.supplier, work, operation="look up the last cut")
+    rows = context.store.own.looked_up(_QUERIES["last_cut"], {}, operation="look up the last cut")
     if not rows:
         return recorded, None
     [(bytes_till, *position)] = rows
@@ -289,22 +290,5 @@ def _head(context: TableContext, *, needs_bytes: bool, dry_run: bool) -> tuple[C
     return recorded, int(bytes_till) + since
 
 
-def _head_of(truncations: Sequence[Any]) -> int:
-    """The first epoch that was not truncated."""
-    return max((epoch for *_, epoch in truncations), default=0)
-
-
-def _holders(rows: Sequence[Any]) -> list[Holder]:
-    return [Holder(*row) for row in rows]
-
-
-class _Rows:
-    """What the queries give in one transaction."""
-
-    def __init__(self, context: TableContext, conn: Any) -> None:
-        self._table_id = context.table.table_id
-        self._conn = conn
-
-    def __call__(self, query: str, **values: Any) -> list[Any]:
-        key: Mapping[str, Any] = {**values, "table_id": self._table_id}
-        return rows_of(_QUERIES[query], key)(self._conn)
+def _rows_in(context: TableContext, conn: Any, query: str, **values: Any) -> list[Any]:
+    return context.store.own.rows_in(conn, _QUERIES[query], values)

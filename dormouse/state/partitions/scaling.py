@@ -6,7 +6,7 @@ leave the tree (docs/decisions/0036). What is merged may be divided at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,6 @@ from dormouse.errors import (
     TableNotFound,
 )
 from dormouse.model.partition_tree import Partition, Split, split_partition
-from dormouse.model.region import Region, end_of, start_of
 from dormouse.model.schema import Schema
 from dormouse.model.text import check_text
 from dormouse.model.types import is_text
@@ -112,19 +111,7 @@ def counts(sealed: Sequence[Partition], created: Sequence[Partition]) -> tuple[i
 
 
 def _overlapping(some: Sequence[Partition], others: Sequence[Partition]) -> int:
-    return sum(sum(_overlap(one.region, other.region) for other in others) > 1 for one in some)
-
-
-def _overlap(one: Region, other: Region) -> bool:
-    return all(one.range(name).intersect(other.range(name)) is not None for name in {*one, *other})
-
-
-def lies_in(region: Region, other: Region) -> bool:
-    """Whether a region is a part of another."""
-    return all(
-        start_of(region.range(name)) >= start_of(outer) and end_of(region.range(name)) <= end_of(outer)
-        for name, outer in other.items()
-    )
+    return sum(sum(one.region.overlaps(other.region) for other in others) > 1 for one in some)
 
 
 CHUNK_EPOCHS = 1_000
@@ -149,53 +136,12 @@ class _Family:
     inner: tuple[str, ...]
 
 
-class Moves:
-    """The references of one table, inside a transaction that changes its partitions."""
-
-    def __init__(self, own: OwnTables) -> None:
-        self._own = own
-
-    def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
-        """Until the transaction ends, which has seen nothing yet; for `run_alone`."""
-        self._rows(conn, "keep_writers_out", {})
-
-    def sizes(self, conn: psycopg.Connection[Any], partition_ids: Sequence[str]) -> list[tuple[int, int]]:
-        """Rows and bytes of each partition, as its references tell."""
-        rows = self._rows(conn, "sealed_sizes", {"partition_ids": list(partition_ids)})
-        found = {partition_id: (row_count, byte_count) for partition_id, row_count, byte_count in rows}
-        return [found[partition_id] for partition_id in partition_ids]
-
-    def check_movable(
-        self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], same_region: str
-    ) -> None:
-        """Raises `FileReferenceAssignedToJob`, or `NotWhole` of others than the one of the same region."""
-        values = {"partition_ids": list(partition_ids), "same_region": same_region}
-        for partition_id, filename, job_id in self._rows(conn, "first_that_stays", values):
-            table = self._own.table.name
-            if job_id is not None:
-                raise FileReferenceAssignedToJob(table, filename, partition_id, job_id)
-            raise NotWhole(
-                f"partition {partition_id!r} of table {table!r} refers to file {filename!r}, which also "
-                f"holds other partitions' rows: run 'dormouse compact {table} --full' first"
-            )
-
-    def move(self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], place: str) -> None:
-        """Moves all references of partitions to another, which has none."""
-        self._rows(conn, "move", {"partition_ids": list(partition_ids), "place": place})
-
-    def _rows(self, conn: psycopg.Connection[Any], name: str, values: Mapping[str, Any]) -> list[Any]:
-        table = self._own.table
-        key = {"table_id": table.table_id, "salt_buckets": table.properties.salt_buckets}
-        return fetched(conn.execute(self._own.on(name), {**values, **key}))
-
-
 class Scaling:
     """Changes of the leaves of one table."""
 
     def __init__(self, supplier: Supplier, own: OwnTables) -> None:
         self._supplier = supplier
         self._own = own
-        self._moves = Moves(own)
 
     def create(self, conn: psycopg.Connection[Any], partitions: Sequence[Partition]) -> None:
         """The tree of epoch 0, in which all leaves are new."""
@@ -226,6 +172,10 @@ class Scaling:
                 self._supplier, scale.work, limits=LONG, isolation=isolation, operation="merge partitions"
             )
         )
+
+    def keep_writers_out(self, conn: psycopg.Connection[Any]) -> None:
+        """Until the transaction ends, which has seen nothing yet; for `run_alone`."""
+        self._own.rows_in(conn, "keep_writers_out")
 
     def _add(
         self,
@@ -297,7 +247,7 @@ class _Scale:
                 "or points to divide it at"
             )
         self._scaling = scaling
-        self._moves = scaling._moves
+        self._own = scaling._own
         self._table = scaling._own.table
         self._ids = sealed_ids
         self._splits = splits
@@ -307,7 +257,7 @@ class _Scale:
 
     def work(self, conn: psycopg.Connection[Any]) -> list[Partition]:
         if self.merges:
-            self._moves.keep_writers_out(conn)
+            self._scaling.keep_writers_out(conn)
         epoch, began = self._hold(conn)
         self._began = began if self._began is None else self._began
         answer = self._answered(conn)
@@ -340,7 +290,7 @@ class _Scale:
     ) -> None:
         rows = self._scaling._rows
         divided = {each.partition_id: each for each in division.inner}.get(start.partition_id, start)
-        sizes = self._moves.sizes(conn, self._ids)
+        sizes = self._sizes(conn)
         ended = {
             **partition_values(self._table, start if family else divided, None, epoch, None),
             "epoch": epoch,
@@ -370,7 +320,28 @@ class _Scale:
         if top.parent_id is not None:
             ids = {"before": top.partition_id, "after": start.partition_id}
             rows(conn, "take_place", partition_id=top.parent_id, **ids)
-        self._moves.move(conn, [top.partition_id, *family.inner, *self._ids], start.partition_id)
+        moved = {"partition_ids": [top.partition_id, *family.inner, *self._ids]}
+        self._own.rows_in(conn, "move", {**moved, "place": start.partition_id})
+
+    def _sizes(self, conn: psycopg.Connection[Any]) -> list[tuple[int, int]]:
+        """Rows and bytes of each partition that is sealed, as its references tell."""
+        rows = self._own.rows_in(conn, "sealed_sizes", {"partition_ids": self._ids})
+        found = {partition_id: (row_count, byte_count) for partition_id, row_count, byte_count in rows}
+        return [found[partition_id] for partition_id in self._ids]
+
+    def _check_movable(
+        self, conn: psycopg.Connection[Any], partition_ids: Sequence[str], same_region: str
+    ) -> None:
+        """Raises `FileReferenceAssignedToJob`, or `NotWhole` of others than the one of the same region."""
+        values = {"partition_ids": partition_ids, "same_region": same_region}
+        for partition_id, filename, job_id in self._own.rows_in(conn, "first_that_stays", values):
+            table = self._table.name
+            if job_id is not None:
+                raise FileReferenceAssignedToJob(table, filename, partition_id, job_id)
+            raise NotWhole(
+                f"partition {partition_id!r} of table {table!r} refers to file {filename!r}, which also "
+                f"holds other partitions' rows: run 'dormouse compact {table} --full' first"
+            )
 
     def _hold(self, conn: psycopg.Connection[Any]) -> tuple[int, int]:
         rows = self._scaling._rows(conn, "hold")
@@ -434,7 +405,7 @@ class _Scale:
         stored, wanted = self._scaling._stored, set(self._ids)
         regions = [leaf.partition.region for leaf in leaves]
         above = stored(conn, "above", partition_id=self._ids[0], levels=len(leaves) - 1)
-        holding = (one for one in above if all(lies_in(each, one.partition.region) for each in regions))
+        holding = (one for one in above if all(each.lies_in(one.partition.region) for each in regions))
         top = next(holding, None)
         if top is None:
             raise InvalidRange(
@@ -451,7 +422,7 @@ class _Scale:
                 f"{top_id!r}{also}; only all of them can be merged"
             )
         inner = [each.partition_id for each in below if not each.is_leaf and each.partition_id != top_id]
-        self._moves.check_movable(conn, [top_id, *inner, *self._ids], top_id)
+        self._check_movable(conn, [top_id, *inner, *self._ids], top_id)
         return _Family(top, tuple(inner))
 
 

@@ -15,8 +15,8 @@ from moto import mock_aws
 from moto.cloudformation.models import cloudformation_backends
 from moto.core import DEFAULT_ACCOUNT_ID
 
-from dormouse.aws.query import SwitchStack, sleeper_state
 from dormouse.aws.steps import Run, StepReport
+from dormouse.aws.switches import SwitchStack, sleeper_state
 from dormouse.errors import InstanceError, InvalidInput
 from dormouse.settings.resources import QueryResources, Resources, resources_parameter, state_parameter
 from lambdas import pause as pause_lambda

@@ -23,7 +23,7 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def deployed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
     monkeypatch.setattr("dormouse.aws.renewal.WAIT_SECONDS", 0.0)
-    monkeypatch.setattr("dormouse.aws.dead_queue.WAIT_SECONDS", 0)
+    monkeypatch.setattr("dormouse.aws.renewal.WAIT_SECONDS", 0)
     monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     with mock_aws(config={"lambda": {"use_docker": False}}):
         found = deploy()
@@ -145,7 +145,7 @@ def test_old_dead_letters_are_sent_again_to_where_they_are(
     for number in (0, 2):
         queue._messages[number].sent_timestamp -= 8 * DAY * 1_000
     # moto does not tell where they come from
-    monkeypatch.setattr("dormouse.aws.dead_queue.foreign", lambda queue, one: one["Body"] == "of others")
+    monkeypatch.setattr("dormouse.aws.renewal.foreign", lambda queue, one: one["Body"] == "of others")
     assert renew(deployed.find())
     now = datetime.now(UTC).timestamp()
     kept = [(one.body, round((now - int(one.sent_timestamp) / 1_000) / DAY)) for one in queue._messages]

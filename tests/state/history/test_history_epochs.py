@@ -47,6 +47,10 @@ def ids(partitions: Any) -> list[str]:
     return [one.partition_id for one in partitions]
 
 
+def between(history: Epochs, first: int, last: int) -> list[str]:
+    return [life.partition.partition_id for life in history.lives(first, last)]
+
+
 @st.composite
 def stories(draw: st.DrawFn) -> Story:
     """Ten epochs, each of which replaces a run of neighbours by others."""
@@ -95,7 +99,7 @@ def test_between_two_epochs_are_those_that_were_leaves_at_some_moment(
     for _ in range(3):
         first = data.draw(st.integers(0, story.epoch))
         last = data.draw(st.integers(first, story.epoch))
-        found = ids(history.partitions_between(first, last))
+        found = between(history, first, last)
         assert sorted(found) == sorted(p for p, one in story.partitions.items() if one.was_leaf(first, last))
         assert found[: len(story.leaves(first))] == story.leaves(first)
         lives = {life.partition.partition_id: life for life in history.lives(first, last)}
@@ -204,7 +208,7 @@ def test_partitions_that_a_table_was_made_with_have_no_predecessors(new_table: N
     for leaf in table.partitions.leaves():
         assert (history.successors(leaf.partition_id), history.predecessors(leaf.partition_id)) == ({}, {})
     assert (history.successors("root"), history.predecessors("root")) == ({}, {})
-    assert ids(history.partitions_between(0, 0)) == ids(table.partitions.leaves())
+    assert between(history, 0, 0) == ids(table.partitions.leaves())
 
 
 def test_splits_of_several_keys_are_read_as_the_tree_has_them(new_table: NewTable) -> None:
@@ -314,7 +318,7 @@ def test_each_read_is_one_statement_whose_work_does_not_grow_with_the_history(
         "totals": lambda: history.scale_metadata(BEGAN + SECOND, BEGAN + 2 * SECOND),
         "successors": lambda: history.successors(ended),
         "predecessors": lambda: history.predecessors(ended),
-        "between": lambda: list(history.partitions_between(middle, middle + 10)),
+        "between": lambda: between(history, middle, middle + 10),
     }
     done = {}
     for name, read in reads.items():
@@ -333,7 +337,7 @@ def test_pages_are_one_stream(table: TableContext, history: Epochs, monkeypatch:
     monkeypatch.setattr(module, "PAGE_EPOCHS", 3)
     for first, last in [(0, 10), (0, 2), (0, 3), (4, 9), (10, 10), (3, 4)]:
         assert [record.epoch for record in history.epochs(first, last)] == [*range(first, last + 1)]
-        assert ids(history.partitions_between(first, last)) == [f"p{n}" for n in range(first, last + 1)]
+        assert between(history, first, last) == [f"p{n}" for n in range(first, last + 1)]
     assert [record.epoch for record in history.epochs(5)] == [5, 6, 7, 8, 9, 10]
 
 
@@ -357,13 +361,13 @@ def test_what_there_is_none_of_is_one_clear_line(table: TableContext, history: E
     write(table, Story())
     name = table.table.name
     for epoch in (1, -1, 2**63, 2**200):
-        for read in (history.active_partitions, history.epochs, lambda e: history.partitions_between(0, e)):
+        for read in (history.active_partitions, history.epochs, lambda e: history.lives(0, e)):
             with pytest.raises(
                 EpochNotFound, match=f"^table '{name}' has no epoch {epoch}; it has .* 0 to 0$"
             ):
                 read(epoch)
     for wrong in ("x", 1.0, True, BEGAN):
-        for read in (history.active_partitions, history.epochs, lambda e: history.partitions_between(0, e)):
+        for read in (history.active_partitions, history.epochs, lambda e: history.lives(0, e)):
             with pytest.raises(InvalidInput, match="an epoch is a whole number, not "):
                 read(wrong)  # type: ignore[arg-type]
     for absent in ("p9", "", "\x00", "a\ud800"):

@@ -18,7 +18,7 @@ from dormouse.errors import DormouseError, FileAlreadyExists, PartitionForgotten
 from dormouse.postgres.transaction import run_transaction
 from dormouse.state.files import garbage
 from dormouse.state.history.retention import truncate
-from dormouse.state.partitions.scaling import Moves
+from dormouse.state.partitions.scaling import Scaling
 from tests.stored import file, live, ref, split
 from tests.support.model import PartitionTree
 from tests.support.reading import query as rows_of
@@ -188,13 +188,13 @@ def test_a_merge_waits_for_who_is_adding_files(table: TableContext, monkeypatch:
     """What is added, and not committed yet when a merge begins, is moved by it."""
     a, b, *_ = leaves(table)
     tried = threading.Event()
-    keep_writers_out = Moves.keep_writers_out
+    keep_writers_out = Scaling.keep_writers_out
 
-    def telling(moves: Moves, conn: Any) -> None:
+    def telling(moves: Scaling, conn: Any) -> None:
         tried.set()
         keep_writers_out(moves, conn)
 
-    monkeypatch.setattr(Moves, "keep_writers_out", telling)
+    monkeypatch.setattr(Scaling, "keep_writers_out", telling)
     with ThreadPoolExecutor(1) as pool:
 
         def add(conn: Any) -> Any:

@@ -70,7 +70,7 @@ def told(table: TableContext, story: Story, first: int) -> None:
         for refused in (
             lambda epoch=epoch: history.active_partitions(epoch),
             lambda epoch=epoch: history.epochs(epoch),
-            lambda epoch=epoch: history.partitions_between(epoch, first),
+            lambda epoch=epoch: history.lives(epoch, first),
             lambda at=at: history.epoch_at(at),
             lambda at=at: history.scale_metadata(at, BEGAN),
         ):
