@@ -27,7 +27,6 @@ KIND = "garbage"
 FAILED_AGAIN_SECONDS = 3_600.0
 """A table that fails must not keep the database awake."""
 
-_DROPPED_TABLES = 0
 _LAST = "last_table"
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ def collect(
     What goes wrong with one table is logged, and holds up no other.
     """
     attempts = WriteAttempts(supplier, objects)
-    attempts.collect_abandoned(_DROPPED_TABLES)
+    attempts.collect_abandoned()
     _sweep_bodies(supplier, objects)
     _roll_days(supplier)
     order = _after(Catalog(supplier, attempts).tables(), turn.last.memory.get(_LAST, 0) if turn.last else 0)
@@ -84,7 +83,7 @@ def collect(
 
 def _sweep_bodies(supplier: Supplier, objects: ObjectStore) -> None:
     try:
-        pointers.sweep(supplier, objects)
+        pointers.sweep_bodies(supplier, objects)
     except Exception:
         logger.exception("no bodies of commit requests are deleted in this round")
 
