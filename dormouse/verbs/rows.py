@@ -183,6 +183,28 @@ class RowQueryRequest(OfRowTable):
     service waits a minute at most; when the index is behind still, ask again."""
 
 
+class RowDownloadRequest(OfRowTable):
+    """Rows as CSV, with ROW_ID and ROW_VERSION: edited and sent again, rows are updated."""
+
+    sql: str | None = None
+    """A SELECT from the table; all rows if left out."""
+
+    parameters: Parameters = None
+    """A list for $1, $2, …, an object for $name."""
+
+    version: int | None = Field(default=None, ge=0)
+    """The rows as of a version."""
+
+    snapshot: str | None = None
+    """The rows of a snapshot."""
+
+    separator: str = ","
+    """What stands between cells; tab for tabs."""
+
+    header: bool = True
+    """Whether the first row has the names of the columns."""
+
+
 class SnapshotRequest(OfRowTable):
     """Name the newest version of a row table, or drop such a name."""
 

@@ -249,9 +249,9 @@ def json_of(model: type[Request], given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def of_call(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a method without `self`; they are its `locals()` as it begins."""
-    return {name: value for name, value in arguments.items() if name != "self"}
+def of_call(arguments: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Returns the arguments of a method, its `locals()` as it begins, without `self` and some others."""
+    return {name: value for name, value in arguments.items() if name not in ("self", *without)}
 
 
 def form_of(model: type[BaseModel], name: str) -> Form | None:
