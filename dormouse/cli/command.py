@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DEFAULT_FOLDER = Path("lake")
-Engine = Literal["auto", "local", "spark"]
-EngineOption = Annotated[Engine, "auto: Spark on a cluster, here else."]
 TableName = Annotated[str, "The table."]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, "Say what would be done, and change nothing."]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dormouse.cli.command import DryRun, EngineOption, Session, TableName, Yes, ask, command, group, plural
+from dormouse.cli.command import DryRun, Session, TableName, Yes, ask, command, group, plural
 from dormouse.cli.console import progress
 from dormouse.cli.options import bounds
 from dormouse.cli.parsing import parse_moment, parse_where
 from dormouse.errors import InvalidInput
+from dormouse.model.table import Engine
 
 if TYPE_CHECKING:
     from dormouse.api.table import Table
@@ -59,7 +60,7 @@ def erase(
     all: AllRows = False,
     dry_run: Annotated[bool, "Look which files have such rows, and change nothing."] = False,
     yes: Yes = False,
-    engine: EngineOption = "auto",
+    engine: Annotated[Engine, "auto: Spark on a cluster, here else."] = "auto",
     wait_seconds: Annotated[float, "How long it waits for jobs, consumers and writers.", bounds(0)] = 60.0,
     abandon_writers: Annotated[bool, "Writers that began before can commit nothing any more."] = False,
     backups: Annotated[
