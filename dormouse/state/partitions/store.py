@@ -101,7 +101,7 @@ class PartitionStore:
         self._schema = table.schema
         self._trees = TreeCache() if trees is None else trees
         self._reader = TreeReader(table)
-        self._scaling = Scaling(supplier, self._own)
+        self._scaling = Scaling(self._own)
 
     def create(self, conn: psycopg.Connection[Any], split_points: Sequence[KeyValue] = ()) -> None:
         """Makes the tree of epoch 0; part of creating the table."""
