@@ -47,10 +47,11 @@ if TYPE_CHECKING:
     from dormouse.api.row_table import RowTable
     from dormouse.durability.backups import Backup
     from dormouse.durability.checking import CheckReport
+    from dormouse.durability.ledgers import Orphan
     from dormouse.durability.maintaining import Maintenance
-    from dormouse.durability.orphans import DeletedOrphans, Orphan
     from dormouse.jobs.store import JobStore
     from dormouse.model.types import Parameters
+    from dormouse.objects.ledger import Swept
     from dormouse.payloads.store import PayloadStore
     from dormouse.reading.planner import PlanSummary
     from dormouse.reading.sql.engine import Sessions
@@ -345,12 +346,11 @@ class Instance:
                 from dormouse.payloads.copying import PayloadOptions
                 from dormouse.payloads.store import PayloadStore
 
-                self._payloads = PayloadStore(
-                    self._supplier,
-                    self._objects,
-                    self._check_writable,
-                    PayloadOptions(hot_seconds=self._settings.payloads_hot_seconds),
+                options = PayloadOptions(
+                    hot_seconds=self._settings.payloads_hot_seconds,
+                    kept_seconds=self._settings.objects_kept_seconds,
                 )
+                self._payloads = PayloadStore(self._supplier, self._objects, self._check_writable, options)
             return self._payloads
 
     @property
@@ -511,7 +511,7 @@ class Instance:
         self,
         older_than: timedelta = OLDER_THAN,
         progress: Progress = no_progress,
-    ) -> DeletedOrphans:
+    ) -> Swept:
         """Deletes what `orphans` gives, for ever; then there is no way back to another timeline.
 
         `progress` is called with the objects done. Raises `InstanceIsACopy` and `InstanceTakenOver`; and
@@ -574,7 +574,8 @@ class Instance:
         return RowTable(self._table(record, every_version=True), lambda: self.row_indexes)
 
     def _daily(self) -> Mapping[str, Callable[[], object]]:
-        jobs = partial(self.jobs.expire, self._settings.jobs_retention_days)
+        kept = self._settings.jobs_retention_days, self._settings.objects_kept_seconds
+        jobs = partial(self.jobs.expire, *kept)
         return {"jobs": jobs, "rows": self._keep_row_indexes, "commit bodies": self._commits.sweep_bodies}
 
     def _keep_row_indexes(self) -> None:

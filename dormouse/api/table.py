@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dormouse.api import shown
 from dormouse.api.tables import Tables, compact_on_spark, ingest_on_spark
@@ -14,7 +14,7 @@ from dormouse.model.loops import Progress, no_progress
 from dormouse.model.partition_tree import Partition
 from dormouse.model.reshaping import Evolve
 from dormouse.model.schema import Schema
-from dormouse.model.table import Container, TableProperties, check_not_edited, check_upsert, is_edited
+from dormouse.model.table import Container, Engine, TableProperties, check_not_edited, check_upsert, is_edited
 from dormouse.model.types import DataType, Field
 from dormouse.state.context import TableContext
 from dormouse.state.files.deletions import RecordedDeletion, erasure_proofs
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dormouse.writing.ingest import IngestReport
     from dormouse.writing.splitting import MergeReport, SplitReport
 
-Engine = Literal["auto", "local", "spark"]
 Waiting = Callable[[str], object] | None
 """What is told why a round waits for the commit queue."""
 

@@ -22,6 +22,7 @@ from dormouse.model.cut import When
 from dormouse.model.reshaping import Evolve, check_evolve
 from dormouse.model.schema import Schema, SchemaMoved
 from dormouse.model.table import (
+    ROWS_MAX,
     VERSIONS,
     TableProperties,
     TableRecord,
@@ -201,7 +202,7 @@ class Tables:
     ) -> Answer:
         from dormouse.reading.executor import query
         from dormouse.reading.streams import Answer, without_first
-        from dormouse.reading.where import LIMIT_MAX, checked_limit, checked_offset
+        from dormouse.reading.where import checked_limit, checked_offset
 
         if descending:
             from dormouse.reading.sql.views import descending as read
@@ -210,7 +211,7 @@ class Tables:
             return Answer(read(sessions, reading, where, columns, limit, offset, interruption, as_of))
         most, offset = checked_limit(limit), checked_offset(offset)
         if most is not None:
-            most = min(most + offset, LIMIT_MAX)
+            most = min(most + offset, ROWS_MAX)
         rows = query(reading, where, columns, limit=most, interruption=interruption, as_of=as_of)
         return Answer(without_first(rows, offset) if offset else rows)
 

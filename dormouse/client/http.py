@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -25,13 +25,14 @@ from dormouse.errors import (
     InstanceReadOnly,
     InvalidInput,
     InvalidPayload,
-    InvalidQuery,
 )
-from dormouse.model.json_values import json_text, parameters_json
+from dormouse.model.json_values import json_text
 from dormouse.model.loops import backoff_seconds, tries
-from dormouse.model.types import Parameters, given
+from dormouse.model.text import path_segment
 from dormouse.reading.streams import Frames, Source, shown_reader
 from dormouse.settings.service import check_token
+from dormouse.verbs.verb import Http as HttpDoor
+from dormouse.verbs.verb import Verb, json_of
 
 CONNECT_SECONDS_MAX = 10.0
 CONNECTIONS_MAX = 256
@@ -290,17 +291,14 @@ class AnswerReader(Frames, pa.ipc.RecordBatchStreamReader):  # type: ignore[misc
         super().close()
 
 
-def rows_of(http: Http, path: str, body: Mapping[str, Any]) -> AnswerReader:
-    """Returns the rows that a service answers to a request."""
+def ask(http: Http, verb: Verb, asked: Mapping[str, Any]) -> Any:
+    """Returns what a service answers to a verb with these values of Python: an `AnswerReader`, or JSON."""
+    door = cast(HttpDoor, verb.http)
+    body = json_of(verb.request, asked)
+    path = re.sub(r"{(\w+)}", lambda name: path_segment(body.pop(name[1])), door.path)
+    if door.answer is not None:
+        return http.json("POST", path, body)
     return AnswerReader(http, http.open("POST", path, body, accept=ARROW))
-
-
-def statement_json(statement: object, parameters: Parameters | None) -> dict[str, Any]:
-    """Returns a statement with its parameters as `/v1/sql` takes it. Raises `InvalidQuery`."""
-    if not isinstance(statement, str):
-        raise InvalidQuery(f"a statement must be a string, not {statement!r}")
-    asked: dict[str, Any] = {"statement": statement}
-    return asked if parameters is None else asked | {"parameters": parameters_json(given(parameters))}
 
 
 class _Messages:

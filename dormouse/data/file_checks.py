@@ -8,10 +8,9 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from dormouse.data.arrow_schema import check_stored, is_ascending, written_schema
 from dormouse.data.object_access import parquet_object
@@ -94,52 +92,6 @@ def _flags(found: pa.Array) -> Flags:
     return flags
 
 
-# Digests of files: the XXH3-128 of their bytes.
-
-READ_BYTES = 1 << 20
-"""What fits a core's cache: hashing it again from there costs less than reading it."""
-
-
-def digest_of_file(path: Path) -> bytes:
-    """Of a file on this machine."""
-    with path.open("rb") as file:
-        return _digest(file)
-
-
-def digest_of_object(
-    objects: ObjectStore, name: str, go_on: Callable[[], object] = lambda: None
-) -> tuple[int, bytes]:
-    """Returns an object's size and digest; every byte is read, and `go_on` is called for each megabyte.
-
-    Raises `ObjectNotFound`, `ObjectStoreError`, and what `go_on` raises.
-    """
-    with objects.reader(name) as file:
-        digest = _digest(file, lambda data: go_on())
-        return file.tell(), digest
-
-
-def copied(
-    objects: ObjectStore, name: str, path: Path, go_on: Callable[[], object] = lambda: None
-) -> tuple[int, bytes]:
-    """Copies an object to a path; gives its size and digest. `go_on` is called for each megabyte."""
-    with objects.reader(name) as source, path.open("wb") as file:
-
-        def write(data: bytes) -> None:
-            go_on()
-            file.write(data)
-
-        digest = _digest(source, write)
-        return file.tell(), digest
-
-
-def _digest(file: BinaryIO, use: Callable[[bytes], object] = lambda data: None) -> bytes:
-    found = xxhash.xxh3_128()
-    while data := file.read(READ_BYTES):
-        found.update(data)
-        use(data)
-    return found.digest()
-
-
 READ_ROWS = 65_536
 Found = tuple[ProblemKind, str]
 
@@ -152,14 +104,6 @@ class Recorded:
     min_key: bytes | None
     max_key: bytes | None
     region: Region | None
-
-
-def digest_problems(store: ObjectStore, name: str, digest: bytes) -> list[Found]:
-    """Whether its bytes are others than when they had the digest. Raises `ObjectNotFound`."""
-    found = digest_of_object(store, name)[1]
-    if found == digest:
-        return []
-    return [("object_digest", f"its digest is {found.hex()}, and was {digest.hex()} when it was written")]
 
 
 def file_problems(store: ObjectStore, name: str, schema: Schema, recorded: Recorded) -> list[Found]:

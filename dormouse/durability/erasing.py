@@ -14,14 +14,20 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from dormouse.aws.versions import Version, Versions
-from dormouse.durability.backups import FOLDER, backup_of, listed_backups, objects_in, objects_of
-from dormouse.durability.metadata_backups import metadata_backups
+from dormouse.durability.backups import (
+    FOLDER,
+    backup_of,
+    listed_backups,
+    metadata_backups,
+    objects_in,
+    objects_of,
+)
 from dormouse.errors import (
     DormouseError,
     InvalidQuery,
@@ -32,6 +38,7 @@ from dormouse.errors import (
 )
 from dormouse.model.loops import Progress, backoff_seconds, no_progress
 from dormouse.model.table import is_keyed
+from dormouse.objects.ledger import unknown_pages
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.reading.checked_files import on_current
@@ -218,11 +225,11 @@ class Elsewhere:
     def _unknown(self, prefix: str) -> Iterator[tuple[str, int]]:
         """The objects of the store that are no files of the table, nor their sketches, and of no attempt."""
         checks = FileChecks(self._context.store.own)
+        attempts = self._context.attempts
         listed = (one for one in self._context.objects.list(prefix) if not one[0].endswith(SKETCHES_SUFFIX))
-        while page := dict(islice(listed, PAGE_NAMES)):
-            # attempts first: what one has committed meanwhile the table knows
-            for name in checks.unknown(self._context.attempts.of_none(list(page))):
-                yield name, page[name]
+        # attempts first: what one has committed meanwhile the table knows
+        pages = unknown_pages(listed, lambda names: checks.unknown(attempts.unknown(names)), PAGE_NAMES)
+        return chain.from_iterable(pages)
 
     def _look_at(self, name: str, size: int) -> None:
         rows = self._rows(name, size)
@@ -373,9 +380,9 @@ def _would_erase(context: TableContext, where: DeleteWhere, progress: Progress) 
     asked, _ = _asked(context, where)
     deletion = Deletion(0, "", asked.ranges, asked.conditions)
     looked = files = rows = 0
-    for file in chain.from_iterable(context.store.pages()):
+    for file in FileChecks(context.store.own).files():
         if may_hold(context.schema, file.min_key, file.max_key, asked.ranges):
-            found = sum(count_rows(context, file.filename, file.byte_count, [deletion]).values())
+            found = sum(count_rows(context, file.name, file.byte_count, [deletion]).values())
             looked, files, rows = looked + 1, files + bool(found), rows + found
             progress(looked, None)
     seconds = round(time.monotonic() - started, 3)

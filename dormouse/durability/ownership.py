@@ -62,6 +62,7 @@ from dormouse.errors import (
     ObjectStoreIsNotOurs,
 )
 from dormouse.model.loops import tries
+from dormouse.objects.ledger import sweep
 from dormouse.objects.names import INCOMING, RECORDS, STAGING
 from dormouse.objects.store import ObjectStore
 from dormouse.postgres.connection import Supplier
@@ -118,8 +119,8 @@ def announced(objects: ObjectStore, number: int) -> Iterator[None]:
 
 def take_back(objects: ObjectStore, names: Sequence[str]) -> None:
     """The deletions are over."""
-    for name, why in objects.delete(names) if names else ():
-        logger.warning("%s is not needed and could not be deleted: %s", name, why)
+    if names:
+        sweep(objects, [[(name, None) for name in names]]).warn()
 
 
 def take_back_dead(objects: ObjectStore, names: Sequence[str]) -> list[Announced]:

@@ -467,7 +467,7 @@ def run_round(tools: Tools, retention_days: int | None) -> PayloadRound:
         if isinstance(done := tried(what, work), OffloadReport):
             reports.append(done)
             errors += done.errors
-    collected = tried("collection", tools.known.collect)
+    collected = tried("collection", partial(tools.known.collect, tools.options.kept_seconds))
     deleted = getattr(collected, "deleted", 0)
     return _report_round(tools, expired, tuple(reports), deleted, errors)
 

@@ -18,6 +18,7 @@ import psycopg
 import zstandard
 
 from dormouse.errors import DormouseError, ObjectNotFound, PayloadCorrupt
+from dormouse.model.table import KEPT_SECONDS
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.days import DayLease, mark_reader
 from dormouse.payloads.keys import PayloadKey, Places, columns, place_values
@@ -88,7 +89,7 @@ class PayloadOptions:
     Objects have `object_bytes_min` or more, but for the last of a day or slice, and no more than
     `object_bytes_max`, unless one payload has. `portion_bytes_max` are decompressed bytes that are in memory
     at once; `threads` compress, and `uploads` objects are sent at once. A day is offloaded when it has been
-    over for `hot_seconds`.
+    over for `hot_seconds`. Objects that payloads do not need any more stay for `kept_seconds`.
     """
 
     object_bytes_min: int = 8 * 2**20
@@ -102,6 +103,7 @@ class PayloadOptions:
     pointer_days: int = 7
     hot_seconds: float = HOT_SECONDS
     dictionaries: bool = True
+    kept_seconds: float = KEPT_SECONDS
 
     @property
     def object_bytes(self) -> int:

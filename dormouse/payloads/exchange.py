@@ -15,15 +15,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from dormouse.errors import ObjectNotFound, PayloadDayBusy, PayloadsDiffer
+from dormouse.errors import PayloadDayBusy, PayloadsDiffer
 from dormouse.model.loops import Progress, mapped_ahead, no_progress, tries
+from dormouse.objects.fault import Fault, read_back
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads.copying import PayloadOptions, Step
 from dormouse.payloads.days import DayLease, PayloadDay, days, reading
@@ -381,10 +381,14 @@ def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
     """
     left = [one for one in tools.known.of_day(day, state) if not one.verified]
     step = tools.options.uploads
+
+    def read(one: DayObject) -> Fault | None:
+        return read_back(tools.objects, one.written)[1]
+
     with ThreadPoolExecutor(step, "payload checks") as pool:
         for at in range(0, len(left), step):
             some = left[at : at + step]
-            for one, fault in zip(some, pool.map(lambda one: _fault(tools.objects, one), some), strict=True):
+            for one, fault in zip(some, pool.map(read, some), strict=True):
                 if fault is not None:
                     raise PayloadsDiffer(
                         f"payloads of {day}: object {one.object_key!r} {fault}; the day is as it was, and is "
@@ -394,13 +398,3 @@ def check_objects(tools: Tools, day: date, state: str = "live") -> bool:
             if tools.is_over():
                 return at + step >= len(left)
     return True
-
-
-def _fault(objects: ObjectStore, one: DayObject) -> str | None:
-    try:
-        data = objects.get(one.object_key)
-    except ObjectNotFound:
-        return "is not there"
-    if len(data) != one.byte_count:
-        return f"has {len(data):,} bytes, and was written with {one.byte_count:,}"
-    return None if sha256(data).digest() == one.digest else "has other bytes"

@@ -29,6 +29,7 @@ from dormouse.errors import (
 )
 from dormouse.model.loops import Progress, no_progress
 from dormouse.model.table import SECONDS_MAX
+from dormouse.objects.ledger import Swept
 from dormouse.objects.store import ObjectStore
 from dormouse.payloads import cooling, rows
 from dormouse.payloads.cooling import OffloadReport, PayloadRound, expire, warm
@@ -36,7 +37,7 @@ from dormouse.payloads.copying import Payload, PayloadOptions
 from dormouse.payloads.days import PayloadDay, PayloadStatus, days, status
 from dormouse.payloads.exchange import Tools, within
 from dormouse.payloads.keys import PayloadKey, checked, columns, decode, encode_given
-from dormouse.payloads.pack import KEPT_SECONDS, CollectedObjects, Damaged, Entry, PayloadObjects
+from dormouse.payloads.pack import Damaged, Entry, PayloadObjects
 from dormouse.payloads.reading import ColdReads, Pointer, Reader, problem
 from dormouse.payloads.rebuilding import recover_pointers
 from dormouse.payloads.rows import DAYS, Place, batches, in_order, make_days
@@ -490,12 +491,15 @@ class PayloadStore:
         """How much waits to be cooled down, and how the last days went."""
         return status(self.days(), self._known, self._lookup.cold_reads)
 
-    def collect(self, kept_seconds: float = KEPT_SECONDS) -> CollectedObjects:
-        """Deletes the objects that no payload has needed for a day, or another time, and that are not held.
+    def collect(self, kept_seconds: float | None = None) -> Swept:
+        """Deletes the objects that no payload has needed for a time, and that are not held.
 
-        These are objects of expired days, those that a fold replaced, and those of workers that died. Readers
-        have a quarter of an hour at least. Raises `InvalidInput`.
+        The time is by default `DORMOUSE_OBJECTS_KEPT_SECONDS`, a day; readers have a quarter of an hour at
+        least. The objects are those of expired days, of workers that died, and those that a fold replaced.
+        Raises `InvalidInput`.
         """
+        if kept_seconds is None:
+            kept_seconds = self._options.kept_seconds
         if not 0 <= kept_seconds <= SECONDS_MAX:
             raise InvalidInput(f"kept_seconds must be from 0 to {SECONDS_MAX:,.0f}, not {kept_seconds!r}")
         self._check_writable()

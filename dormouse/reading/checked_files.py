@@ -15,7 +15,6 @@ from typing import TypeVar
 import pyarrow as pa
 
 from dormouse.data.arrow_schema import check_stored
-from dormouse.data.file_checks import digest_of_object
 from dormouse.data.object_access import open_parquet
 from dormouse.data.transform import Transform
 from dormouse.errors import (
@@ -33,6 +32,7 @@ from dormouse.errors import (
 )
 from dormouse.model.reshaping import seen_with
 from dormouse.model.schema import Schema, SchemaMoved
+from dormouse.objects.fault import WrittenObject, compared, digest_of_object
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.planner import Scan
 from dormouse.reading.streams import Interruption
@@ -225,8 +225,7 @@ def _check_digest(
     context: TableContext, scan: Scan, digest: bytes, go_on: Callable[[], object] = lambda: None
 ) -> None:
     with _naming(context, scan):
-        if digest_of_object(context.objects, scan.filename, go_on)[1] != digest:
-            raise damaged(context, scan, "has not the bytes that were written")
+        _compare(context, scan, *digest_of_object(context.objects, scan.filename, go_on), digest)
 
 
 def check_columns(context: TableContext, scan: Scan, *, pages: bool = False) -> None:
@@ -256,10 +255,16 @@ def _check_size(context: TableContext, scan: Scan) -> None:
         size = context.objects.size(scan.filename)
     except ObjectNotFound as error:
         raise FileGone(scan.filename, context.table.name) from error
-    if scan.byte_count and size != scan.byte_count:
-        raise damaged(context, scan, f"has {size:,} bytes, and had {scan.byte_count:,} when it was written")
+    _compare(context, scan, size)
     if not size:
         raise damaged(context, scan, "cannot be read as Parquet: it is empty")
+
+
+def _compare(
+    context: TableContext, scan: Scan, size: int, digest: bytes | None = None, was: bytes | None = None
+) -> None:
+    if fault := compared(WrittenObject(scan.filename, scan.byte_count or None, was), size, digest):
+        raise damaged(context, scan, fault.text)
 
 
 # What DataFusion complains of while it reads files, as our errors: one line, which names the file or sum.

@@ -25,8 +25,7 @@ from dormouse.model.schema import Schema, SchemaMoved, is_as_stored
 from dormouse.model.table import is_keyed
 from dormouse.objects.store import ObjectStore
 from dormouse.reading.checked_files import FileGone, named_failures, on_current, verify
-from dormouse.reading.key_order import HeldBack, Reached, read_from, wanted_of
-from dormouse.reading.keyed import GONE, KeyedScans
+from dormouse.reading.keyed import GONE, HeldBack, KeyedScans, Reached, read_from, wanted_of
 from dormouse.reading.page_reads import looked_up, row_group_starts, row_groups_in_memory
 from dormouse.reading.planner import Scan, bytes_of, may_hold
 from dormouse.reading.row_filter import after, every, meets, rendered

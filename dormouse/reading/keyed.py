@@ -1,203 +1,53 @@
-"""The rows of keyed tables: the newest of each key first, then what is asked of values.
+"""The newest row of each key as queries give it: of keyed tables, of row tables, and of sorted streams.
 
-Files that may have the same keys are told by their bounds and by what their footers say.
+Where many rows have one key, those of the newest key are held back, so that a query can begin anew from them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from datafusion import DataFrame, ExecutionPlan, Expr, SessionContext, functions, literal
 
-from dormouse.data.arrow_schema import written_schema
-from dormouse.data.datafusion_session import column, key_order, union
-from dormouse.data.newest import chunks_of, ends_of, first_of_keys
+from dormouse.data.datafusion_session import column, key_order, sorted_session, union
+from dormouse.data.newest import first_of_keys, last_of_keys
 from dormouse.data.transform import Transform
-from dormouse.errors import InvalidData, ObjectStoreError
-from dormouse.model.schema import Schema, then_called
-from dormouse.model.table import DELETED_AT, TableProperties, newest_first, stored_schema
-from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
+from dormouse.model.region import KeyValue
+from dormouse.model.schema import Schema
+from dormouse.model.table import (
+    DELETED_AT,
+    ROW_DELETED,
+    ROW_ID,
+    ROW_VERSION,
+    TableProperties,
+    newest_first,
+    stored_schema,
+)
 from dormouse.objects.store import ObjectStore
-from dormouse.reading.page_reads import KEPT
-from dormouse.reading.planner import Scan, bytes_of
-from dormouse.reading.row_filter import meets, parted, remains, rendered
+from dormouse.reading.overlaps import layers, overlap
+from dormouse.reading.planner import Scan
+from dormouse.reading.row_filter import every, meets, parted, remains, rendered
 from dormouse.reading.scan_session import DATAFUSION, stored_rows
-from dormouse.reading.where import Condition, Deletion
+from dormouse.reading.streams import up_to
+from dormouse.reading.where import Condition, Deletion, Question
+from dormouse.state.context import TableContext
 
 GONE = "__gone"
 """Whether the newest row of its key is none that is wanted."""
-FOOTERS_MAX = 1_000
-"""Files of one query whose footers are read to learn how new their rows are."""
-_THREADS_MAX = 16
-WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
-"""Types whose smallest and largest values are exact in a footer, as integers."""
+FILTERED_BATCHES_MAX = 32
+FILTERED_BYTES_MAX = 16 * 1024 * 1024
+"""What is filtered at once."""
+_BATCHES = "batches"
+HELD_BYTES_MAX = 64 * 1024 * 1024
 
 
-# What the footer of a keyed table's file says of its rows' places.
-
-
-class NewestBounds(NamedTuple):
-    """How new the rows of a file are: no row comes before `first` or after `last`.
-
-    Both have a number for each column that tells which row of a key is the newest.
-    """
-
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-
-
-def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
-    """Returns how new the rows of a file are by columns of `WHOLE_NUMBERS`, as the file calls them.
-
-    Reads a footer once a process. Returns None where a column or its statistics are missing, or the file is.
-    """
-    key = (store.url, name, "newest", *columns)
-    found: NewestBounds | None = KEPT.get(key)
-    if found is None:
-        try:
-            ends = [known for chunks in chunks_of(store, name, columns) if (known := ends_of(chunks))]
-        except (InvalidData, ObjectStoreError):
-            return None
-        if len(ends) < len(columns):
-            return None
-        found = NewestBounds(*(tuple(side) for side in zip(*ends, strict=True)))
-        KEPT.put(key, found, len(name))
-    return found
-
-
-# Files by what must be done to find the newest row of each key.
-
-
-@dataclass(slots=True)
-class Layers:
-    """Files of a keyed table, by what must be done to find the newest row of each key.
-
-    - `alone`: no other file can have a key of the file. Each of its rows is the newest of its key.
-    - `large`: the large files of places that have small files, too. No two of them can have the same key. A
-      row lives if its key is in none of `small`.
-    - `small`: the small files of these places.
-    - `undecided`: those of `large` that may have a newer row than `small` has of the same key.
-    - `together`: files of other places, whose rows must all be compared.
-    """
-
-    alone: list[Scan] = field(default_factory=list)
-    large: list[Scan] = field(default_factory=list)
-    small: list[Scan] = field(default_factory=list)
-    undecided: list[Scan] = field(default_factory=list)
-    together: list[Scan] = field(default_factory=list)
-
-
-def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scans: Iterable[Scan]) -> Layers:
-    """Sorts the files of a keyed table into layers. Reads the footers of those that overlap, once a process.
-
-    A footer that cannot be read, or does not tell, makes a large file `undecided`.
-    """
-    found = Layers()
-    places: list[tuple[list[Scan], list[Scan]]] = []
-    for cluster in clusters(scans):
-        if len(cluster) == 1:
-            found.alone += cluster
-            continue
-        large, small = _by_size(cluster)
-        if any(scan.max_key is None for scan in cluster) or bytes_of(small) > bytes_of(large):
-            found.together += cluster
-        else:
-            places.append((large, small))
-    files = [scan for place in places for part in place for scan in part]
-    bounds = _bounds_of(store, schema, properties, files) if len(files) <= FOOTERS_MAX else {}
-    for large, small in places:
-        found.large += large
-        found.small += small
-        if not _are_older(large, small, bounds):
-            found.undecided += large
-    return found
-
-
-def clusters(scans: Iterable[Scan]) -> Iterator[list[Scan]]:
-    """Scans that may have keys of each other come together; each has its keys once.
-
-    In the order of their keys; those of which the keys are not known are with all others.
-    """
-    listed = list(scans)
-    if any(scan.min_key is None or scan.max_key is None for scan in listed):
-        yield listed
-        return
-    found: list[Scan] = []
-    reached = b""
-    for scan in sorted(listed, key=lambda one: one.min_key or b""):
-        if found and (scan.min_key or b"") > reached:
-            yield found
-            found, reached = [], b""
-        found.append(scan)
-        reached = max(reached, scan.max_key or b"")
-    if found:
-        yield found
-
-
-def overlap(scans: Iterable[Scan]) -> bool:
-    """Whether any two may have a key of each other."""
-    return any(len(found) > 1 for found in clusters(scans))
-
-
-def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
-    """The largest files that have no key of each other, and all others."""
-    large: list[Scan] = []
-    small: list[Scan] = []
-    starts: list[bytes] = []
-    for scan in sorted(cluster, key=lambda one: (-(one.byte_count or 0), one.filename)):
-        low, high = scan.min_key or b"", scan.max_key or b""
-        at = bisect_left(starts, low)
-        meets_next = at < len(large) and starts[at] <= high
-        meets_last = at > 0 and (large[at - 1].max_key or b"") >= low
-        if meets_next or meets_last:
-            small.append(scan)
-        else:
-            large.insert(at, scan)
-            starts.insert(at, low)
-    return large, small
-
-
-def _bounds_of(
-    store: ObjectStore, schema: Schema, properties: TableProperties, scans: Sequence[Scan]
-) -> dict[str, NewestBounds]:
-    """Returns how new the rows of files are, for the files that tell it in their footers."""
-    stored, newest_by = stored_schema(schema, properties), newest_first(properties)
-
-    def bounds_of(scan: Scan) -> tuple[str, NewestBounds | None]:
-        written = written_schema(stored, scan.filename)
-        names = [then_called(stored, written, name) for name in newest_by]
-        return scan.filename, newest_bounds(store, scan.filename, names)
-
-    if any(stored.field(name).type not in WHOLE_NUMBERS for name in newest_by):
-        return {}
-    if all(store.local_path(scan.filename) is not None for scan in scans):
-        found = list(map(bounds_of, scans))
-    else:
-        with ThreadPoolExecutor(_THREADS_MAX, "dormouse-footers") as threads:
-            found = list(threads.map(bounds_of, scans))
-    return {name: bounds for name, bounds in found if bounds is not None}
-
-
-def _are_older(large: Iterable[Scan], small: Iterable[Scan], bounds: Mapping[str, NewestBounds]) -> bool:
-    """Returns whether each row of the large files is known to be older than all rows of the small ones."""
-    lasts = [bounds.get(scan.filename) for scan in large]
-    firsts = [bounds.get(scan.filename) for scan in small]
-    known = [one for one in (*lasts, *firsts) if one is not None]
-    return len(known) == len(lasts) + len(firsts) and max(one.last for one in known[: len(lasts)]) < min(
-        one.first for one in known[len(lasts) :]
-    )
-
-
-# The rows of files that are read together.
+# The rows of keyed tables: the newest of each key first, then what is asked of values.
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,3 +138,178 @@ class KeyedScans:
             *(rendered(meets(one), DATAFUSION) for one in self.conditions),
             *([] if young is None else [rows.parse_sql_expr(young)]),
         ]
+
+
+# The current rows of row tables: the newest version of each row, unless that version is a deletion.
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRows:
+    """A question about current rows, answered from every version of the rows that may be wanted."""
+
+    context: TableContext
+    asked: Question
+
+    @property
+    def every_version(self) -> tuple[TableContext, Question]:
+        """What is read: all versions of the wanted ids. Other conditions are on the newest version alone."""
+        conditions = (condition.field.name for condition in self.asked.conditions)
+        columns = dict.fromkeys((ROW_ID, ROW_VERSION, ROW_DELETED, *self.asked.columns, *conditions))
+        return self.context.every_version, Question(self.asked.ranges, (), tuple(columns))
+
+    def of(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that are asked for, of versions in the order of ids and versions."""
+        rows = (
+            batch.filter(pc.invert(batch.column(ROW_DELETED))) for batch in last_of_keys(batches, [ROW_ID])
+        )
+        found = self._found(batch for batch in rows if batch.num_rows)
+        return up_to((batch for batch in found if batch.num_rows), self.asked.limit)
+
+    def _found(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows that meet the conditions, which DataFusion compares as it does those of files."""
+        if not self.asked.conditions:
+            yield from batches
+            return
+        session = sorted_session(options={"datafusion.execution.target_partitions": "1"})
+        wanted = rendered(every(map(meets, self.asked.conditions)), DATAFUSION)
+        for several in _growing(batches):
+            frame = session.create_dataframe([several], _BATCHES).filter(wanted)
+            for batch in frame.collect():
+                columns = [batch.column(name) for name in several[0].schema.names]
+                yield pa.RecordBatch.from_arrays(columns, schema=several[0].schema)
+            session.deregister_table(_BATCHES)
+
+
+def _growing(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Yields batches together, more and more of them: a plan costs more than the rows of one.
+
+    The first rows come at once, for questions with a limit.
+    """
+    several: list[pa.RecordBatch] = []
+    size, most = 0, 1
+    for batch in batches:
+        several.append(batch)
+        size += batch.nbytes
+        if len(several) >= most or size >= FILTERED_BYTES_MAX:
+            yield several
+            several, size, most = [], 0, min(2 * most, FILTERED_BATCHES_MAX)
+    if several:
+        yield several
+
+
+def read_from(context: TableContext, asked: Question) -> tuple[TableContext, Question]:
+    """Returns what a plan is made for: the question itself, or one about every version of rows."""
+    return CurrentRows(context, asked).every_version if context.current_rows else (context, asked)
+
+
+def wanted_of(
+    context: TableContext, asked: Question, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Returns the rows that a question asks for, of the rows that `read_from` asks for."""
+    return CurrentRows(context, asked).of(batches) if context.current_rows else batches
+
+
+# Rows of the newest key wait until a larger key is seen.
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A key in key order, row keys then sort keys: rows before it were given; those of it too, if `given`."""
+
+    key: tuple[KeyValue, ...]
+    given: bool
+
+
+class HeldBack:
+    """Batches of a sorted stream go in, and come out as they were but for the places where it stops.
+
+    `names` are the columns of the key. Beyond `bytes_max` rows of one key are given at once; until a larger
+    key comes, `interrupt` is then refused.
+    """
+
+    def __init__(self, names: Sequence[str], bytes_max: int = HELD_BYTES_MAX) -> None:
+        self._names = tuple(names)
+        self._bytes_max = bytes_max
+        self._held: list[pa.RecordBatch] = []
+        self._newest: tuple[KeyValue, ...] | None = None
+        self._given_in_part: tuple[KeyValue, ...] | None = None
+        self._is_first = True
+        self.reached: Reached | None = None
+
+    @property
+    def row_count(self) -> int:
+        """The rows that wait."""
+        return sum(int(batch.num_rows) for batch in self._held)
+
+    def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Takes a batch; gives what need not wait any more."""
+        if not batch.num_rows:
+            return
+        yield from self._older() if self._key(batch, 0) == self._newest else self._all()
+        self._held.append(batch)
+        self._newest = self._key(batch, batch.num_rows - 1)
+        if self._is_first or self._is_too_much:
+            # the reader waits for the first row, and need not wait for the second batch
+            self._is_first = False
+            yield from self._older()
+        if self._is_too_much:
+            self._given_in_part = self._newest
+            yield from self._all()
+
+    def end(self) -> Iterator[pa.RecordBatch]:
+        """Gives all: only rows of larger keys come after this, if any."""
+        yield from self._all()
+        if self._newest is not None:
+            self.reached = Reached(self._newest, given=True)
+        self._newest = None
+
+    def interrupt(self) -> Iterator[pa.RecordBatch]:
+        """Gives the rows before the newest key, and forgets the rows of that: they are to come again.
+
+        `reached` then tells from where on. See `is_in_part`.
+        """
+        yield from self._older()
+        if self._newest is not None:
+            self.reached = Reached(self._newest, given=False)
+        self._held, self._newest = [], None
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether some rows of the newest key were given already, so that it cannot be read again."""
+        return self._newest is not None and self._newest == self._given_in_part
+
+    @property
+    def _is_too_much(self) -> bool:
+        return sum(int(batch.nbytes) for batch in self._held) > self._bytes_max
+
+    def _all(self) -> Iterator[pa.RecordBatch]:
+        held, self._held = self._held, []
+        yield from held
+
+    def _older(self) -> Iterator[pa.RecordBatch]:
+        """Gives the rows before the newest key."""
+        if not self._held:
+            return
+        *before, last = self._held
+        older = self._start_of_newest(last)
+        if older:
+            # whatever is held before a batch has the key of its first row
+            self._held = [last.slice(older)]
+            yield from before
+            yield last.slice(0, older)
+
+    def _start_of_newest(self, batch: pa.RecordBatch) -> int:
+        """The first row of the newest key, which the last row has, by bisection."""
+        low, high = 0, int(batch.num_rows) - 1
+        if high and self._key(batch, high - 1) != self._newest:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            if self._key(batch, middle) == self._newest:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _key(self, batch: pa.RecordBatch, row: int) -> tuple[KeyValue, ...]:
+        return tuple(batch.column(name)[row].as_py() for name in self._names)

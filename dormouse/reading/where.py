@@ -21,11 +21,10 @@ from dormouse.errors import (
 from dormouse.model.json_values import json_value, value_of_json
 from dormouse.model.region import KeyRanges, Range, Region, check_key
 from dormouse.model.schema import Field, Schema, Shape
-from dormouse.model.table import as_now, kept
+from dormouse.model.table import ROWS_MAX, as_now, kept
 from dormouse.model.text import COLUMNS_SHOWN, did_you_mean, shown_list
 from dormouse.model.types import plain
 
-LIMIT_MAX = (1 << 63) - 1
 VALUES_MAX = 100_000
 """Values and ranges of one query."""
 Where = Mapping[str, Any] | Region | None
@@ -143,14 +142,14 @@ def checked_limit(limit: int | None) -> int | None:
     """The most rows that are wanted; `InvalidQuery` for what is none."""
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
         raise InvalidQuery(f"limit must be a whole number of rows, at least 0, not {limit!r}")
-    if limit is not None and limit > LIMIT_MAX:
-        raise InvalidQuery(f"limit {limit} is more than {LIMIT_MAX}; leave it out for all rows")
+    if limit is not None and limit > ROWS_MAX:
+        raise InvalidQuery(f"limit {limit} is more than {ROWS_MAX}; leave it out for all rows")
     return limit
 
 
 def checked_offset(offset: Any) -> int:
     """How many rows are left out first; `InvalidQuery` for what is none."""
-    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= LIMIT_MAX:
+    if not isinstance(offset, int) or isinstance(offset, bool) or not 0 <= offset <= ROWS_MAX:
         raise InvalidQuery(f"offset must be a whole number of rows, at least 0, not {offset!r}")
     return offset
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import TYPE_CHECKING, Any, Literal
 
-from dormouse.data.file_checks import copied, digest_of_object
 from dormouse.data.newest import places_of
 from dormouse.data.object_access import parquet_object
 from dormouse.errors import (
@@ -32,6 +31,7 @@ from dormouse.model.region import Region
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed
 from dormouse.model.text import narrow_bytes
+from dormouse.objects.fault import WrittenObject, compared, copied, digest_of_object
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore, open_store
 from dormouse.postgres.queries import Uuids
@@ -160,7 +160,7 @@ class JobInputs:
         def copy(item: CompactionInput) -> None:
             path = self._copies[item.filename]
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._compare(item, copied(self._objects, item.filename, path, self._go_on)[1])
+            self._compare(item, *copied(self._objects, item.filename, path, self._go_on))
 
         with ThreadPoolExecutor(COPIED_AT_ONCE, thread_name_prefix="dormouse-inputs") as threads:
             for _ in threads.map(copy, self._job.inputs):
@@ -169,9 +169,7 @@ class JobInputs:
     def check_sizes(self) -> None:
         """Whether all are there, with the sizes that are recorded; `ObjectNotFound`, `ObjectDamaged`."""
         for item in self._job.inputs:
-            size, written = self._objects.size(item.filename), item.byte_count
-            if written and size != written:
-                raise self._damaged(item, f"has {size:,} bytes, and had {written:,} when it was written")
+            self._compare(item, self._objects.size(item.filename))
 
     def _check_footers(self) -> None:
         """Last, as a damaged footer, which pyarrow trusts, can end the process."""
@@ -198,13 +196,12 @@ class JobInputs:
         for item in self._job.inputs:
             self._go_on()
             if item.digest is not None:
-                self._compare(item, digest_of_object(self._objects, item.filename, self._go_on)[1])
+                self._compare(item, *digest_of_object(self._objects, item.filename, self._go_on))
 
-    def _compare(self, item: CompactionInput, digest: bytes) -> None:
-        if item.digest is not None and digest != item.digest:
-            raise self._damaged(
-                item, f"has the digest {digest.hex()}, and had {item.digest.hex()} when it was written"
-            )
+    def _compare(self, item: CompactionInput, size: int, digest: bytes | None = None) -> None:
+        written = WrittenObject(item.filename, item.byte_count or None, item.digest)
+        if fault := compared(written, size, digest):
+            raise self._damaged(item, fault.text)
 
     def _damaged(self, item: CompactionInput, fault: str) -> ObjectDamaged:
         return ObjectDamaged(self._table, self._job.partition_id, item.filename, fault)

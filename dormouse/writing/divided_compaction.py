@@ -16,12 +16,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-import xxhash
-
 from dormouse.data.sketches import FileSketches, KeyQuantiles, load_sketches, merge
 from dormouse.errors import InvalidData, InvalidRange, JobFailed, ObjectNotFound
 from dormouse.model.region import Region
 from dormouse.model.schema import Field
+from dormouse.objects.fault import digest_of
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.reading.page_index import (
     I16,
@@ -57,7 +56,6 @@ from dormouse.writing.parquet_file import FileFacts, file_facts
 
 # Parquet files made one, whose row groups follow each other: bytes are copied, and no value is decoded.
 
-_READ_BYTES = 1 << 20
 # of a file
 _ROWS, _GROUPS = 3, 4
 # of a row group
@@ -130,13 +128,15 @@ class _Source:
 
     def copied(self, out: BinaryIO) -> bytes:
         """Appends all from behind its beginning to `end`; gives the digest of the whole file."""
-        digest, at = xxhash.xxh3_128(), 0
-        self.file.seek(0)
-        while data := self.file.read(_READ_BYTES):
-            digest.update(data)
+        at = 0
+
+        def write(data: bytes) -> None:
+            nonlocal at
             out.write(memoryview(data)[max(0, len(MAGIC) - at) : max(0, self.end - at)])
             at += len(data)
-        return digest.digest()
+
+        self.file.seek(0)
+        return digest_of(self.file, write)
 
 
 def _join(sources: Sequence[_Source], out: BinaryIO) -> list[bytes]:

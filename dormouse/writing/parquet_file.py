@@ -23,7 +23,6 @@ from datafusion import DataFrame, ParquetColumnOptions, ParquetWriterOptions
 
 from dormouse.data.arrow_schema import arrow_schema, with_ids
 from dormouse.data.datafusion_session import file_url, numbered
-from dormouse.data.file_checks import digest_of_file
 from dormouse.data.leaf_sorter import LeafSorter
 from dormouse.data.newest import Marks, first_of_keys
 from dormouse.data.sketches import KeySampler
@@ -35,6 +34,7 @@ from dormouse.model.region import encode_key
 from dormouse.model.schema import Schema
 from dormouse.model.table import TableProperties, is_keyed, newest_first
 from dormouse.model.types import DATE, INT, LONG, STRING, TIMESTAMP, DataType
+from dormouse.objects.fault import digest_of_file
 from dormouse.objects.names import SKETCHES_SUFFIX
 from dormouse.objects.store import ObjectStore
 

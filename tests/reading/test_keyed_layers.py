@@ -11,7 +11,7 @@ import pytest
 from keyed_tables import MARKS
 
 import dormouse as dm
-from dormouse.reading.keyed import Layers, layers
+from dormouse.reading.overlaps import Layers, layers
 from dormouse.reading.table_view import plan_tables
 from dormouse.writing.ingest import keyed_rows
 from tests.standard import OF_K_AND_NUMBERS

@@ -32,7 +32,7 @@ from dormouse.errors import (
     TableAlreadyExists,
     TableNotFound,
 )
-from dormouse.verbs import row_work
+from dormouse.verbs import rows as row_verbs
 from tests.serving import eventually, http_get, http_post, metric, serving
 from tests.standard import OF_K
 from tests.support.api import Instance
@@ -233,7 +233,7 @@ def test_tokens_of_pages(client: Client, rows: RemoteRowTable) -> None:
 def test_changes_wait_for_others_and_may_be_cancelled_meanwhile(
     client: Client, rows: RemoteRowTable, instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_work, "_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(row_verbs, "_LOCK_SECONDS", 0.05)
     change = {"table": "samples", "changes": [{"insert": [{"name": "a"}]}]}
     with instance.row_table("samples").locks.write():
         ids = [client.jobs.start("row_change", change) for _ in range(2)]

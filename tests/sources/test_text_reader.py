@@ -21,7 +21,7 @@ from dormouse.rows.csv_preview import preview_csv
 from dormouse.sources import text_reader
 from dormouse.sources.data_files import Files
 from dormouse.sources.text_format import TextFormat, TextOptions, text_format
-from dormouse.verbs.row_work import UploadAsked
+from dormouse.verbs.rows import RowUploadRequest
 from tests.support.rows import Column
 from tests.support.writing import open_source
 
@@ -149,7 +149,7 @@ def test_every_door_has_the_options_of_the_one_format() -> None:
     options = set(TextFormat.model_fields)
     assert set(TextOptions.__annotations__) == options
     assert options <= {field.name for field in fields(LoadCsv)}
-    assert options <= set(UploadAsked.model_fields)
+    assert options <= set(RowUploadRequest.model_fields)
     names = {"separator": "delimiter", "null": "null_texts"}
     assert {names.get(name, name) for name in options} <= set(inspect.signature(Files).parameters)
     usual = LoadCsv("x.csv")

@@ -14,7 +14,7 @@ from dormouse.model.schema import Column, Field, Schema, is_as_stored, pairs
 from dormouse.model.table import DELETED_AT, ROW_DELETED, ROW_VERSION, TableProperties, is_keyed, newest_first
 from dormouse.model.types import LONG, TIMESTAMP
 from dormouse.objects.names import PARQUET_SUFFIX
-from dormouse.reading.keyed import layers
+from dormouse.reading.overlaps import layers
 from dormouse.reading.planner import Scan, ways_of
 from dormouse.reading.row_filter import (
     EVERY_ROW,

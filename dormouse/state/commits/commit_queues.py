@@ -38,7 +38,7 @@ from dormouse.state.commits.outcomes import (
     dead_letters,
     settle,
 )
-from dormouse.state.commits.pointers import KEPT_SECONDS_IN_DATABASE, PointerQueue, sweep
+from dormouse.state.commits.pointers import PointerQueue, sweep_bodies
 from dormouse.state.commits.postgres_queue import PostgresQueue, rehome
 from dormouse.state.commits.queue import (
     SECONDS_MIN,
@@ -154,6 +154,7 @@ class CommitQueues:
             # what is seen before it is on disk is told to be pending, by its message in the database
             self._limited = self._limited.hurried()
         self._tables = Tables(supplier)
+        self._direct = DirectCommits(self._tables)
         self._committers: WeakSet[Committer] = WeakSet()
         self._own_wanted = committer
         self._own: threading.Thread | None = None
@@ -235,8 +236,8 @@ class CommitQueues:
     def sweep_bodies(self) -> int:
         """Deletes the bodies of large requests that no message refers to; returns how many."""
         if self._settings.commit_queue_urls:
-            return sweep(self._supplier, self._objects)
-        return sweep(self._supplier, self._objects, kept_seconds=KEPT_SECONDS_IN_DATABASE)
+            return sweep_bodies(self._supplier, self._objects)
+        return sweep_bodies(self._supplier, self._objects, kept_seconds=self._settings.objects_kept_seconds)
 
     def statuses(self, commit_ids: Sequence[str]) -> list[CommitStatus]:
         """The state of each commit, in their order."""
@@ -304,10 +305,6 @@ class CommitQueues:
         ages = {"send": float("inf"), "job": self._settings.commit_queue_age_seconds_max}
         marks = {who: Marks(messages_max, age, seconds_max) for who, age in ages.items()}
         return {who: [Gate(queue.depth, marks[who]) for queue in self.queues] for who in ages}
-
-    @cached_property
-    def _direct(self) -> DirectCommits:
-        return DirectCommits(self._tables)
 
     @cached_property
     def _senders(self) -> list[Together[_Sending, None]]:

@@ -208,13 +208,9 @@ class GarbageCollector:
         self._store.stamp_unreferenced()
         self._refuse(self._store.differences.remembered())
 
-    def free(self, filenames: list[str]) -> list[tuple[str, Exception]]:
+    def free(self, filenames: list[str]) -> list[tuple[str, str]]:
         """Deletes files that nothing refers to, whoever holds them; gives what could not be deleted."""
-        objects = [part for name in filenames for part in (name, name + SKETCHES_SUFFIX)]
-        failed = self._objects.delete(objects)
-        kept = {name.removesuffix(SKETCHES_SUFFIX) for name, _ in failed}
-        self._forget([name for name in filenames if name not in kept])
-        return failed
+        return self._delete(filenames)[1]
 
     def _refuse(self, lost: Sequence[Difference]) -> None:
         if lost:

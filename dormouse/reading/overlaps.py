@@ -1,0 +1,180 @@
+"""Which files of a keyed table may have the same keys, so that of their rows the newest must be told."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dormouse.data.arrow_schema import written_schema
+from dormouse.data.newest import chunks_of, ends_of
+from dormouse.errors import InvalidData, ObjectStoreError
+from dormouse.model.schema import Schema, then_called
+from dormouse.model.table import TableProperties, newest_first, stored_schema
+from dormouse.model.types import DATE, INT, LONG, TIMESTAMP
+from dormouse.objects.store import ObjectStore
+from dormouse.reading.page_reads import KEPT
+from dormouse.reading.planner import Scan, bytes_of
+
+FOOTERS_MAX = 1_000
+"""Files of one query whose footers are read to learn how new their rows are."""
+_THREADS_MAX = 16
+WHOLE_NUMBERS = (INT, LONG, TIMESTAMP, DATE)
+"""Types whose smallest and largest values are exact in a footer, as integers."""
+
+
+# What the footer of a keyed table's file says of its rows' places.
+
+
+class NewestBounds(NamedTuple):
+    """How new the rows of a file are: no row comes before `first` or after `last`.
+
+    Both have a number for each column that tells which row of a key is the newest.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def newest_bounds(store: ObjectStore, name: str, columns: Sequence[str | None]) -> NewestBounds | None:
+    """Returns how new the rows of a file are by columns of `WHOLE_NUMBERS`, as the file calls them.
+
+    Reads a footer once a process. Returns None where a column or its statistics are missing, or the file is.
+    """
+    key = (store.url, name, "newest", *columns)
+    found: NewestBounds | None = KEPT.get(key)
+    if found is None:
+        try:
+            ends = [known for chunks in chunks_of(store, name, columns) if (known := ends_of(chunks))]
+        except (InvalidData, ObjectStoreError):
+            return None
+        if len(ends) < len(columns):
+            return None
+        found = NewestBounds(*(tuple(side) for side in zip(*ends, strict=True)))
+        KEPT.put(key, found, len(name))
+    return found
+
+
+# Files by what must be done to find the newest row of each key.
+
+
+@dataclass(slots=True)
+class Layers:
+    """Files of a keyed table, by what must be done to find the newest row of each key.
+
+    - `alone`: no other file can have a key of the file. Each of its rows is the newest of its key.
+    - `large`: the large files of places that have small files, too. No two of them can have the same key. A
+      row lives if its key is in none of `small`.
+    - `small`: the small files of these places.
+    - `undecided`: those of `large` that may have a newer row than `small` has of the same key.
+    - `together`: files of other places, whose rows must all be compared.
+    """
+
+    alone: list[Scan] = field(default_factory=list)
+    large: list[Scan] = field(default_factory=list)
+    small: list[Scan] = field(default_factory=list)
+    undecided: list[Scan] = field(default_factory=list)
+    together: list[Scan] = field(default_factory=list)
+
+
+def layers(store: ObjectStore, schema: Schema, properties: TableProperties, scans: Iterable[Scan]) -> Layers:
+    """Sorts the files of a keyed table into layers. Reads the footers of those that overlap, once a process.
+
+    A footer that cannot be read, or does not tell, makes a large file `undecided`.
+    """
+    found = Layers()
+    places: list[tuple[list[Scan], list[Scan]]] = []
+    for cluster in clusters(scans):
+        if len(cluster) == 1:
+            found.alone += cluster
+            continue
+        large, small = _by_size(cluster)
+        if any(scan.max_key is None for scan in cluster) or bytes_of(small) > bytes_of(large):
+            found.together += cluster
+        else:
+            places.append((large, small))
+    files = [scan for place in places for part in place for scan in part]
+    bounds = _bounds_of(store, schema, properties, files) if len(files) <= FOOTERS_MAX else {}
+    for large, small in places:
+        found.large += large
+        found.small += small
+        if not _are_older(large, small, bounds):
+            found.undecided += large
+    return found
+
+
+def clusters(scans: Iterable[Scan]) -> Iterator[list[Scan]]:
+    """Scans that may have keys of each other come together; each has its keys once.
+
+    In the order of their keys; those of which the keys are not known are with all others.
+    """
+    listed = list(scans)
+    if any(scan.min_key is None or scan.max_key is None for scan in listed):
+        yield listed
+        return
+    found: list[Scan] = []
+    reached = b""
+    for scan in sorted(listed, key=lambda one: one.min_key or b""):
+        if found and (scan.min_key or b"") > reached:
+            yield found
+            found, reached = [], b""
+        found.append(scan)
+        reached = max(reached, scan.max_key or b"")
+    if found:
+        yield found
+
+
+def overlap(scans: Iterable[Scan]) -> bool:
+    """Whether any two may have a key of each other."""
+    return any(len(found) > 1 for found in clusters(scans))
+
+
+def _by_size(cluster: Sequence[Scan]) -> tuple[list[Scan], list[Scan]]:
+    """The largest files that have no key of each other, and all others."""
+    large: list[Scan] = []
+    small: list[Scan] = []
+    starts: list[bytes] = []
+    for scan in sorted(cluster, key=lambda one: (-(one.byte_count or 0), one.filename)):
+        low, high = scan.min_key or b"", scan.max_key or b""
+        at = bisect_left(starts, low)
+        meets_next = at < len(large) and starts[at] <= high
+        meets_last = at > 0 and (large[at - 1].max_key or b"") >= low
+        if meets_next or meets_last:
+            small.append(scan)
+        else:
+            large.insert(at, scan)
+            starts.insert(at, low)
+    return large, small
+
+
+def _bounds_of(
+    store: ObjectStore, schema: Schema, properties: TableProperties, scans: Sequence[Scan]
+) -> dict[str, NewestBounds]:
+    """Returns how new the rows of files are, for the files that tell it in their footers."""
+    stored, newest_by = stored_schema(schema, properties), newest_first(properties)
+
+    def bounds_of(scan: Scan) -> tuple[str, NewestBounds | None]:
+        written = written_schema(stored, scan.filename)
+        names = [then_called(stored, written, name) for name in newest_by]
+        return scan.filename, newest_bounds(store, scan.filename, names)
+
+    if any(stored.field(name).type not in WHOLE_NUMBERS for name in newest_by):
+        return {}
+    if all(store.local_path(scan.filename) is not None for scan in scans):
+        found = list(map(bounds_of, scans))
+    else:
+        with ThreadPoolExecutor(_THREADS_MAX, "dormouse-footers") as threads:
+            found = list(threads.map(bounds_of, scans))
+    return {name: bounds for name, bounds in found if bounds is not None}
+
+
+def _are_older(large: Iterable[Scan], small: Iterable[Scan], bounds: Mapping[str, NewestBounds]) -> bool:
+    """Returns whether each row of the large files is known to be older than all rows of the small ones."""
+    lasts = [bounds.get(scan.filename) for scan in large]
+    firsts = [bounds.get(scan.filename) for scan in small]
+    known = [one for one in (*lasts, *firsts) if one is not None]
+    return len(known) == len(lasts) + len(firsts) and max(one.last for one in known[: len(lasts)]) < min(
+        one.first for one in known[len(lasts) :]
+    )
